@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from jaxspec import rules
 from jaxspec.core import Distribution, Draft, Keys, Verdict, noise
+from jaxspec.core.checks import at_least
 
 Input = TypeVar("Input")
 Result = TypeVar("Result")
@@ -87,8 +88,7 @@ def speculate(
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, sections 2.3 and 6; several candidates as in
     SpecInfer, arXiv 2305.09781.
     """
-    if candidates < 1:
-        raise ValueError(f"candidates is {candidates}: expected at least 1")
+    at_least(1, candidates=candidates)
     submitted: list[concurrent.futures.Future] = []
     with _threads(executor, candidates + 1, submitted) as pool:
         logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here

@@ -1,9 +1,11 @@
-"""Numbers that users give."""
+"""Numbers and names that users give."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -44,3 +46,38 @@ def number(value: Any, name: str, expected: str) -> float:
     if real and math.isfinite(value):
         return float(value)
     raise ValueError(f"{name} is {value!r}: expected {expected}")
+
+
+def at_least(least: int, **values: int) -> None:
+    """Refuses integers that are less than there must be, by their names.
+
+    >>> at_least(1, heads=3, blocks=0)
+    Traceback (most recent call last):
+    ValueError: blocks is 0: expected at least 1
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} is {value}: expected at least {least}")
+
+
+def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:
+    """Refuses a name that is none of those expected.
+
+    >>> one_of("tanh", "activation", ["relu", "silu"])
+    Traceback (most recent call last):
+    ValueError: activation is 'tanh', expected one of relu, silu
+    """
+    if value not in expected:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(expected)}")
+
+
+def suggest(wanted: str, names: Iterable[str]) -> str:
+    """Ends an error message by offering the nearest of several names.
+
+    >>> suggest("debian-t5-bass", ["debian-t5-base", "gpt-6m"])
+    ": did you mean 'debian-t5-base'?"
+    >>> suggest("elsewhere", ["gpt-6m"])
+    ''
+    """
+    near = difflib.get_close_matches(wanted, sorted(names), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""

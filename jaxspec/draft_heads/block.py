@@ -42,6 +42,7 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core import kv_cache as kv
+from jaxspec.core.checks import one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -99,8 +100,7 @@ class BlockConfig:
             raise ValueError("expected layers with rotary positions and no windows")
         if not self.taps:
             raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
-        if self.markov not in MARKOV:
-            raise ValueError(f"markov is {self.markov!r}, expected one of {', '.join(MARKOV)}")
+        one_of(self.markov, "markov", MARKOV)
         if self.count < 1:
             raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
         if c.dim != self.hidden_size and not (self.own_embedding and self.own_head):
@@ -331,6 +331,17 @@ def head(config: BlockConfig) -> BlockHead:
     )
 
 
+def first_memory(
+    head: BlockHead, params: Params, last: Int[Array, " B"], features: Float[Array, "B L M"]
+) -> Float[Array, "B R"]:
+    """Makes the memory that a block's first token is given: zeros, after the L positions that predict no token."""
+    memory = jnp.zeros((features.shape[0], head.memory), features.dtype)
+    for i in range(features.shape[1]):
+        assert head.correct is not None
+        _, memory = head.correct(params, last, features[:, i], memory)
+    return memory
+
+
 def init(config: BlockConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters."""
     taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)))
@@ -389,10 +400,8 @@ def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
 
         def begin() -> tuple[Array, Array, Array]:
             features = head.block(weights.draft, shared, caches.draft, last, count)
-            lead, memory = features.shape[1] - count, jnp.zeros((last.shape[0], head.memory), features.dtype)
-            for i in range(lead):  # positions that predict no token, which a sequential head reads all the same
-                assert head.correct is not None
-                _, memory = head.correct(weights.draft, last, features[:, i], memory)
+            lead = features.shape[1] - count
+            memory = first_memory(head, weights.draft, last, features[:, :lead])
             return features[:, lead:], head.logits(weights.draft, shared, features[:, lead:]), memory
 
         def logits_at(
@@ -455,9 +464,7 @@ def draft_logits(
     if functions.correct is None:
         return logits, None
     if memory is None:
-        memory = jnp.zeros((hidden.shape[0], functions.memory), hidden.dtype)
-        for i in range(config.lead):
-            _, memory = functions.correct(params, ahead[:, 0], hidden[:, i], memory)
+        memory = first_memory(functions, params, ahead[:, 0], hidden[:, : config.lead])
     added, memory = functions.correct(params, ahead[:, depth], hidden[:, index], memory)
     return logits + added, memory
 
@@ -491,9 +498,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     hidden = table.get("target_hidden_size") or layer.dim
     formats.check_taps(shapes, taps, hidden, target)
     spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
-    own_head, cap = "lm_head.weight" in shapes, options.get("final_logit_softcapping") or None
+    parts, cap = formats.own_parts(shapes), options.get("final_logit_softcapping") or None
     target_cap = getattr(target.config, "logits_cap", None)
-    if not own_head and target_cap is not None:
+    if not parts["own_head"] and target_cap is not None:
         if cap != target_cap or options.get("output_multiplier", 1.0) != 1.0:
             raise formats.FamilyError(f"the target's head caps its logits at {target_cap}, and the drafter's at {cap}")
         cap = None  # the head does so
@@ -507,11 +514,10 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
         markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
         markov=options.get("markov_head_type") or "vanilla",
         draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
-        own_embedding="embed_tokens.weight" in shapes,
-        own_head=own_head,
         embedding_scale=float(options.get("input_embedding_scale", 1.0)),
         logits_scale=float(options.get("output_multiplier", 1.0)),
         logits_cap=cap,
+        **parts,
     )
 
 

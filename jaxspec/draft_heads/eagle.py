@@ -259,11 +259,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
     """Reads the network of a config.json."""
     layer = formats.layer_of(table, shapes)
     formats.check_vocabulary(layer.vocab_size, target)
-    parts = {
-        "own_embedding": "embed_tokens.weight" in shapes,
-        "own_head": "lm_head.weight" in shapes,
-        "fc_bias": "fc.bias" in shapes,
-    }
+    parts = formats.own_parts(shapes) | {"fc_bias": "fc.bias" in shapes}
     if FUSED not in shapes:
         formats.check_shape(shapes, "fc.weight", 0, target.hidden_size, "the width")
         return EagleConfig(layer, target.hidden_size, (), None, **parts)

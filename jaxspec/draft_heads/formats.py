@@ -115,6 +115,12 @@ def part_names(config: Any, draft_vocab: int | None = None) -> dict[str, str]:
     return parts | ({"vocabulary": D2T} if draft_vocab is not None else {})
 
 
+def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:
+    """Tells which parts a drafter has of its own, by its tensors: the options of its configuration."""
+    names = {"own_embedding": "embed_tokens.weight", "own_head": "lm_head.weight"}
+    return {option: f"{prefix}{name}" in shapes for option, name in names.items()}
+
+
 def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
     """Numbers layers as `language_model(config, taps)` does: 0 is the output of the first.
 

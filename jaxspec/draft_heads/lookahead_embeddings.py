@@ -31,6 +31,7 @@ from jaxspec.core import (
     Weights,
     token_rows,
 )
+from jaxspec.core.checks import at_least
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -58,8 +59,7 @@ class LookAheadConfig:
     dtype: str = "float32"
 
     def __post_init__(self):
-        if self.vectors < 1:
-            raise ValueError(f"vectors is {self.vectors}: expected at least 1")
+        at_least(1, vectors=self.vectors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from jaxspec.core import (
     Weights,
     token_rows,
 )
+from jaxspec.core.checks import at_least, one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -86,12 +87,8 @@ class HeadsConfig:
     dtype: str = "float32"
 
     def __post_init__(self):
-        if self.block not in BLOCKS:
-            raise ValueError(f"block is {self.block!r}, expected one of {', '.join(BLOCKS)}")
-        if self.heads < 1:
-            raise ValueError(f"heads is {self.heads}: expected at least 1")
-        if self.blocks < 1:
-            raise ValueError(f"blocks is {self.blocks}: expected at least 1")
+        one_of(self.block, "block", BLOCKS)
+        at_least(1, heads=self.heads, blocks=self.blocks)
         if self.block == "feed_forward" and self.ff_dim < 1:
             raise ValueError(f"ff_dim is {self.ff_dim}: feed-forward blocks need a width of at least 1")
         if self.draft_vocab is not None and not self.own_head:

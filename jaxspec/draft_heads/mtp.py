@@ -255,8 +255,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
         hidden_first=place == MIMO,
         feeds_normed=not nextn,
         zero_first=nextn or place == MIMO,
-        own_embedding=f"{place}embed_tokens.weight" in shapes,
-        own_head=f"{place}lm_head.weight" in shapes,
+        **formats.own_parts(shapes, place),
     )
 
 

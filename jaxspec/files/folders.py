@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import hashlib
 import os
 import shutil
 import time
@@ -19,6 +18,8 @@ from typing import Any
 
 import tomli_w
 from rich import filesize
+
+from jaxspec.files import digests
 
 try:
     import fcntl
@@ -222,7 +223,7 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
 def fingerprints(folder: Path) -> dict[str, list[Any]]:
     """Returns [size in bytes, SHA-256] of every file, by its path in the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, _sha256(path)] for path in files}
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, digests.of_file(path)] for path in files}
 
 
 def ill_formed(files: dict[str, Any]) -> str:
@@ -242,7 +243,7 @@ def damage(folder: Path, files: dict[str, list[Any]]) -> str:
             complaints.append(f"{file} is missing")
         elif (got := path.stat().st_size) != size:
             complaints.append(f"{file} has {got} bytes, expected {size}")
-        elif (got := _sha256(path)) != digest:
+        elif (got := digests.of_file(path)) != digest:
             complaints.append(f"{file} is altered (SHA-256 {got[:12]}..., expected {digest[:12]}...)")
     return some(complaints)
 
@@ -270,8 +271,3 @@ def to_toml(table: dict[str, Any]) -> str:
         return tomli_w.dumps(table)
     except TypeError as error:
         raise ValueError(f"a manifest holds strings, numbers, booleans, lists and tables of these: {error}") from None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from typing import Any
+
+from jaxspec.core.checks import suggest
 
 
 class RecipeError(ValueError):
@@ -21,8 +22,7 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(kind)
     for key in table:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            raise RecipeError(f"{where} has an unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+            raise RecipeError(f"{where} has an unknown key {key!r}{suggest(key, fields)}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if name not in table and required:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Parts
 from jaxspec.core import kv_cache as kv
+from jaxspec.core.checks import one_of
 from jaxspec.nets import rotary, stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, softcap
 from jaxspec.nets.dense import Dense
@@ -104,8 +105,7 @@ class DecoderConfig:
         if any(self.local) and self.window is None:
             raise ValueError("some layers are local, but window is None: expected how many positions they attend to")
         for name, options in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("rope_scaling", rotary.SCALINGS)):
-            if getattr(self, name) not in options:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(options)}")
+            one_of(getattr(self, name), name, options)
 
     def is_local(self, layer: int) -> bool:
         """Tells whether a layer attends to the window only: with (True, False), layers 0, 2, 4, ... do."""

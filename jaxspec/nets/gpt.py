@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Parts
 from jaxspec.core import kv_cache as kv
+from jaxspec.core.checks import one_of
 from jaxspec.nets import stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm
 from jaxspec.nets.dense import Dense
@@ -54,8 +55,7 @@ class GPTConfig:
     end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        one_of(self.activation, "activation", ACTIVATIONS)
 
     @property
     def head_dim(self) -> int:

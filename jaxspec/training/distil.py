@@ -21,7 +21,7 @@ from rich.progress import track
 
 from jaxspec.core import Model, Params, Prompt
 from jaxspec.decode import generate
-from jaxspec.files import json_object, numbered, write_jsonl, write_text
+from jaxspec.files import digests, json_object, numbered, write_jsonl, write_text
 from jaxspec.training.data import Example
 from jaxspec.training.divergences import Divergence, kl
 from jaxspec.training.losses import LossFunction, logits_and_labels, over_real
@@ -150,10 +150,7 @@ def fingerprint(params: Params) -> str:
     >>> fingerprint({"a": jnp.zeros(2)}) == fingerprint({"a": jnp.zeros(2)}) != fingerprint({"a": jnp.ones(2)})
     True
     """
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()[:16]
+    return digests.of_arrays(jax.tree.leaves(params))[:16]
 
 
 def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.core import Model, token_ids
+from jaxspec.core.checks import at_least
 from jaxspec.vocab.remap import NONE, check_model, map_vocabulary
 
 LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise
@@ -56,8 +57,7 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
         check_model(model, "share_vocabulary")
         if model.tokenizer is None:
             raise ValueError(f"{who} ({model.name}) has no tokenizer, which says what its token ids mean")
-    if longest < 1:
-        raise ValueError(f"longest is {longest}: expected at least 1")
+    at_least(1, longest=longest)
     starts = target.lm.start_token, draft.lm.start_token
     if (starts[0] is None) != (starts[1] is None):
         raise ValueError("one of target and drafter is an encoder-decoder, the other is not: both must be of one kind")

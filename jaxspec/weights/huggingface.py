@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import logging
 import re
@@ -24,7 +23,7 @@ from jax.sharding import Mesh
 
 from jaxspec import optional_imports, sharding
 from jaxspec.core import Model, Params
-from jaxspec.files import folders
+from jaxspec.files import digests, folders
 from jaxspec.weights import hf_families, int8, parameters, tensors
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST
@@ -451,12 +450,9 @@ def _without_copies(
     return config, frozenset(copies) - ({HEAD} if not config.tied_head else set())
 
 
-def _digest(x: np.ndarray | Stored) -> tuple[str, Shape, bytes]:
+def _digest(x: np.ndarray | Stored) -> tuple[str, Shape, str]:
     """Returns values that are equal for tensors that are equal bit for bit."""
-    digest = hashlib.sha256()
-    for part in tensors.chunks(x):
-        digest.update(np.ascontiguousarray(x[part]).reshape(-1).view(np.uint8).data)
-    return x.dtype.name, x.shape, digest.digest()
+    return x.dtype.name, x.shape, digests.of_arrays(x[part] for part in tensors.chunks(x))
 
 
 def _check(

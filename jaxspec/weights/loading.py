@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 
 from jaxspec import sharding
 from jaxspec.core import Model
+from jaxspec.core.checks import suggest
 from jaxspec.core.option_names import check_names
 from jaxspec.files import folders
 from jaxspec.nets import net_of
@@ -273,7 +274,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
             "target=...), or as head:NAME on the command line"
         )
     meant = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
-    missing = f"no checkpoint at {source}{meant or orbax.suggest(path.name, names) or '.'}"
+    missing = f"no checkpoint at {source}{meant or suggest(path.name, names) or '.'}"
     if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")
     try:

@@ -10,7 +10,6 @@ at a time (`jaxspec.weights.orbax_arrays`), so that the host never holds a copy 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import shutil
@@ -26,6 +25,7 @@ from jax.sharding import Mesh
 
 from jaxspec import optional_imports, sharding
 from jaxspec.core import Params, token_ids
+from jaxspec.core.checks import suggest
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
@@ -241,18 +241,6 @@ def cast(params: Params, dtype: Any) -> Params:
     {'head/weight': 'bfloat16', 'norm/scale': 'float32'}
     """
     return jax.tree_util.tree_map_with_path(lambda path, x: int8.as_dtype(path, x, dtype), params)
-
-
-def suggest(wanted: str, names: Iterable[str]) -> str:
-    """Ends an error message by offering the nearest of several names.
-
-    >>> suggest("debian-t5-bass", ["debian-t5-base", "gpt-6m"])
-    ": did you mean 'debian-t5-base'?"
-    >>> suggest("elsewhere", ["gpt-6m"])
-    ''
-    """
-    near = difflib.get_close_matches(wanted, sorted(names), n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
 
 
 def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
