@@ -324,5 +324,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
+def holm_adjust(pvalues: Sequence[float]) -> list[float]:
+    """Returns Holm's p-values: rejecting below a level errs, over all tests together, no more often than the level.
+
+    The smallest of m is multiplied by m, the next one by m - 1, and so on; none is below one before it. No test need be
+    independent of another.
+
+    >>> [round(p, 3) for p in holm_adjust([0.02, 0.001, 0.9])]
+    [0.04, 0.003, 0.9]
+
+    Reference: Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    order = np.argsort(pvalues, kind="stable")
+    count = len(order)
+    raised = np.asarray(pvalues, np.float64)[order] * (count - np.arange(count))
+    adjusted = np.empty(count)
+    adjusted[order] = np.minimum(np.maximum.accumulate(raised), 1.0)
+    return adjusted.tolist()
+
+
 if __name__ == "__main__":
     main()

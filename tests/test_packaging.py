@@ -47,7 +47,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "draft_heads": DECODING | {"nets", "vocab", "weights", "sharding", "files"},
     "training": DECODING | MODELS | {"sharding", "files", "progress", "front door", "optional_imports"},
     "front door": DECODING | MODELS | {"speculative_execution", "sharding"},  # see `FRONT_DOORS`
-    "analysis": DECODING | MODELS | {"sharding", "testing", "progress", "front door"},
+    "analysis": DECODING | MODELS | {"sharding", "files", "testing", "progress", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door", "files", "progress"},
     "__main__": {"cli"},
 }

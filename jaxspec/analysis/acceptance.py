@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import drafters, sampling
+from jaxspec import sampling
 from jaxspec.analysis.statistics import Ratio
 from jaxspec.core import (
     BoundDrafter,
@@ -50,7 +50,7 @@ class Acceptance(NamedTuple):
     >>> measured = Acceptance(overlaps, np.array([4, 2, 2]))
     >>> measured.alpha, round(measured.stderr, 3), measured.positions
     (0.6875, 0.072, 8)
-    >>> [round(end, 3) for end in measured.interval], [round(each.value, 2) for each in measured.by_position]
+    >>> [round(end, 3) for end in measured.interval], [round(rate.value, 2) for rate in measured.by_position]
     ([0.379, 0.996], [0.67, 0.67, 0.5, 1.0])
     """
 
@@ -59,7 +59,7 @@ class Acceptance(NamedTuple):
 
     @property
     def rate(self) -> Ratio:
-        """Alpha and its error: rows are independent, positions in one are not."""
+        """Alpha and its error: rows are independent, the positions of a row are not."""
         return Ratio(self.overlaps.sum(axis=1), self.counts, probability=True)
 
     alpha = property(lambda self: self.rate.value, doc="The mean over all positions: 5.5 of 8 is 0.6875.")
@@ -70,16 +70,16 @@ class Acceptance(NamedTuple):
     def by_position(self) -> list[Ratio]:
         """Alpha at each position of the text, over the rows that reach it."""
         reached = [self.overlaps[self.counts > t, t] for t in range(int(self.counts.max(initial=0)))]
-        return [Ratio(some, np.ones(len(some)), probability=True) for some in reached]
+        return [Ratio(overlaps, np.ones(len(overlaps)), probability=True) for overlaps in reached]
 
     @property
     def positions(self) -> int:
-        """Positions measured, over all rows."""
+        """The number of measured positions, over all rows."""
         return int(self.counts.sum())
 
 
 class ConditionalAcceptance(NamedTuple):
-    """How often draft tokens were accepted that were tested: those before them were, and the text had not ended.
+    """The share of the tested draft tokens that was accepted; tested: those before were accepted, the text goes on.
 
     Nothing after a round's first rejection is tested, so of the later draft tokens only those of the better rounds
     are here.
@@ -90,8 +90,8 @@ class ConditionalAcceptance(NamedTuple):
 
     Two texts with two draft tokens a round. In the first 2 of 2 are accepted, then none; in the second the first of 2:
 
-    >>> found = ConditionalAcceptance(accepted=np.array([[1, 1], [1, 0]]), tested=np.array([[2, 1], [1, 1]]))
-    >>> found.overall.value, [round(each.value, 2) for each in found.by_draft_token]
+    >>> rates = ConditionalAcceptance(accepted=np.array([[1, 1], [1, 0]]), tested=np.array([[2, 1], [1, 1]]))
+    >>> rates.overall.value, [round(rate.value, 2) for rate in rates.by_draft_token]
     (0.6, [0.67, 0.5])
     """
 
@@ -105,17 +105,17 @@ class ConditionalAcceptance(NamedTuple):
 
     @property
     def by_draft_token(self) -> list[Ratio]:
-        """How often a round's first draft token is accepted, the second if the first was, ...; NaN if never tested."""
+        """The rates of a round's first draft token, of the second if the first was accepted, ...; NaN if untested."""
         places = zip(self.accepted.T, self.tested.T, strict=True)
         return [Ratio(accepted, tested, probability=True) for accepted, tested in places]
 
     def first(self, rows: int) -> ConditionalAcceptance:
-        """Of the first rows alone: those after may be of the same prompts, and intervals want independent texts."""
+        """Takes the first rows alone: those after may be of the same prompts, and intervals want independent texts."""
         return ConditionalAcceptance(self.accepted[:rows], self.tested[:rows])
 
 
 class Text(NamedTuple):
-    """What the target generates from some rows of a generation.
+    """The target's own text from some rows of a generation.
 
     Attributes:
         part: the rows.
@@ -129,7 +129,7 @@ class Text(NamedTuple):
 
     @property
     def real(self) -> Bool[np.ndarray, "B N"]:
-        """Which entries are tokens of the text, and not padding."""
+        """True at tokens of the text, False at padding."""
         return np.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
 
 
@@ -151,7 +151,7 @@ def measure(
         advance: called with the number of rows done, for a progress bar.
 
     Raises:
-        TypeError: the drafter is no Model: others have no distribution at positions where they were not asked.
+        TypeError: the drafter is no Model: others have no distribution at positions where they did not draft.
         ValueError: batch < 1.
 
     Example:
@@ -165,19 +165,16 @@ def measure(
     """
     overlaps, counts = [], []
     for text in texts(prepared, batch):
-        shared = _overlaps(text) * text.real
-        unused = (
-            0,
-            int(np.max(prepared.request.max_new_tokens)) - shared.shape[1],
-        )  # a batch is as wide as its longest text
-        overlaps.append(np.pad(shared, ((0, 0), unused))[: text.part.real])
+        overlap = _overlaps(text) * text.real  # a batch is as wide as its longest text
+        padding = (0, int(np.max(prepared.request.max_new_tokens)) - overlap.shape[1])
+        overlaps.append(np.pad(overlap, ((0, 0), padding))[: text.part.real])
         counts.append(text.lengths[: text.part.real])
         advance(text.part.real)
     return Acceptance(np.concatenate(overlaps), np.concatenate(counts))
 
 
 def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[Text]:
-    """What the target, decoding plainly, generates from a generation's prompts, in batches of one shape."""
+    """Yields the text that the target, decoding plainly, generates from a generation's prompts, in equal batches."""
     drafting_model(prepared)
     for part in batches.in_batches(prepared, batch):
         out = complete(part.prepared.plain())
@@ -185,12 +182,12 @@ def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[Text]:
 
 
 def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
-    """sum_x min(p(x), q(x)) at every position of a text; what is past its end has no meaning."""
-    prepared = text.part.prepared
-    models, rule = (prepared.target.lm, drafting_model(prepared).lm), prepared.options["rule"]
+    """Computes sum_x min(p(x), q(x)) at every position of a text; entries past its end have no meaning."""
+    prepared, rule = text.part.prepared, text.part.prepared.options["rule"]
     log_lenience = jnp.log(jnp.float32(1.0 if rule is None or rule.lenience is None else rule.lenience))
-    arguments = prepared.weights, prepared.request, prepared.prompt, text.tokens, log_lenience
-    return np.asarray(_overlap(*models, prepared.sampler, *arguments), np.float64)
+    lms = prepared.target.lm, drafting_model(prepared).lm
+    traced = prepared.weights, prepared.request, prepared.prompt, text.tokens, log_lenience
+    return np.asarray(_overlap(*lms, prepared.sampler, *traced), np.float64)
 
 
 @programs.jit(static_argnames=("target", "draft", "sampler"))
@@ -206,38 +203,36 @@ def _overlap(
 ) -> Float[Array, "B N"]:
     """Computes sum_x min(p(x) / l, q(x)) of the two distributions of each new token; 0 or 1 if greedy."""
     row, new = decoder_prompt(target, prompt), tokens.shape[1]
+    # Position t of the text sees the new tokens before it: a strictly lower triangle [1, N, N - 1].
     prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
-    own = request.sampling_params if request.draft_sampling_params is None else request.draft_sampling_params
+    draft_params = request.draft_sampling_params
+    draft_params = request.sampling_params if draft_params is None else draft_params
     draft_logits = sampling.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
-    p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), prefix)
-    q = sampler(own, draft_logits, prefix)
-    if p.log_probs is None or q.log_probs is None:
+    p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), prefix)  # [B, N, V]
+    q = sampler(draft_params, draft_logits, prefix)
+    if p.log_probs is None or q.log_probs is None:  # greedy: point masses
         assert p.logits is not None and q.tokens is not None
         drafted = jnp.take_along_axis(p.logits, q.tokens[..., None], axis=-1)[..., 0]
-        near = drafted >= jnp.max(p.logits, axis=-1) + log_lenience
-        return jnp.where(log_lenience < 0, near, p.tokens == q.tokens).astype(jnp.float32)
+        is_near = drafted >= jnp.max(p.logits, axis=-1) + log_lenience
+        return jnp.where(log_lenience < 0, is_near, p.tokens == q.tokens).astype(jnp.float32)
     return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs - log_lenience, q.log_probs)), axis=-1), 1.0)
 
 
 def drafting_model(prepared: Prepared) -> Model:
-    """The model that a generation samples its draft tokens from.
+    """Returns the model that a generation was given as its drafter.
 
     Raises:
         TypeError: its drafter is something else, whose distribution is not known everywhere.
     """
-    if prepared.drafter is not None and len(prepared.drafter.models) == 1:
-        (model,) = prepared.drafter.models
-        if prepared.drafter.functions in [
-            drafters.model(model, coupled=coupled).functions for coupled in (False, True)
-        ]:
-            return model
-    given = prepared.options["drafter"]
-    kind = "no model" if isinstance(given, BoundDrafter) else f"of type {type(given).__name__}"
+    drafter = prepared.options["drafter"]
+    if isinstance(drafter, Model) and prepared.drafter is not None:
+        return prepared.drafter.models[0]  # which may share the target's encoder
+    kind = "no model" if isinstance(drafter, BoundDrafter) else f"of type {type(drafter).__name__}"
     raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
 
 
 def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
-    """What became of the draft tokens of a run that were tested, in the order of their rounds.
+    """Counts the draft tokens of a run that were tested, and of these the accepted ones, by their place in the round.
 
     Accepted over drafted (`Stats.acceptance_rate`) is less, since it counts draft tokens after a rejection as well. At
     gamma = 1 this estimates alpha; beyond, it differs from alpha where right draft tokens cluster. Of rules that judge
@@ -251,8 +246,8 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
         >>> import jax
         >>> from jaxspec.testing import prepared_table
         >>> out = complete(prepared_table(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0)))
-        >>> found = conditional(out.trace)
-        >>> int(found.accepted.sum()) == int(out.stats.accepted.sum()), len(found.by_draft_token)
+        >>> rates = conditional(out.trace)
+        >>> int(rates.accepted.sum()) == int(out.stats.accepted.sum()), len(rates.by_draft_token)
         (True, 3)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
@@ -261,17 +256,17 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
     for trace in traces:
         place, committed = np.arange(trace.draft.shape[2]), np.asarray(trace.num_committed)
         # A round commits what was accepted and one token more, unless it is cut: what is after its end is not text.
-        for found, counts in ((accepted, trace.num_accepted), (tested, trace.num_tested)):
-            found.append((place < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
+        for rows, counts in ((accepted, trace.num_accepted), (tested, trace.num_tested)):  # counts [rows, rounds]
+            rows.append((place < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
     return ConditionalAcceptance(np.concatenate(accepted), np.concatenate(tested))
 
 
 def teacher_forced(
     lm: LanguageModel, params: Params, prompt: Prompt, tokens: Int[Array, "B N"]
 ) -> Float[Array, "B N V"]:
-    """Logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
-    known = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one
-    prompt, tokens = prompt._replace(tokens=jnp.minimum(prompt.tokens, known)), jnp.minimum(tokens, known)
+    """Computes the logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
+    last_id = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one
+    prompt, tokens = prompt._replace(tokens=jnp.minimum(prompt.tokens, last_id)), jnp.minimum(tokens, last_id)
     first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + tokens.shape[1])
     if tokens.shape[1] == 1:
         return first.logits
@@ -280,9 +275,9 @@ def teacher_forced(
 
 
 def accepted_after(prepared: Prepared, batch: int = BATCH) -> Int[np.ndarray, "B N"]:
-    """How many draft tokens in a row are accepted, greedily, in a round that begins after each token of the text.
+    """Counts the draft tokens in a row that a greedy round accepts which begins after each token of the text.
 
-    What `policies.oracle` needs: no draft-length policy can gain more.
+    `policies.oracle` needs these: no draft-length policy can gain more.
 
     Args:
         prepared: of a target and a model that drafts, at temperature 0.
@@ -298,7 +293,7 @@ def accepted_after(prepared: Prepared, batch: int = BATCH) -> Int[np.ndarray, "B
 
 
 def run_lengths(same: Bool[np.ndarray, "B N"]) -> Int[np.ndarray, "B N"]:
-    """How many entries after each are true without a gap.
+    """Counts the entries after each that are true without a gap.
 
     >>> run_lengths(np.array([[True, True, False, True]])).tolist()
     [[1, 0, 1, 0]]

@@ -1,4 +1,4 @@
-"""What passes cost, in one-token passes of the target: c is the drafter's one-token pass, v the verify pass.
+"""The costs of passes, in one-token passes of the target: c is the drafter's one-token pass, v the verify pass.
 
 Shapes: B batch, T step.
 """
@@ -39,7 +39,7 @@ from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling import match_vocab
 
-REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
+REPEATS = 25  # timings of each pass: plans and policies are no better than these numbers
 WARMUP = 4  # passes, to learn how long one takes
 MIN_SECONDS = 0.03  # of each timed loop: the shorter, the more alike is the machine's other work for those compared
 
@@ -72,12 +72,12 @@ class Cost(NamedTuple):
 
     @property
     def c_each(self) -> np.ndarray:
-        """draft / target, repeat by repeat (neighbours in time share the load): 1.2 / 12 is 0.1."""
+        """The ratio draft / target, repeat by repeat (neighbours in time share the load): 1.2 / 12 is 0.1."""
         return self.draft / self.target
 
     @property
     def v_each(self) -> np.ndarray:
-        """verify / target, repeat by repeat: 14.4 / 12 is 1.2."""
+        """The ratio verify / target, repeat by repeat: 14.4 / 12 is 1.2."""
         return self.verify / self.target
 
 
@@ -107,8 +107,7 @@ def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = N
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
-    (found,) = measure_all(prepared, (prepared.decoder.gamma,), repeats=repeats, inner=inner)
-    return found
+    return measure_all(prepared, (prepared.decoder.gamma,), repeats=repeats, inner=inner)[0]
 
 
 def measure_all(
@@ -119,7 +118,7 @@ def measure_all(
     inner: int | None = None,
     advance: Callable[[int], object] = lambda gamma: None,
 ) -> list[Cost]:
-    """As `measure`, for several gammas, whose passes are all interleaved: they are compared with each other.
+    """Measures costs as `measure` does, for several gammas, whose passes are all interleaved, to be compared.
 
     Args:
         gammas: draft tokens a round.
@@ -136,16 +135,14 @@ def measure_all(
     if min(gammas) < 0:
         raise ValueError(f"gamma is {min(gammas)}: expected 0 or more draft tokens a round")
     headroom, sampled = token_rows.headroom(prepared.max_new_tokens, max(gammas)), prepared.is_sampled
-    big = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
-    small = timed_loops(draft, prepared.prompt, headroom, inner, sampled)
-    loops = [big(1), small(1)]
+    target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
+    loops = [target_loop(1), timed_loops(draft, prepared.prompt, headroom, inner, sampled)(1)]
     for gamma in gammas:
-        loops.append(big(gamma + 1))
+        loops.append(target_loop(gamma + 1))
         advance(gamma)
-    seconds = interleave([loop.call for loop in loops], repeats)
-    one, each, *verify = seconds / np.array([[loop.passes] for loop in loops]) * 1e3
+    target_ms, draft_ms, *verify_ms = 1e3 * seconds_per_pass(loops, repeats)
     batch = len(prepared.prompt.length)
-    return [Cost(gamma, batch, one, some, each) for gamma, some in zip(gammas, verify, strict=True)]
+    return [Cost(gamma, batch, target_ms, ms, draft_ms) for gamma, ms in zip(gammas, verify_ms, strict=True)]
 
 
 class PolicyCosts(NamedTuple):
@@ -161,69 +158,67 @@ class PolicyCosts(NamedTuple):
 
 
 def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
-    """c and v of `policies.adaptive` for a generation.
+    """Measures c and v of `policies.adaptive` for a generation.
 
-    c is that of the model that drafts; of several (a cascade), of the target's own layers and of networks that read its
-    hidden states, that of a draft over its tokens; 0 for look-ups, whose search is a part of v, from one draft token
-    on. v is that of the whole target; a target that drafts with its own layers spares some of it.
+    c is that of the model that drafts; of several models (a cascade), of the target's own layers and of networks that
+    read its hidden states, that of a whole draft over its tokens; 0 for look-ups, whose search is a part of v, from one
+    draft token on. v is that of the whole target; a target that drafts with its own layers spares some of it.
 
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma.
+        repeats, inner: as `measure` takes them.
 
     Example:
         >>> from jaxspec.testing import prepared_table
-        >>> found = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
-        >>> found.c > 0, found.v.shape, float(found.v[0]), bool(found.v[2] == found.v[3])
+        >>> costs = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
+        >>> costs.c > 0, costs.v.shape, float(costs.v[0]), bool(costs.v[2] == costs.v[3])
         (True, (5,), 1.0, True)
     """
-    gamma, whole = prepared.decoder.gamma, drafts_as_a_whole(prepared)
-    model = None if whole else paid_model(prepared)
-    own = prepared.replace(drafter=model or prepared.target, policy=None)
-    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
-    v = monotone_costs(gamma, {one.gamma: one.v for one in found})
-    if whole:
+    gamma, model = prepared.decoder.gamma, paid_model(prepared)
+    pair = prepared.replace(drafter=model or prepared.target, policy=None)
+    costs = measure_all(pair, measured_drafts(gamma), repeats=repeats, inner=inner)
+    v = monotone_costs(gamma, {cost.gamma: cost.v for cost in costs})
+    if drafts_as_a_whole(prepared):
         return PolicyCosts(draft_cost(prepared, repeats, inner) / gamma, v)
     v[1:] += search_cost(prepared, repeats=repeats, inner=inner)
-    return PolicyCosts(found[0].c if model else 0.0, v)
+    return PolicyCosts(costs[0].c if model else 0.0, v)
 
 
 def drafts_as_a_whole(prepared: Prepared) -> bool:
-    """Whether draft tokens cost something that is no model's pass: several models', layers of the target, a head."""
-    if prepared.drafter is None or not isinstance(prepared.drafter.functions, Drafter):
-        return False
-    nested = prepared.drafter.functions.nested and bool(prepared.drafter.models)
-    return nested or len(prepared.drafter.models) > 1 or prepared.drafter.target is not None
+    """Tells whether drafts are timed whole: they cost passes of several models, the target's layers, or a head."""
+    bound = prepared.drafter
+    return bound is not None and (len(bound.models) > 1 or bound.target is not None)
+
+
+def paid_model(prepared: Prepared) -> Model | None:
+    """Returns the one model whose passes are what draft tokens cost; None if drafts are timed whole, or looked up."""
+    bound = prepared.drafter
+    return None if bound is None or not bound.models or drafts_as_a_whole(prepared) else bound.models[0]
 
 
 def draft_cost(prepared: Prepared, repeats: int, inner: int | None = None) -> float:
-    """Measures what a whole draft costs, with the draws of its tokens where they are drawn, in passes of the target.
+    """Measures the cost of a whole draft, with the draws of its tokens where they are drawn, in passes of the target.
 
     Args:
         prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the
             generation samples.
-        repeats, inner: as of `measure`.
+        repeats, inner: as `measure` takes them.
     """
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-    target = timed_loops(prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled)(1)
-    loops = [target, draft_loop(prepared, headroom, inner)]
-    seconds = interleave([loop.call for loop in loops], repeats) / np.array([[loop.passes] for loop in loops])
-    return float(np.median(seconds[1] / seconds[0]))
+    target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled)(1)
+    target, draft = seconds_per_pass([target_loop, draft_loop(prepared, headroom, inner)], repeats)
+    return float(np.median(draft / target))
 
 
 def search_cost(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> float:
-    """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
+    """Measures the search for a round's draft tokens, in passes of the target; 0 where they are not looked up."""
     if paid_model(prepared) is not None or drafts_as_a_whole(prepared):
         return 0.0
     return draft_cost(prepared, repeats, inner)  # a look-up draws nothing
 
 
-def paid_model(prepared: Prepared) -> Model | None:
-    """The model whose passes draft tokens cost; of several the last, which drafts where the others have nothing."""
-    return prepared.drafter.models[-1] if prepared.drafter is not None and prepared.drafter.models else None
-
-
 def measured_drafts(gamma: int) -> tuple[int, ...]:
-    """How many draft tokens the passes of a policy can judge that makes `gamma` at most, but for none.
+    """Lists the numbers of draft tokens, 0 left out, that the passes of a policy of at most `gamma` can judge.
 
     >>> measured_drafts(7), measured_drafts(5)
     ((1, 3, 7), (1, 3, 5))
@@ -232,7 +227,7 @@ def measured_drafts(gamma: int) -> tuple[int, ...]:
 
 
 def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
-    """What judging 0, 1, .. gamma draft tokens costs a policy, in one-token passes [gamma + 1]: never falling.
+    """Returns the cost of judging 0, 1, .. gamma draft tokens, in one-token passes [gamma + 1]: never falling.
 
     Args:
         gamma: most draft tokens.
@@ -256,23 +251,23 @@ def passes(
     inner: Int[Array, ""],
     keys: Keys | None = None,
 ) -> tuple[Int[Array, "B T"], Cache]:
-    """`inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
+    """Makes `inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
 
-    With keys, one per row, the argmax is of the distributions plus the noise of one position: what a draw takes, or a
-    rule that looks at T distributions and draws one token. The number of passes is traced, so that to the compiler,
-    too, this is a loop. The cache given is consumed.
+    With keys, one per row, the argmax is of the distributions plus the noise of one position: as much as a draw takes,
+    or a rule that looks at T distributions and draws one token. The number of passes is traced, so that to the
+    compiler, too, this is a loop. The cache is consumed.
     """
 
-    def one(index, carry):
+    def one_pass(index, carry):
         tokens, cache = carry
         forward, cache = lm.extend(params, cache, tokens)
-        values = forward.logits
+        values = forward.logits  # [B, T, V]
         if keys is not None:
-            here = noise.at(keys, jnp.full_like(length, index), noise.Purpose.TOKEN)
-            values = jax.nn.log_softmax(values) + noise.gumbel(here, lm.vocab_size)[:, None]
+            position_keys = noise.at(keys, jnp.full_like(length, index), noise.Purpose.TOKEN)
+            values = jax.nn.log_softmax(values) + noise.gumbel(position_keys, lm.vocab_size)[:, None]
         return noise.first_largest(values), lm.rewind(cache, length)
 
-    return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
+    return jax.lax.fori_loop(0, inner, one_pass, (tokens, lm.rewind(cache, length)))
 
 
 @programs.jit(static_argnames=("drafter", "target", "gamma", "sampled"), donate_argnames=("caches",))
@@ -291,7 +286,7 @@ def drafts(
 
     Args:
         gamma, sampled: of each draft; sampled tokens are drawn at temperature 1.
-        verified: zeros, in place of what the target finds at every fed token, but for the logits.
+        verified: zeros, in place of the target's outputs at every fed token; logits are those of the first token.
     """
 
     def to_distribution(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
@@ -302,6 +297,7 @@ def drafts(
 
     keys = noise.row_keys(jax.random.key(0), row.length.shape[0])
     limit = jnp.full_like(row.length, gamma)
+    # A tree's first gamma nodes stand for its accepted path: which entries of caches move does not change the time.
     first_path = jnp.broadcast_to(jnp.arange(gamma, dtype=jnp.int32), (*row.length.shape, gamma))
 
     def draft_once(_, carry: tuple[Caches, Prompt]) -> tuple[Caches, Prompt]:
@@ -328,10 +324,10 @@ class TimedLoop(NamedTuple):
 def timed_loops(
     model: Model, prompt: Prompt, headroom: int, inner: int | None, sampled: bool
 ) -> Callable[[int], TimedLoop]:
-    """Number of tokens -> the loop of passes over so many; all of them share a cache, and are warm.
+    """Returns a function from a number of tokens to a warm loop of passes over so many; all loops share a cache.
 
     Args:
-        model, prompt, headroom: what reads, and how much there is to read.
+        model, prompt, headroom: the model, the prompt that is in its cache, and the room that is left beside it.
         inner: passes of a loop; as many as take `MIN_SECONDS` if None.
         sampled: whether each pass also draws a token.
     """
@@ -341,7 +337,7 @@ def timed_loops(
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
-    def over(step: int) -> TimedLoop:
+    def loop_over(step: int) -> TimedLoop:
         tokens = jnp.repeat(first, step, axis=1)
 
         def call(count: int) -> None:
@@ -351,11 +347,16 @@ def timed_loops(
 
         return _counted(call, inner)
 
-    return over
+    return loop_over
+
+
+def seconds_per_pass(loops: Sequence[TimedLoop], repeats: int) -> Float[np.ndarray, "loops repeats"]:
+    """Times loops, interleaved, and divides by their passes."""
+    return interleave([loop.call for loop in loops], repeats) / np.array([[loop.passes] for loop in loops])
 
 
 def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoop:
-    """A loop of whole drafts by a generation's drafter, warm.
+    """Makes a warm loop of whole drafts by a generation's drafter.
 
     Args:
         prepared: with a drafter.
@@ -391,16 +392,12 @@ def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoo
 
 
 def _counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
-    """Compiles and warms up a call that makes so many passes, and settles on how many."""
+    """Compiles and warms up a call of a number of passes, and settles on as many as take `MIN_SECONDS`."""
     call(inner or WARMUP)
-    count = inner or _count_for(functools.partial(call, WARMUP))
-    return TimedLoop(functools.partial(call, count), count)
-
-
-def _count_for(call: Callable[[], object]) -> int:
-    """How many passes take `MIN_SECONDS`, of a call that makes `WARMUP` of them."""
-    each = float(np.median(interleave([call], 3))) / WARMUP
-    return int(np.clip(round(MIN_SECONDS / each), 1, 1000))
+    if inner is None:
+        seconds = float(np.median(interleave([functools.partial(call, WARMUP)], 3))) / WARMUP
+        inner = int(np.clip(round(MIN_SECONDS / seconds), 1, 1000))
+    return TimedLoop(functools.partial(call, inner), inner)
 
 
 @programs.jit(static_argnames=("lm", "capacity"))

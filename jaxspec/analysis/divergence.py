@@ -1,8 +1,8 @@
-"""How often a draft token is accepted, from the two distributions alone: the paper's section 3.2, appendices A.2, A.5.
+"""Acceptance rates from the two distributions alone: the paper's section 3.2, appendices A.2, A.5.
 
 Functions of probabilities [..., vocabulary] that broadcast, computed in float64: p is the target's distribution and q
-the drafter's, both as they are sampled from (after temperature and truncation). What is no distribution, or of another
-vocabulary, is a ValueError.
+the drafter's, both as they are sampled from (after temperature and truncation). An array that is no distribution, or is
+of another vocabulary, is a ValueError.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
 """
@@ -12,13 +12,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-SUM_ERROR = 1e-3  # what a distribution's sum may be off by: bfloat16 probabilities, not logits
+SUM_ERROR = 1e-3  # a distribution's sum may be off by this: bfloat16 probabilities, not logits
 
 
 def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-    """The divergence of Definition 3.2: sum_x |p(x) - (p(x) + q(x)) / 2|, 0 for equal and 1 for disjoint distributions.
+    """Computes the divergence of Definition 3.2: sum_x |p(x) - (p(x) + q(x)) / 2|.
 
-    It is symmetric, and equals 1 - sum_x min(p(x), q(x)) (Lemma 3.3): half of the L1 distance.
+    It is 0 for equal and 1 for disjoint distributions, symmetric, and equals 1 - sum_x min(p(x), q(x)) (Lemma 3.3):
+    half of the L1 distance.
 
     Example:
         >>> float(d_lk([0.5, 0.5, 0.0], [0.25, 0.25, 0.5]))
@@ -29,7 +30,7 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 
 
 def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
-    """Probability that a draft token drawn from q is accepted: sum_x min(p(x) / l, q(x)), Theorem 3.5 (l = 1) and A.5.
+    """Computes how probably a draft token from q is accepted: sum_x min(p(x) / l, q(x)), Theorem 3.5 (l = 1) and A.5.
 
     Args:
         p, q: distributions of target and drafter [..., vocabulary].
@@ -52,7 +53,7 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
 
 
 def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
-    """The acceptance rate E[sum_x min(p(x) / l, q(x))], Corollary 3.6: the mean of `beta` over all positions.
+    """Computes the acceptance rate E[sum_x min(p(x) / l, q(x))], Corollary 3.6: the mean of `beta` over all positions.
 
     Args, Raises: as `beta`. Positions are those of text that the target generates;
     `jaxspec.analysis.acceptance` measures this for a pair of models.
@@ -65,11 +66,11 @@ def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
 
 
 def beta_of_candidates(p: ArrayLike, q: ArrayLike, count: int) -> np.ndarray:
-    """Probability that one of the first 1, 2, ... K independent draws from q is accepted, as siblings of a token tree.
+    """Computes how probably one of the first 1, 2, ... K independent draws from q is accepted, as siblings in a tree.
 
     So `rules.rejection` judges them: the first is accepted with probability sum_x min(p(x), q(x)); if it is not, the
-    next one is judged by what has become of p, norm(max(0, p - q)), and so on. What p becomes does not depend on the
-    draft tokens, so nothing is sampled here.
+    next one is judged by the residual, norm(max(0, p - q)), in place of p, and so on. The residual does not depend on
+    the draft tokens, so nothing is sampled.
 
     Args:
         p, q: distributions of target and drafter [..., vocabulary].
@@ -90,16 +91,16 @@ def beta_of_candidates(p: ArrayLike, q: ArrayLike, count: int) -> np.ndarray:
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1 candidate")
     p, q = _distributions(p, q)
-    missed, found = np.ones(p.shape[:-1]), []
+    all_rejected, any_accepted = np.ones(p.shape[:-1]), []
     for _ in range(count):
-        missed = missed * (1 - np.minimum(np.minimum(p, q).sum(axis=-1), 1.0))
-        found.append(1 - missed)
+        all_rejected = all_rejected * (1 - np.minimum(np.minimum(p, q).sum(axis=-1), 1.0))
+        any_accepted.append(1 - all_rejected)
         p = residual(p, q)
-    return np.stack(found, axis=-1)
+    return np.stack(any_accepted, axis=-1)
 
 
 def classical_rejection(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-    """Probability that classical rejection sampling accepts a draft token: min_x q(x) / p(x) where p(x) > 0 (A.2).
+    """Computes how probably classical rejection sampling accepts a draft token: min_x q(x) / p(x), p(x) > 0 (A.2).
 
     Never more than `beta`, and 0 as soon as the drafter excludes one token that the target may generate.
 
@@ -112,7 +113,7 @@ def classical_rejection(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 
 
 def residual(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-    """What a rejected draft token is replaced from, section 2.3: norm(max(0, p - q)); p itself where they are equal.
+    """Computes the distribution that replaces a rejected draft token, section 2.3: norm(max(0, p - q)); p if p = q.
 
     Example:
         >>> residual([0.5, 0.5, 0.0], [0.25, 0.5, 0.25]).tolist()
@@ -125,7 +126,7 @@ def residual(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays of one shape, once they are distributions over one vocabulary."""
+    """Returns both as arrays of one shape, once they are distributions over one vocabulary."""
     distributions = np.asarray(p, np.float64), np.asarray(q, np.float64)
     for name, distribution in zip("pq", distributions, strict=True):
         sums_to_one = distribution.ndim > 0 and np.all(np.abs(distribution.sum(axis=-1) - 1) <= SUM_ERROR)

@@ -1,4 +1,4 @@
-"""What a number was measured on and with: machine, versions, command."""
+"""The machine, the versions and the command of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jax
 
 
 class Environment(NamedTuple):
-    """Goes with every number that is reported.
+    """The machine, versions and command that go with every number that is reported.
 
     Attributes:
         jaxspec, jax, jaxlib, python: versions.
@@ -53,7 +53,7 @@ class Environment(NamedTuple):
 
 
 def current() -> Environment:
-    """Of this process, now."""
+    """Describes this process, as it is now."""
     import jaxspec
 
     device = jax.devices()[0]
@@ -78,26 +78,27 @@ def current() -> Environment:
     )
 
 
-def line(about: Environment) -> str:
-    """The machine and the versions, for a screen: 'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 · jaxspec 0.1.0'."""
-    machine = about.cpu
-    if about.device != "cpu":
-        machine = about.device if about.devices == 1 else f"{about.devices} × {about.device}"
-    cpus = "1 CPU" if about.cpus == 1 else f"{about.cpus} CPUs"
-    return f"{machine}, {cpus} · jax {about.jax}, jaxlib {about.jaxlib} · jaxspec {about.jaxspec}"
+def line(environment: Environment) -> str:
+    """Names the machine and the versions, for a screen: 'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 · jaxspec 0.1.0'."""
+    machine = environment.cpu
+    if environment.device != "cpu":
+        machine = f"{environment.devices} × {environment.device}" if environment.devices > 1 else environment.device
+    cpus = "1 CPU" if environment.cpus == 1 else f"{environment.cpus} CPUs"
+    versions = f"jax {environment.jax}, jaxlib {environment.jaxlib} · jaxspec {environment.jaxspec}"
+    return f"{machine}, {cpus} · {versions}"
 
 
 @functools.lru_cache
 def _commit(folder: Path) -> str | None:
-    """The commit of a checkout; None of any other folder, or without git."""
+    """Returns the commit of a checkout; None of any other folder, or without git."""
     if not (folder / ".git").exists():
         return None
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def _installed(distribution: str) -> str | None:
@@ -108,7 +109,7 @@ def _installed(distribution: str) -> str | None:
 
 
 def _imported(module: str) -> str | None:
-    """The version of a module that something has imported; it takes seconds, and is not done for this."""
+    """Returns the version of a module if something has imported it: importing takes seconds."""
     version = getattr(sys.modules.get(module), "__version__", None)
     return None if version is None else str(version)
 

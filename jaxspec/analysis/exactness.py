@@ -1,4 +1,4 @@
-"""How far an acceptance rule's text is from the target's distribution: by enumeration on table models."""
+"""The distance of an acceptance rule's text from the target's distribution: by enumeration on table models."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DRAFTERS = "model", "fixed", "tree"  # draft tokens drawn by a model, or always 
 
 
 class Certificate(NamedTuple):
-    """How far a rule's text is from the target's distribution.
+    """The distance of a rule's text from the target's distribution.
 
     Attributes:
         rule, exact: its name, and whether it promises that distribution.
         total_variation: by kind of drafter, of `DRAFTERS`.
-        above_bound: of an inexact rule, by how much its text goes above its bound, by kind of drafter.
-        as_stated: whether what the rule promises is so but for rounding.
+        above_bound: of an inexact rule, the excess of its text over its bound, by kind of drafter.
+        as_stated: whether the rule keeps its promise but for rounding.
     """
 
     rule: str
@@ -51,8 +51,8 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
 
     Example:
         >>> from jaxspec.rules import catalogue
-        >>> found = certificate(catalogue.RULES["block"], gamma=1, steps=2)
-        >>> sorted(found.total_variation), found.as_stated
+        >>> block = certificate(catalogue.RULES["block"], gamma=1, steps=2)
+        >>> sorted(block.total_variation), block.as_stated
         (['fixed', 'model'], True)
     """
     rule, bound = entry
@@ -65,15 +65,14 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
     prepared = prepare(target, prompt, rule=rule, gamma=gamma, temperature=1.0, key=jax.random.key(0), eos_ids=())
     plain = plain_distribution(target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps)
-    found = {
+    texts = {
         kind: decoder_distribution(prepared.replace(drafter=drafter, max_new_tokens=steps), steps=steps)
         for kind, drafter in kinds.items()
     }
-    off = distances = {kind: total_variation(one, plain) for kind, one in found.items()}
-    above = None if bound is None else {kind: excess(one, plain, bound, VOCAB) for kind, one in found.items()}
-    if not rule.exact and above is not None:
-        off = above
-    return Certificate(rule.name, rule.exact, distances, above, bool(max(off.values()) < ROUNDING))
+    distances = {kind: total_variation(text, plain) for kind, text in texts.items()}
+    above = None if bound is None else {kind: excess(text, plain, bound, VOCAB) for kind, text in texts.items()}
+    errors = distances if rule.exact or above is None else above
+    return Certificate(rule.name, rule.exact, distances, above, bool(max(errors.values()) < ROUNDING))
 
 
 def _ones(weights: Any, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:

@@ -8,7 +8,12 @@ Plain functions of numbers or arrays (they broadcast), computed in float64. The 
     v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
     c_hat   arithmetic operations per token of the drafter over those of the target
 
-An argument out of range is a ValueError. What alpha is made of is in `divergence`; what v is made of, in `roofline`.
+Equation 1 is of an endless text in which draft tokens are accepted independently of each other; `expected_rounds` is of
+a text that ends, with the probabilities of its own positions (`replay` has them): a Markov chain over its tokens, whose
+mean is computed, not sampled. An argument out of range is a ValueError. `divergence` has alpha from distributions, and
+`roofline` v from a machine.
+
+Shapes: T tokens of one text, G gamma.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.
 """
@@ -18,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 Verify = Callable[[int], float] | ArrayLike  # v: a function of gamma, an array with v(gamma) at gamma, or a number
@@ -27,7 +33,7 @@ TIE = 1e-12  # speeds are equal if they differ by less, relatively: alpha = c ma
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
-    """Tokens that one round is expected to yield, Equation 1: (1 - alpha^(gamma+1)) / (1 - alpha).
+    """Computes the expected tokens of a round, Equation 1: (1 - alpha^(gamma+1)) / (1 - alpha).
 
     A round commits its leading accepted draft tokens and adds one token of the target's, so this is
     alpha^0 + alpha^1 + ... + alpha^gamma: 1 at alpha = 0, and gamma + 1 at alpha = 1.
@@ -53,7 +59,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 
 
 def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
-    """Speed over plain decoding, Theorem 3.8: expected_tokens / (gamma c + v).
+    """Computes the speed over plain decoding, Theorem 3.8: expected_tokens / (gamma c + v).
 
     Args:
         c: one pass of the drafter, in one-token passes of the target.
@@ -75,7 +81,7 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike =
 
 
 def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarray:
-    """Operations over those of plain decoding, Theorem 3.11: (gamma c_hat + gamma + 1) / expected_tokens.
+    """Computes operations over those of plain decoding, Theorem 3.11: (gamma c_hat + gamma + 1) / expected_tokens.
 
     Args:
         c_hat: operations per token of the drafter over those of the target.
@@ -88,7 +94,7 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
 
 
 def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> np.ndarray:
-    """Reads of weights and cache over those of plain decoding, section 3.4: (gamma c_bytes + 1) / expected_tokens.
+    """Computes reads of weights and cache over plain decoding's, section 3.4: (gamma c_bytes + 1) / expected_tokens.
 
     Args:
         c_bytes: bytes that a pass of the drafter reads, over those of the target's; the paper counts the target's only.
@@ -103,7 +109,7 @@ def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0
 
 
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
-    """Speed over plain decoding if each round drafted just the tokens that will be accepted (section 3.5).
+    """Computes the speed over plain decoding if each round drafted just the tokens that are accepted (section 3.5).
 
     Such a round drafts alpha / (1 - alpha) draft tokens on average and yields 1 / (1 - alpha) tokens, so the speed is
     1 / (alpha c + (1 - alpha) v): what varying gamma can never exceed.
@@ -123,7 +129,9 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np
 
 
 def assured_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
-    """What the best gamma is sure to reach, Corollary 3.9: gamma = 1's (1 + alpha) / (c + v), or plain decoding's 1.
+    """Computes the speed that the best gamma is sure to reach, Corollary 3.9: (1 + alpha) / (c + v), or at least 1.
+
+    The former is gamma = 1's, the latter plain decoding's.
 
     The corollary takes v = 1: then this is more than 1 if alpha > c.
 
@@ -142,7 +150,7 @@ def assured_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> n
 
 
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
-    """The gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
+    """Finds the gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
 
     Args:
         v: cost of the verify pass: a function of gamma, an array with v(gamma) at index gamma, or a number.
@@ -169,7 +177,7 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | N
 
 
 def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
-    """The alpha above which some gamma improves on plain decoding; infinite if not even alpha = 1 does.
+    """Finds the alpha above which some gamma improves on plain decoding; infinite if not even alpha = 1 does.
 
     Where v = 1 this is c itself, Corollary 3.9.
 
@@ -187,7 +195,7 @@ def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
 
 
 def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) -> tuple[str, ...]:
-    """What keeps every gamma from improving on plain decoding; nothing, if one does.
+    """Names what keeps every gamma from improving on plain decoding; nothing, if one does.
 
     Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: draft tokens
     are rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
@@ -209,23 +217,76 @@ def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) 
         "expensive draft": (alpha, 0.0, costs),
         "no spare compute": (alpha, c, 1.0),
     }
-    found = tuple(name for name, (a, draft, verify) in mended.items() if optimal_gamma(a, draft, verify, most) > 0)
+    enough = tuple(name for name, numbers in mended.items() if optimal_gamma(*numbers, most) > 0)
     imperfect = {"low alpha": alpha < 1, "expensive draft": c > 0, "no spare compute": bool((costs > 1).any())}
-    return found or tuple(name for name, so in imperfect.items() if so)
+    return enough or tuple(name for name, is_imperfect in imperfect.items() if is_imperfect)
+
+
+def independent_survival(alpha: float, count: int, gamma: int) -> Float[np.ndarray, "T G"]:
+    """Computes how probably 1 .. G draft tokens are accepted, if each is with probability alpha, as Equation 1 assumes.
+
+    Draft tokens after the end of the `count` tokens are not emitted.
+
+    >>> independent_survival(0.5, 3, 2).tolist()
+    [[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]]
+    >>> [round(n / expected_rounds(independent_survival(0.8, n, 3)), 2) for n in (10, 1000)]  # Equation 1 promises 2.95
+    [2.62, 2.95]
+    """
+    draft_token, tokens_left = np.arange(1, gamma + 1), count - np.arange(count)[:, None]
+    return np.where(draft_token <= tokens_left, float(alpha) ** draft_token, 0.0)
+
+
+def independent_tokens(alpha: float, counts: Int[np.ndarray, " rows"], gamma: int) -> float:
+    """Computes tokens per round where draft tokens are accepted with probability alpha, in texts of `counts` tokens.
+
+    Less than Equation 1 gives, since last rounds are cut short; it is what `replay.tokens_per_round` would be
+    if right draft tokens did not cluster. A text's first token takes no round. NaN of texts that have no other.
+
+    >>> round(independent_tokens(0.8, np.array([11, 11]), 3), 2)  # Equation 1 promises 2.95
+    2.62
+    """
+    later, texts = np.unique(counts[counts > 1] - 1, return_counts=True)
+    if not len(later):
+        return float("nan")
+    rounds = np.array([expected_rounds(independent_survival(alpha, count, gamma)) for count in later.tolist()])
+    return float(later @ texts / (rounds @ texts))
+
+
+def expected_rounds(survives: Float[np.ndarray, "T G"]) -> float:
+    """Computes how many rounds a text of T tokens takes, if one from token t accepts k or more with survives[t, k-1].
+
+    >>> expected_rounds(np.array([[0.5], [0.5], [0.0]]))  # the second round begins at the second token, or the third
+    2.25
+    """
+    count, gamma = survives.shape
+    exactly, rounds = exact_counts(survives), np.zeros(count + gamma + 1)  # rounds from token t on; none after the end
+    for t in reversed(range(count)):
+        rounds[t] = 1 + exactly[t] @ rounds[t + 1 : t + gamma + 2]
+    return float(rounds[0])
+
+
+def exact_counts(survives: Float[np.ndarray, "T G"]) -> Float[np.ndarray, "T G+1"]:
+    """Computes how probably a round accepts exactly 0 .. G draft tokens, from how probably 1 .. G or more.
+
+    >>> exact_counts(np.array([[0.5, 0.2]])).round(1).tolist()
+    [[0.5, 0.3, 0.2]]
+    """
+    return -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
 
 
 def _most(v: Verify, most: int | None) -> int:
-    given = None if callable(v) or np.ndim(v) == 0 else np.size(v) - 1
+    """Returns the largest gamma to try, which an array v has an entry for."""
+    last = None if callable(v) or np.ndim(v) == 0 else np.size(v) - 1
     if most is None:
-        most = MOST if given is None else given
-    if most < 0 or (given is not None and given < most):
-        have = "" if given is None else f" (v has entries up to gamma {given})"
+        most = MOST if last is None else last
+    if most < 0 or (last is not None and last < most):
+        have = "" if last is None else f" (v has entries up to gamma {last})"
         raise ValueError(f"most is {most}: expected 0 or more, and a v for each gamma{have}")
     return most
 
 
 def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
-    """v of each gamma, 1 for gamma 0."""
+    """Returns v of each gamma, 1 for gamma 0."""
     if callable(v):
         costs = np.array([1.0, *(float(v(int(gamma))) for gamma in gammas[1:])])
     elif np.ndim(v) == 0:
@@ -236,12 +297,12 @@ def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
     return costs
 
 
-def _per_token(alpha: ArrayLike, gamma: ArrayLike, each: np.ndarray, once: np.ndarray) -> np.ndarray:
-    """What a token costs if a draft token costs `each` and a round `once`; of an infinite gamma the limit."""
+def _per_token(alpha: ArrayLike, gamma: ArrayLike, per_draft: np.ndarray, per_round: np.ndarray) -> np.ndarray:
+    """Computes the cost of a token from those of a draft token and of a round; of an infinite gamma the limit."""
     tokens, gamma = expected_tokens(alpha, gamma), np.asarray(gamma, np.float64)
     with np.errstate(invalid="ignore"):  # both cases are filled in
-        cost = np.where(each == 0, once, gamma * each + once) / tokens
-    return np.where(np.isinf(tokens), each, cost)[()]
+        cost = np.where(per_draft == 0, per_round, gamma * per_draft + per_round) / tokens
+    return np.where(np.isinf(tokens), per_draft, cost)[()]
 
 
 def _checked(value: ArrayLike, name: str, largest: float = np.inf) -> np.ndarray:

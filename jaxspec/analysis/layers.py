@@ -1,7 +1,8 @@
-"""Which layers to skip when the target drafts for itself: a search by measured speed (arXiv 2309.08168)."""
+"""The search for layers to skip when the target drafts for itself, by measured speed (arXiv 2309.08168)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `draf
 
 
 class Trial(NamedTuple):
-    """A set of layers to skip, and what it measured.
+    """A set of layers to skip, and its speed.
 
     Attributes:
         attention, mlp: for `drafters.skip_layers(target, attention, mlp)`.
@@ -38,7 +39,7 @@ class Trial(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What `search_layers` has found.
+    """The result of `search_layers`.
 
     Attributes:
         best: the fastest set.
@@ -89,8 +90,8 @@ def search_layers(
         >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
         >>> target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
-        >>> found = search_layers(target, prompt, trials=1, repeats=1, max_new_tokens=5, progress=False)
-        >>> found.best.attention, found.best.mlp
+        >>> search = search_layers(target, prompt, trials=1, repeats=1, max_new_tokens=5, progress=False)
+        >>> search.best.attention, search.best.mlp
         ((1,), ())
 
     Reference: Zhang et al., Draft & Verify, ACL 2024, arXiv 2309.08168, who search by Bayesian optimisation.
@@ -123,28 +124,30 @@ def search_layers(
             except StopIteration:  # a small network has few sets
                 break
     assert best is not None
-    seconds = np.median(timing.interleave([_run(plain), _run(best_prepared)], repeats), axis=1)
+    seconds = _median_seconds(plain, best_prepared, repeats)
     return Search(best, float(seconds[0] / seconds[1]), tuple(tried))
 
 
 def _measure(skipped: Skipped, prepared: Prepared, best: Prepared, repeats: int) -> Trial:
     """Runs a set beside the best one; both are compiled first."""
     outcome = jax.tree.map(np.asarray, loop.run(prepared))
-    loop.run(best).tokens.block_until_ready()
-    seconds = np.median(timing.interleave([_run(prepared), _run(best)], repeats), axis=1)
+    timing.run_all([best])
+    seconds = _median_seconds(prepared, best, repeats)
     rounds = float(np.mean(np.asarray(outcome.stats.tokens_per_round)))
     return Trial(*skipped, float(outcome.length.sum() / seconds[0]), float(seconds[1] / seconds[0]), rounds)
 
 
-def _run(prepared: Prepared):
-    return lambda: loop.run(prepared).tokens.block_until_ready()
+def _median_seconds(first: Prepared, second: Prepared, repeats: int) -> np.ndarray:
+    """Times two generations, interleaved."""
+    calls = [functools.partial(timing.run_all, [prepared]) for prepared in (first, second)]
+    return np.median(timing.interleave(calls, repeats), axis=1)
 
 
 def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skipped | None, None]:
-    """Sets to try: each is a change of the one that is sent, until no new one is found.
+    """Yields sets to try: each is a change of the one that is sent, until no new one is left.
 
-    >>> found = _candidates(4, np.random.default_rng(0))
-    >>> next(found), len(set(found.send(((2,), ()))[0]) ^ {2}) <= 2
+    >>> candidates = _candidates(4, np.random.default_rng(0))
+    >>> next(candidates), len(set(candidates.send(((2,), ()))[0]) ^ {2}) <= 2
     (((2,), ()), True)
     """
     start: Skipped = tuple(range(count // 2, count, 2)), ()
@@ -157,8 +160,8 @@ def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skip
                 parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
             attention, mlp = (tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
             changed: Skipped = attention, mlp
-            some, every = any(changed), all(len(each) == count for each in changed)
-            if some and not every and changed not in seen:
+            skips_all = all(len(layers) == count for layers in changed)
+            if any(changed) and not skips_all and changed not in seen:
                 break
         else:
             return

@@ -1,4 +1,4 @@
-"""Memory of a network, of a generation, of the process and of the device."""
+"""The memory of a network, of a generation, of the process and of the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxspec.weights.loading import DTYPES
 
 
 class Memory(NamedTuple):
-    """Bytes of the program of one generation, and of what it cannot do without.
+    """The bytes of the program of one generation, and of the arrays that it cannot do without.
 
     Attributes:
         program, temporaries: arguments, results and temporaries by the compiler's own account, and the latter alone;
@@ -61,7 +61,7 @@ def account(prepared: Prepared) -> Memory:
 
 
 class NetSize(NamedTuple):
-    """What a network of some configuration takes, in bytes by dtype.
+    """The size of a network of some configuration, in bytes by dtype.
 
     Attributes:
         name, parameters: and how many there are.

@@ -1,4 +1,4 @@
-"""Where speculative and plain greedy text differ, and how near a tie it was.
+"""The places where speculative and plain greedy text differ, and how near a tie it was.
 
 A pass over several tokens rounds otherwise than several passes over one, so greedy texts can differ where the two best
 tokens are (nearly) equally likely. That is no error of the method; a difference anywhere else is. In float32 there
@@ -68,27 +68,28 @@ def mismatches(prepared: Prepared) -> list[Mismatch]:
         >>> mismatches(prepared_table(max_new_tokens=12))
         []
     """
-    outs = [complete(one) for one in (prepared.plain(), prepared)]
-    plain, speculative = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
-    found = []
-    for row, (ours, theirs) in enumerate(zip(plain, speculative, strict=True)):
-        at = first_difference(ours, theirs)
-        if at is not None and at < min(len(ours), len(theirs)):
-            a, b = ours[at], theirs[at]
-            found.append(Mismatch(row, at, a, b, *_margins(batches.take(prepared, [row]), ours[:at], a, b)))
-    return found
+    outs = [complete(prepared.plain()), complete(prepared)]
+    texts = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
+    differences = []
+    for row, (plain, speculative) in enumerate(zip(*texts, strict=True)):
+        place = first_difference(plain, speculative)
+        if place is not None and place < min(len(plain), len(speculative)):
+            tokens = plain[place], speculative[place]
+            margins = _margins(batches.take(prepared, [row]), plain[:place], *tokens)
+            differences.append(Mismatch(row, place, *tokens, *margins))
+    return differences
 
 
 def summary(prepared: Prepared) -> Summary:
-    """`mismatches` for a report."""
-    found, prompts = mismatches(prepared), len(prepared.prompt.length)
-    first = min(found, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
-    largest = max((mismatch.top_two_margin for mismatch in found), default=None)
-    return Summary(prompts, prompts - len(found), first, largest, tuple(found))
+    """Decodes with and without the drafter as `mismatches` does, and sums up."""
+    differences, prompts = mismatches(prepared), len(prepared.prompt.length)
+    first = min(differences, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
+    largest = max((mismatch.top_two_margin for mismatch in differences), default=None)
+    return Summary(prompts, prompts - len(differences), first, largest, tuple(differences))
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """Where two texts differ; the length of the shorter one if it is the beginning of the other; None if nowhere.
+    """Finds where two texts differ: at the shorter one's end if it is the beginning of the other; None if nowhere.
 
     >>> first_difference([1, 2, 3], [1, 4]), first_difference([1], [1, 2]), first_difference([1], [1])
     (1, 1, None)
@@ -100,7 +101,7 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 
 def _margins(prepared: Prepared, before: Sequence[int], plain: int, other: int) -> tuple[float, float]:
-    """The difference of two logits after `before`, fed one token at a time, as plain decoding does; of the top two."""
+    """Computes how far two logits after `before` lie apart, and the top two; fed one by one, as plain decoding does."""
     target, prompt = prepared.target, prepared.prompt
     prefill, extend = jax.jit(target.lm.prefill, static_argnums=2), jax.jit(target.lm.extend)
     width = token_rows.prefill_length(target.lm, prompt) + token_rows.bucket(len(before) + 1)

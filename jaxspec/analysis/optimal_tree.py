@@ -1,8 +1,7 @@
-"""Which static tree to draft: Sequoia's dynamic program (Chen et al., arXiv 2402.12374), for measured acceptance and
-costs.
+"""The static tree to draft: Sequoia's dynamic program (Chen et al., arXiv 2402.12374), for given acceptance and costs.
 
-Shapes: K children of a node at most, L levels, M nodes at most. Numpy only; `analysis.tree_plan` measures what
-goes in.
+Shapes: K children of a node at most, L levels, M nodes at most. NumPy only; `analysis.plan` measures acceptance and
+costs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def optimal(
     width_cost: Sequence[float] | Float[np.ndarray, " M+1"],
     nodes: int,
 ) -> OptimalTree:
-    """The tree that yields the most tokens per second.
+    """Finds the tree that yields the most tokens per second.
 
     Of all trees with m nodes and l levels the one with the most accepted tokens is found by a dynamic program; the
     answer is that with the most tokens for the cost of a round, l depth_cost + width_cost[m].
@@ -62,10 +61,10 @@ def optimal(
         ValueError: no nodes, costs that are too few or not positive, or probabilities outside of [0, 1].
 
     Example, where a wider pass is free, and where it is not:
-        >>> found = optimal([0.6, 0.2], depth_cost=0.1, width_cost=[1.0] * 7, nodes=6)
-        >>> found.shape
+        >>> tree = optimal([0.6, 0.2], depth_cost=0.1, width_cost=[1.0] * 7, nodes=6)
+        >>> tree.shape
         ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
-        >>> round(found.tokens_per_round, 3), round(found.improvement, 3)
+        >>> round(tree.tokens_per_round, 3), round(tree.improvement, 3)
         (2.44, 2.033)
         >>> optimal([0.6, 0.2], depth_cost=0.1, width_cost=[1.0, 1.6, 2.2], nodes=2).shape
         ()
@@ -87,7 +86,7 @@ def optimal(
 
 
 def best_of_size(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) -> tuple[tuple[int, ...], ...]:
-    """The tree of so many nodes, none deeper than `depth`, with the most accepted tokens.
+    """Finds the tree of `nodes` nodes, none deeper than `depth`, with the most accepted tokens.
 
     Args:
         nodes, depth: of the tree; fewer nodes, if the acceptance is of too few children.
@@ -110,49 +109,52 @@ class _Table:
         self.gain[:, 0] = 0.0
         self.count = np.zeros((levels, nodes + 1), np.int64)  # of children
         self.share = []  # by depth, by number of children, by rank: how many nodes the child has, with itself
-        place = np.arange(nodes + 1)
-        left = place[:, None] - place[None, :]  # [all, those of the child]
+        sizes = np.arange(nodes + 1)
+        others = sizes[:, None] - sizes[None, :]  # [nodes of all children, nodes of the last] -> nodes of those before
         for depth in reversed(range(levels)):
-            mine = acceptance[min(depth, len(acceptance) - 1)]
-            own = np.concatenate([[-np.inf], 1 + self.gain[depth + 1][:-1]])
+            rates = acceptance[min(depth, len(acceptance) - 1)]  # [K, K]
+            if_accepted = np.concatenate([[-np.inf], 1 + self.gain[depth + 1][:-1]])  # of a child, by its nodes
             shares = []
-            for count in range(1, len(mine) + 1):
-                total, each = np.where(place == 0, 0.0, -np.inf), []
+            for count in range(1, len(rates) + 1):
+                # total[m]: most accepted tokens of the children so far, with m nodes; one more child in each step.
+                total, by_rank = np.where(sizes == 0, 0.0, -np.inf), []
                 for rank in range(count):
-                    worth = np.where(own > -np.inf, mine[count - 1, rank] * np.maximum(own, 0), -np.inf)
-                    tried = np.where(left >= 0, total[np.maximum(left, 0)] + worth[None, :], -np.inf)
-                    each.append(tried.argmax(axis=1))
+                    worth = rates[count - 1, rank] * np.maximum(if_accepted, 0)
+                    worth = np.where(if_accepted > -np.inf, worth, -np.inf)
+                    tried = np.where(others >= 0, total[np.maximum(others, 0)] + worth[None, :], -np.inf)
+                    by_rank.append(tried.argmax(axis=1))
                     total = tried.max(axis=1)
-                shares.append(each)
+                shares.append(by_rank)
                 better = total > self.gain[depth]
                 self.gain[depth] = np.where(better, total, self.gain[depth])
                 self.count[depth] = np.where(better, count, self.count[depth])
             self.share.insert(0, shares)
 
     def shape(self, nodes: int) -> tuple[tuple[int, ...], ...]:
-        """The best tree of so many nodes."""
+        """Returns the best tree of `nodes` nodes."""
         return tuple(sorted(self._below((), nodes), key=lambda node: (len(node), node)))
 
     def _below(self, path: tuple[int, ...], nodes: int) -> list[tuple[int, ...]]:
         if not nodes:
             return []
-        found, count = [], int(self.count[len(path), nodes])
+        tree, count = [], int(self.count[len(path), nodes])
         for rank in reversed(range(count)):
             share = int(self.share[len(path)][count - 1][rank][nodes])
             child = (*path, rank)
-            found += [child, *self._below(child, share - 1)]
+            tree += [child, *self._below(child, share - 1)]
             nodes -= share
-        return found
+        return tree
 
 
 def _by_count(acceptance: Sequence[float] | np.ndarray) -> Float[np.ndarray, "L K K"]:
-    given = np.asarray(acceptance, np.float64)
-    if given.ndim == 1:
-        given = np.broadcast_to(given, (len(given), len(given)))
-    given = given[None] if given.ndim == 2 else given
-    if given.ndim != 3 or given.shape[1] != given.shape[2] or not np.all((given >= 0) & (given <= 1)):
+    """Returns acceptance by depth, number of children and rank."""
+    rates = np.asarray(acceptance, np.float64)
+    if rates.ndim == 1:
+        rates = np.broadcast_to(rates, (len(rates), len(rates)))
+    rates = rates[None] if rates.ndim == 2 else rates
+    if rates.ndim != 3 or rates.shape[1] != rates.shape[2] or not np.all((rates >= 0) & (rates <= 1)):
         raise ValueError(
             f"acceptance has the shape {np.shape(acceptance)}: expected probabilities by rank [K], by number of "
             "children and rank [K, K], or by depth, too [L, K, K]"
         )
-    return given
+    return rates

@@ -1,24 +1,34 @@
-"""Whether to speculate, with which gamma, and what it promises: theory with a pair's own numbers in it.
+"""Plans: whether to speculate, with which gamma or tree, and what it promises, by a pair's own numbers.
 
-Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5.
+`plan` takes numbers, `of_sizes` a machine's data sheet, and `of_pair` and `tree_of_pair` measure: `Plan` is of chains,
+and `TreePlan` of trees, a chain being a tree with one child a node.
+
+Shapes: M tokens of a pass at most, K children of a node at most, L levels.
+
+References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5; Chen et al., Sequoia, arXiv 2402.12374.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from rich import filesize
 
-from jaxspec import rules
-from jaxspec.analysis import acceptance, cost, expected_rounds, formulas, memory, replay, roofline
+from jaxspec import drafters, rules
+from jaxspec.analysis import acceptance, cost, formulas, memory, replay, roofline
+from jaxspec.analysis.optimal_tree import DEEPEST, best_of_size
+from jaxspec.analysis.setting import Setting, setting_of
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import Model
 from jaxspec.decode import batches as batching
-from jaxspec.decode.request import Prepared
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.lookups.ngram_model import NGramConfig
+from jaxspec.drafters.trees.children import DrawName
+from jaxspec.drafters.trees.shape import Choices, shape_of
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -28,12 +38,18 @@ from jaxspec.weights.hf_families import FAMILIES
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
 # and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-TOLERANCE = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
-SHARE = (0.8, 1.0)  # of a measured pair's promise, what whole texts had: from the least to the largest median in docs/
+TOLERANCE = (
+    0.03  # a speed is near the best if it is less by no more than this part; a chain is preferred to such a tree
+)
+SHARE = (0.8, 1.0)  # speeds of whole texts over a measured pair's promise: the least and the largest median in docs/
+TREE_PASSES = 2  # of the dynamic program: the second knows where rounds with the tree of the first come to judge it
+TREE_SIZES = 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64  # nodes of the trees that are tried
+GREEDY: tuple[DrawName, ...] = ("top",)
+SAMPLED: tuple[DrawName, ...] = ("without_replacement", "mixed")
 
 
 class Measured(NamedTuple):
-    """What the numbers of a pair's plan rest on.
+    """The measurements that a pair's plan rests on.
 
     Attributes:
         alpha: over all positions of the target's own texts.
@@ -46,11 +62,11 @@ class Measured(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a pair takes of a machine's memory, in bytes.
+    """The memory of a pair on a machine, in bytes.
 
     Attributes:
         target, draft: weights, and the caches of all rows.
-        machine: what there is.
+        machine: the machine's memory.
     """
 
     target: float
@@ -61,7 +77,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to do at one batch size.
+    """The gamma to take at one batch size, and what it promises.
 
     Tokens per round, and so the speed, are those of a row. A batch goes on until its slowest row is done: the more
     rows, and the less alike they are, the further its own speed falls short of this.
@@ -77,10 +93,10 @@ class Plan(NamedTuple):
         obstacles: why not, if gamma is 0: "memory", if the machine has no room for both models; as in
             `formulas.obstacles`; or, where measured tokens per round are fewer than in Equation 1, "short texts", if
             those of independent draft tokens would be fewer, too, else "clustered draft tokens".
-        best, best_improvement: the best gamma above 0, and its speed: what speculation comes to where it does not pay.
+        best, best_improvement: the best gamma above 0, and its speed, where speculation does not pay, too.
         near: the other gammas whose speed is within 3% of this one's.
-        measured: of a pair, what alpha, c and v rest on; None of given numbers.
-        memory: of sizes on a machine, what they take of it; None of others.
+        measured: the measurements behind alpha, c and v, of a pair; None of numbers and sizes.
+        memory: of sizes on a machine whose memory is known; None of others.
     """
 
     batch: int
@@ -110,31 +126,31 @@ def plan(
     tokens: Sequence[float] | np.ndarray | None = None,
     independent: Sequence[float] | np.ndarray | None = None,
 ) -> Plan:
-    """The best gamma and what it promises.
+    """Finds the best gamma and what it promises.
 
     Args:
         v: v(gamma) at index gamma; the gammas that are tried end with it.
         c_hat: operations of the drafter over the target's; c by default.
         batch: rows, for the record.
         tokens: measured tokens per round at index gamma, which need no independence; by default Equation 1.
-        independent: those of independent draft tokens in texts of the same lengths, as of
-            `expected_rounds.independent_tokens`; they tell short texts from clustered draft tokens; default `tokens`.
+        independent: tokens per round of independent draft tokens in texts as long (`formulas.independent_tokens`),
+            which tell short texts from clustered draft tokens; `tokens` by default.
 
     Raises:
         ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
 
     Example, then a machine with no compute to spare:
-        >>> found = plan(0.75, 0.02, [1.0] * 17)
-        >>> found.gamma, round(found.improvement, 2), round(found.operations, 2), found.near
+        >>> best = plan(0.75, 0.02, [1.0] * 17)
+        >>> best.gamma, round(best.improvement, 2), round(best.operations, 2), best.near
         (9, 3.2, 2.7, (7, 8, 10, 11, 12, 13))
-        >>> found = plan(0.75, 0.02, [1 + gamma for gamma in range(17)])
-        >>> found.gamma, found.obstacles, found.best, round(found.best_improvement, 2)
+        >>> busy = plan(0.75, 0.02, [1 + gamma for gamma in range(17)])
+        >>> busy.gamma, busy.obstacles, busy.best, round(busy.best_improvement, 2)
         (0, ('no spare compute',), 1, 0.87)
     """
     costs, gammas = np.array(v, np.float64), np.arange(len(v))
-    for given in (tokens, independent):
-        if given is not None and len(given) != len(costs):
-            raise ValueError(f"got tokens per round for {len(given)} gammas and v for {len(costs)}: expected as many")
+    for counts in (tokens, independent):
+        if counts is not None and len(counts) != len(costs):
+            raise ValueError(f"got tokens per round for {len(counts)} gammas and v for {len(costs)}: expected as many")
     expected = formulas.expected_tokens(alpha, gammas) if tokens is None else np.array(tokens, np.float64)
     costs[0] = expected[0] = 1.0
     times = gammas * c + costs
@@ -145,8 +161,8 @@ def plan(
     )
     obstacles: tuple[str, ...] = ()
     if gamma == 0:  # by Equation 1 some gamma may pay all the same
-        alone = expected if independent is None else np.array(independent)
-        shortfall = "clustered draft tokens" if bool((alone > times)[1:].any()) else "short texts"
+        if_independent = expected if independent is None else np.array(independent)
+        shortfall = "clustered draft tokens" if bool((if_independent > times)[1:].any()) else "short texts"
         obstacles = formulas.obstacles(alpha, c, costs) or (shortfall,)
     return Plan(
         batch,
@@ -178,38 +194,38 @@ def of_sizes(
     c: float | None = None,
     c_hat: float | None = None,
 ) -> Plan:
-    """A plan for a machine that is not here, by its memory, bandwidth and peak; real passes are slower.
+    """Plans for a machine of the table in `roofline`, by its memory, bandwidth and peak; real passes are slower.
 
     Args:
         alpha: acceptance rate.
         target, draft: published shapes, or parameters that decode, as "11B".
         device, dtype, row_tokens: as `roofline.machine` and `roofline.load_of_size` take them.
         batch, most: rows, and the largest gamma to consider.
-        c, c_hat: if they are known; else by bytes, and by parameters.
+        c, c_hat: in place of those that follow from bytes, and from parameters.
 
     >>> of_sizes(0.75, "11B", "77M", "tpu-v4").gamma
     12
     """
     chip = roofline.machine(device)
-    big, small = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
-    each = float(roofline.draft_cost(chip, small, big, batch)) if c is None else c
-    ratio = small.parameters / big.parameters if c_hat is None else c_hat
-    found = plan(alpha, each, roofline.verify_cost(chip, big, range(most + 1), batch), c_hat=ratio, batch=batch)
+    target_load, draft_load = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
+    c = float(roofline.draft_cost(chip, draft_load, target_load, batch)) if c is None else c
+    c_hat = draft_load.parameters / target_load.parameters if c_hat is None else c_hat
+    best = plan(alpha, c, roofline.verify_cost(chip, target_load, range(most + 1), batch), c_hat=c_hat, batch=batch)
     if chip.memory is None:
-        return found
-    taken, drafting = (
-        _weight_bytes(size, load) + batch * load.cache_bytes for size, load in ((target, big), (draft, small))
+        return best
+    target_bytes, draft_bytes = (
+        _weight_bytes(size, load) + batch * load.cache_bytes
+        for size, load in ((target, target_load), (draft, draft_load))
     )
-    room = Memory(taken, drafting, chip.memory)
-    found = found._replace(memory=room)
-    if room.fits:
-        return found
+    best = best._replace(memory=Memory(target_bytes, draft_bytes, chip.memory))
+    if target_bytes + draft_bytes <= chip.memory:
+        return best
     plain = {"gamma": 0, "tokens_per_round": 1.0, "improvement": 1.0, "operations": 1.0, "near": ()}
-    return found._replace(**plain, obstacles=("memory", *found.obstacles))
+    return best._replace(**plain, obstacles=("memory", *best.obstacles))
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:
-    """Bytes of all weights of a published shape, those that only prefill reads too; of a number, of so many."""
+    """Returns the bytes of all weights of a published shape, those of prefill alone too; of a number, of so many."""
     shapes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
     return memory.of_config(size, shapes[size]).memory_bytes[load.dtype] if size in shapes else load.weight_bytes
 
@@ -222,15 +238,14 @@ def of_pair(
     repeats: int = cost.REPEATS,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Iterator[Plan]:
-    """Plans for a pair of models, from what is measured on prompts.
+    """Measures a pair of models on prompts, and yields a plan for each batch size.
 
     Tokens per round are those of replaying the rejection rule along the target's own texts (`replay`), for each gamma;
     of another rule, or with more sampling options, those of independent draft tokens in texts as long. c and v are
     timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are.
 
     Args:
-        prepared: of a target and a model that drafts; its prompts
-            begin again where a batch needs more.
+        prepared: of a target and a model that drafts; its prompts begin again where a batch needs more.
         batches: batch sizes.
         most: the largest gamma to consider.
         repeats: of each timing.
@@ -239,7 +254,7 @@ def of_pair(
     Example:
         >>> from jaxspec.testing import prepared_table
         >>> prepared = prepared_table(max_new_tokens=8)
-        >>> [found.alpha for found in of_pair(prepared.replace(drafter=prepared.target), most=1, repeats=1)]
+        >>> [plan.alpha for plan in of_pair(prepared.replace(drafter=prepared.target), most=1, repeats=1)]
         [1.0]
     """
     if most < 1:
@@ -247,61 +262,57 @@ def of_pair(
     tokens = None
     if _can_be_replayed(prepared):
         trace = replay.collect(prepared)
-        rate, tokens, counts = (
-            replay.acceptance_rate(trace, rules.rejection()),
-            tokens_by_gamma(trace, most),
-            trace.counts,
-        )
+        rate, counts = replay.acceptance_rate(trace, rules.rejection()), trace.counts
+        tokens = tokens_by_gamma(trace, most)
     else:
         measured = acceptance.measure(prepared)
         rate, counts = measured.rate, measured.counts
     alpha = min(rate.value, 1.0)
-    independent = [1.0, *(expected_rounds.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
+    independent = [1.0, *(formulas.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
+    tokens = independent if tokens is None else tokens
     advance("alpha")
-    ratio = operations_ratio(prepared.target, acceptance.drafting_model(prepared))
+    c_hat = operations_ratio(prepared.target, acceptance.drafting_model(prepared))
     for batch in batches:
         (group,) = batching.whole_batches(prepared, batch, batch)
 
         def compiled(gamma: int, batch: int = batch) -> None:
             advance(f"batch {batch}, passes of gamma {gamma}")
 
-        found = cost.measure_all(group, timed_gammas(most), repeats=repeats, advance=compiled)
+        costs = cost.measure_all(group, timed_gammas(most), repeats=repeats, advance=compiled)
         advance(f"batch {batch}")
-        known = {"tokens": independent if tokens is None else tokens, "independent": independent}
-        made = plan(alpha, *interpolate_costs(found, most), c_hat=ratio, batch=batch, **known)
-        v = {one.gamma: Spread.of(one.v_each) for one in found}
-        yield made._replace(measured=Measured(Rate.of(rate), Spread.of(found[0].c_each), v))
+        c, v = interpolate_costs(costs, most)
+        best = plan(alpha, c, v, c_hat=c_hat, batch=batch, tokens=tokens, independent=independent)
+        spreads = {timed.gamma: Spread.of(timed.v_each) for timed in costs}
+        yield best._replace(measured=Measured(Rate.of(rate), Spread.of(costs[0].c_each), spreads))
 
 
 def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:
-    """Replays the rejection rule along texts: tokens per round at gamma = 0, 1, ..., most."""
+    """Replays the rejection rule along texts, for the tokens per round at gamma = 0, 1, ..., most."""
     ratios = replay.chain_ratios(trace, rules.rejection())
     rates = (replay.tokens_per_round(replay.chain(gamma), ratios, trace.counts) for gamma in range(1, most + 1))
     return [1.0, *(rate.value for rate in rates)]
 
 
 def _can_be_replayed(prepared: Prepared) -> bool:
-    """Whether a generation is by the rejection rule, with no other sampling option than a temperature."""
-    rule, sampling_params = prepared.options["rule"], prepared.request.sampling_params._asdict()
-    options = [name for name, value in sampling_params.items() if value is not None]
-    is_rejection = rule is None or rule.lenience == 1
-    return is_rejection and options == ["temperature"] and prepared.request.draft_sampling_params is None
+    """Tells whether a generation is by the rejection rule, with no other sampling option than a temperature."""
+    rule = prepared.options["rule"]
+    return (rule is None or rule.lenience == 1) and replay.has_temperature_alone(prepared)
 
 
-def interpolate_costs(found: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
-    """c, and v by gamma.
+def interpolate_costs(costs: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
+    """Returns c, and v by gamma, linear between those that were timed.
 
     >>> passes = np.ones(1)
-    >>> found = [cost.Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))]
-    >>> interpolate_costs(found, 4)[1].tolist()
+    >>> costs = [cost.Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))]
+    >>> interpolate_costs(costs, 4)[1].tolist()
     [1.0, 1.5, 1.75, 2.0, 2.0]
     """
-    gammas, v = zip(*sorted((one.gamma, one.v) for one in found), strict=True)
-    return found[0].c, np.interp(np.arange(most + 1), [0, *gammas], [1.0, *v])
+    gammas, v = zip(*sorted((timed.gamma, timed.v) for timed in costs), strict=True)
+    return costs[0].c, np.interp(np.arange(most + 1), [0, *gammas], [1.0, *v])
 
 
 def timed_gammas(most: int) -> tuple[int, ...]:
-    """Gammas at which v is timed, up to `most`.
+    """Lists the gammas at which v is timed, up to `most`.
 
     >>> timed_gammas(9)
     (1, 2, 3, 4, 5, 7, 8, 9)
@@ -310,48 +321,239 @@ def timed_gammas(most: int) -> tuple[int, ...]:
 
 
 def steps(batches: Sequence[int], most: int) -> int:
-    """How often `of_pair` calls `advance`."""
+    """Counts the calls of `advance` by `of_pair`."""
     return 1 + len(batches) * (len(timed_gammas(most)) + 1)
 
 
-def sentence(found: Plan) -> str:
-    """Whether to speculate, and why.
+class Prediction(NamedTuple):
+    """A chain or a tree, with what it promises.
+
+    Attributes:
+        shape: of the draft, as `drafters.tree` takes it; empty: plain decoding.
+        draw: how children are chosen.
+        tokens_per_round: replayed along the target's texts.
+        cost: of a round, in passes of the target over one token.
+    """
+
+    shape: Choices
+    draw: DrawName
+    tokens_per_round: float
+    cost: float
+
+    @property
+    def improvement(self) -> float:
+        """Speed over plain decoding."""
+        return self.tokens_per_round / self.cost
+
+    @property
+    def depth(self) -> int:
+        """Levels, each of which costs a pass of the drafter."""
+        return max(map(len, self.shape), default=0)
+
+
+class TreePlan(NamedTuple):
+    """The draft to take, if it may be a tree.
+
+    Attributes:
+        tree, chain: the best of each kind; a chain's shape is a tree's with one child a node.
+        acceptance: of each draw, by number of children and rank [K, K].
+        c, v: costs of passes: the drafter's, by the number of tokens it is fed, and the target's, by the number of
+            draft tokens (0: 1.0).
+    """
+
+    tree: Prediction
+    chain: Prediction
+    acceptance: dict[DrawName, Float[np.ndarray, "K K"]]
+    c: Float[np.ndarray, " M"]
+    v: Float[np.ndarray, " M"]
+
+    @property
+    def best(self) -> Prediction:
+        """The tree, unless it is hardly faster than the chain, or neither is than plain decoding."""
+        best = self.tree if self.tree.improvement > self.chain.improvement * (1 + TOLERANCE) else self.chain
+        return best if best.improvement > 1 else Prediction((), self.tree.draw, 1.0, 1.0)
+
+
+def tree_of_pair(
+    prepared: Prepared, *, nodes: int = 32, children: int = 8, batch: int = 1, repeats: int = cost.REPEATS
+) -> TreePlan:
+    """Measures a pair on prompts, and plans its tree.
+
+    For each draw and each number of nodes and levels the dynamic program of `optimal_tree` gives the best shape, for
+    acceptance by rank and then for acceptance by depth, too; of these the one counts whose replayed tokens per round
+    cost least.
+
+    Args:
+        prepared: of a target and a model that drafts, with a temperature and no other sampling options.
+        nodes: most draft tokens.
+        children: most of one node.
+        batch: rows of the passes that are timed.
+        repeats: of each timing.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(max_new_tokens=8)
+        >>> plan = tree_of_pair(prepared.replace(drafter=prepared.target), nodes=3, children=2, repeats=1)
+        >>> plan.acceptance["top"].tolist()  # its own argmax is always right
+        [[1.0, 0.0], [1.0, 0.0]]
+    """
+    (group,) = batching.whole_batches(prepared, batch, batch)
+    c, v = tree_costs(group, nodes, repeats)
+    trace = replay.collect(prepared)
+    counts, ratios, tried = trace.counts, dict[DrawName, np.ndarray](), list[Prediction]()
+    for draw in SAMPLED if trace.temperature else GREEDY:
+        ratios[draw] = replay.tree_ratios(trace, draw, children)
+        rates = ratios[draw].mean(axis=0)  # first as if all positions were alike
+        for _ in range(TREE_PASSES):
+            predictions = [
+                Prediction(
+                    shape, draw, replay.tokens_per_round(shape, ratios[draw], counts).value, round_cost(shape, c, v)
+                )
+                for shape in shapes(rates, nodes)
+            ]
+            tried += predictions
+            # Then as rounds with the best tree meet them.
+            rates = replay.by_depth(_fastest(predictions).shape, ratios[draw], counts)
+    chains = [prediction for prediction in tried if len(prediction.shape) == prediction.depth]
+    trees = [prediction for prediction in tried if len(prediction.shape) > prediction.depth] or chains
+    by_rank: dict[DrawName, np.ndarray] = {draw: values.mean(axis=0) for draw, values in ratios.items()}
+    return TreePlan(_fastest(trees), _fastest(chains), by_rank, c, v)
+
+
+def _fastest(predictions: Sequence[Prediction]) -> Prediction:
+    return max(predictions, key=lambda prediction: prediction.improvement)
+
+
+def shapes(acceptance: Float[np.ndarray, "*L K K"], nodes: int) -> list[Choices]:
+    """Lists the best tree of each of a number of sizes, the chains among them.
+
+    >>> shapes(np.array([[0.5, 0.0], [0.5, 0.2]]), 2)
+    [((0,),), ((0,), (0, 0)), ((0,), (1,))]
+    """
+    longest = min(nodes, DEEPEST)
+    trees = [replay.chain(n) for n in range(1, longest + 1)]
+    for size in (*(n for n in TREE_SIZES if n < nodes), nodes):
+        for depth in range(1, min(size, longest + 1)):
+            shape = best_of_size(np.clip(acceptance, 0, 1), size, depth)
+            trees += [shape] if (len(shape), max(map(len, shape))) == (size, depth) else []
+    return list(dict.fromkeys(trees))
+
+
+def tree_costs(
+    prepared: Prepared, most: int, repeats: int = cost.REPEATS
+) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
+    """Measures the costs of passes over several tokens, in passes of the target over one token.
+
+    Returns:
+        The drafter's over 1, 2, .. most + 1 tokens (from index 0), and the target's with 0, 1, .. most draft tokens;
+        timed at some widths, and linear between them.
+    """
+    draft = acceptance.drafting_model(prepared)
+    widths = timed_gammas(most)
+    c, v = interpolate_costs(cost.measure_all(prepared, widths, repeats=repeats), most)
+    # The drafter's own v: it takes the target's place.
+    by_itself = prepare(draft, prepared.prompt, **dict(prepared.options) | {"drafter": draft, "policy": None})
+    return c * interpolate_costs(cost.measure_all(by_itself, widths, repeats=repeats), most)[1], v
+
+
+def round_cost(choices: Sequence[Sequence[int]], c: Float[np.ndarray, " M"], v: Float[np.ndarray, " M"]) -> float:
+    """Adds up a round with a tree: a pass of the drafter for each level (the first reads two tokens), and the target's.
+
+    >>> round_cost(((0,), (1,), (0, 0)), np.array([0.1, 0.11, 0.12]), np.array([1.0, 1.1, 1.2, 1.3]))
+    1.51
+    """
+    shape = shape_of(choices)
+    fed = [2, *(len(level.parents) for level in shape.levels[1:])]
+    return float(v[len(shape.parents)] + sum(c[min(n, len(c)) - 1] for n in fed))
+
+
+def settings(plan: TreePlan, prepared: Prepared, batch: int) -> list[Setting]:
+    """Makes settings of the chain and the tree of a plan, which `bench.run` compares."""
+    draft, setting = acceptance.drafting_model(prepared), setting_of(prepared, "prompts", batch)
+    chain = setting._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
+    if plan.tree is plan.chain:
+        return [chain]
+    tree = drafters.tree(draft, shape=plan.tree.shape, draw=plan.tree.draw)
+    return [chain, setting._replace(drafter=tree, gamma=plan.tree.depth, name=f"tree of {len(plan.tree.shape)}")]
+
+
+def to_dict(plan: Plan | TreePlan) -> dict[str, Any]:
+    """Returns a report of a plan, for JSON, with the advice in words."""
+    if isinstance(plan, Plan):
+        return plan._asdict() | {"advice": sentence(plan)}
+    predictions = {
+        name: prediction._asdict() | {"depth": prediction.depth, "improvement": prediction.improvement}
+        for name, prediction in (("tree", plan.tree), ("chain", plan.chain), ("best", plan.best))
+    }
+    return {**predictions, "acceptance": plan.acceptance, "c": plan.c, "v": plan.v, "advice": sentence(plan)}
+
+
+def sentence(plan: Plan | TreePlan) -> str:
+    """Says whether to speculate, and why.
 
     >>> sentence(plan(0.9, 0.1, [1.0] * 17))[:85]
     'Speculate with γ = 10: 6.86 tokens a round, in the time of 2.00 passes over one token'
     >>> sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])).partition(", because ")[0]
     'Do not speculate: the best γ, 1, would have 0.87 times the speed of plain decoding'
     """
-    if found.gamma:
-        rows = " (for each row; the batch waits for its slowest)" if found.batch > 1 else ""
-        near = [f"γ = {_runs([gamma for gamma in found.near if gamma])}"] if any(found.near) else []
-        near = ", ".join([*["plain decoding"] * (0 in found.near), *near])
+    if isinstance(plan, TreePlan):
+        return _sentence_of_tree(plan)
+    if plan.gamma:
+        rows = " (for each row; the batch waits for its slowest)" if plan.batch > 1 else ""
+        near = [f"γ = {_runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
+        near = ", ".join([*["plain decoding"] * (0 in plan.near), *near])
         return (
-            f"Speculate with γ = {found.gamma}: {found.tokens_per_round:.2f} tokens a round, in the time of "
-            f"{found.gamma * found.c + found.v:.2f} passes over one token, are at most {found.improvement:.2f} times "
+            f"Speculate with γ = {plan.gamma}: {plan.tokens_per_round:.2f} tokens a round, in the time of "
+            f"{plan.gamma * plan.c + plan.v:.2f} passes over one token, are at most {plan.improvement:.2f} times "
             f"the speed of plain decoding{rows}{f'; within {TOLERANCE:.0%} of that: {near}' if near else ''}."
-            + ("" if found.measured is None else f" {_of_whole_texts(found.improvement)}")
+            + ("" if plan.measured is None else f" {_of_whole_texts(plan.improvement)}")
         )
-    if found.memory is not None and not found.memory.fits:
-        return _no_room(found, found.memory)
-    enough = math.ceil(100 * found.break_even - 1e-4) / 100 if found.break_even < 1 else None
-    pays = f"it would pay from α = {enough:.2f} on" if enough is not None else "not even α = 1 would pay"
-    fewer = f"rounds yield fewer tokens than α = {found.alpha:.2f} promises"
+    if plan.memory is not None and not plan.memory.fits:
+        return _no_room(plan, plan.memory)
+    pays_from = math.ceil(100 * plan.break_even - 1e-4) / 100 if plan.break_even < 1 else None
+    pays = f"it would pay from α = {pays_from:.2f} on" if pays_from is not None else "not even α = 1 would pay"
+    fewer = f"rounds yield fewer tokens than α = {plan.alpha:.2f} promises"
     why = {
-        "low alpha": f"draft tokens are accepted too rarely (α = {math.floor(100 * found.alpha) / 100:.2f}; {pays})",
-        "expensive draft": f"the drafter takes too long (c = {found.c:.2f} passes of the target for each draft token)",
-        "no spare compute": f"checking {found.best + 1} tokens takes the time of {found.v:.2f} passes over one (v)",
+        "low alpha": f"draft tokens are accepted too rarely (α = {math.floor(100 * plan.alpha) / 100:.2f}; {pays})",
+        "expensive draft": f"the drafter takes too long (c = {plan.c:.2f} passes of the target for each draft token)",
+        "no spare compute": f"checking {plan.best + 1} tokens takes the time of {plan.v:.2f} passes over one (v)",
         "clustered draft tokens": f"right draft tokens cluster, so that {fewer}",
         "short texts": f"texts are short, so that {fewer}",
     }
     return (
-        f"Do not speculate: the best γ, {found.best}, would have {found.best_improvement:.2f} times the speed of plain "
-        f"decoding, because {', and '.join(why[name] for name in found.obstacles)}."
+        f"Do not speculate: the best γ, {plan.best}, would have {plan.best_improvement:.2f} times the speed of plain "
+        f"decoding, because {', and '.join(why[name] for name in plan.obstacles)}."
+    )
+
+
+def _sentence_of_tree(plan: TreePlan) -> str:
+    best, tree, chain = plan.best, plan.tree, plan.chain
+    if not best.shape:
+        return (
+            f"Do not speculate: the best tree ({len(tree.shape)} nodes) would be at most {tree.improvement:.2f} times "
+            f"as fast as plain decoding, the best chain (γ = {chain.depth}) {chain.improvement:.2f} times."
+        )
+    if best is not chain:
+        return (
+            f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: "
+            f"{best.tokens_per_round:.2f} tokens in the time of {best.cost:.2f} passes, at most "
+            f"{best.improvement:.2f} times the speed of plain decoding; the best chain, γ = {chain.depth}, "
+            f"{chain.improvement:.2f} times.\ndrafter = drafters.tree(draft, shape={best.shape}, draw={best.draw!r})"
+        )
+    advice = (
+        f"Take a chain, γ = {chain.depth}: {chain.tokens_per_round:.2f} tokens in the time of {chain.cost:.2f} passes, "
+        f"at most {chain.improvement:.2f} times the speed of plain decoding."
+    )
+    if tree is chain:
+        return advice
+    return (
+        f"{advice} The best tree ({len(tree.shape)} nodes, {tree.depth} deep) gains no more than {TOLERANCE:.0%} over "
+        f"it ({tree.tokens_per_round:.2f} tokens, {tree.improvement:.2f} times)."
     )
 
 
 def _of_whole_texts(improvement: float) -> str:
-    """What a measured pair's promise has come to, over the pairs of docs/results.md.
+    """Qualifies a measured pair's promise by the pairs of docs/results.md.
 
     >>> _of_whole_texts(1.5)
     'Whole texts had 0.8 to 1 of what passes promised: 1.20 to 1.50 times.'
@@ -361,19 +563,19 @@ def _of_whole_texts(improvement: float) -> str:
     return f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised: {range_}."
 
 
-def _no_room(found: Plan, taken: Memory) -> str:
-    """Why a pair that does not fit a machine is not to be used there, and what it would be where it fits."""
-    target, draft, machine = map(filesize.decimal, map(int, taken))
-    alone = ", where not even the target fits" if taken.target > taken.machine else ""
+def _no_room(plan: Plan, memory: Memory) -> str:
+    """Says that a pair does not fit a machine, and how fast it would be where it fits."""
+    target, draft, machine = map(filesize.decimal, map(int, memory))
+    alone = ", where not even the target fits" if memory.target > memory.machine else ""
     return (
         f"Do not speculate: weights and caches take {target} (target) and {draft} (drafter), and the machine has "
-        f"{machine}{alone}. With room for both, γ = {found.best} would have at most {found.best_improvement:.2f} times "
+        f"{machine}{alone}. With room for both, γ = {plan.best} would have at most {plan.best_improvement:.2f} times "
         "the speed of plain decoding."
     )
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Rising integers, three or more without a gap as the first and the last.
+    """Writes rising integers, three or more without a gap as the first and the last.
 
     >>> _runs([1, 2, 4, 5, 6, 9])
     '1, 2, 4..6, 9'
@@ -386,12 +588,12 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def operations_ratio(target: Model, drafter: Model) -> float:
-    """Operations per token of the drafter over the target's (c_hat of Theorem 3.11), by their weights."""
+    """Returns the operations per token of the drafter over the target's (c_hat of Theorem 3.11), by their weights."""
     return _weights(drafter) / _weights(target)
 
 
 def _weights(model: Model) -> float:
-    """How many weights each token is multiplied with."""
+    """Counts the weights that each token is multiplied with."""
     if isinstance(model.config, NGramConfig):
         return 0.0  # look-ups
     if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):

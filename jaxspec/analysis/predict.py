@@ -1,4 +1,4 @@
-"""What is to be expected of a setting: its acceptance rate, what its passes cost, the speed that these promise."""
+"""The acceptance rate of a setting, the costs of its passes, and the speed that these promise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NoPlanError(ValueError):
     """A setting whose gamma cannot be planned.
 
     Attributes:
-        setting: the one.
+        setting: the setting.
     """
 
     def __init__(self, setting: Setting):
@@ -39,12 +39,12 @@ class NoPlanError(ValueError):
 
 
 def has_alpha(setting: Setting) -> bool:
-    """Whether an acceptance rate is known: of a model, which has a distribution everywhere, and of rules but few."""
+    """Tells whether a setting has an acceptance rate: its drafter is a model, its rule exact or of a known lenience."""
     return isinstance(setting.drafter, Model) and (setting.rule.exact or setting.rule.lenience is not None)
 
 
 class Predictor:
-    """Measures what is expected of a group's settings; rates and costs are measured once, and serve all of them.
+    """Measures rates, plans and costs of a group's settings, each once for all settings that it serves.
 
     Args:
         repeats: of costs that a plan or a policy is made of.
@@ -55,10 +55,10 @@ class Predictor:
         self._measured: dict[tuple[Any, ...], Any] = {}
 
     def alpha(self, setting: Setting, prepared: Prepared) -> Ratio | None:
-        """Measures how often a draft token is accepted, over all positions of the target's own text; None if not known.
+        """Measures the acceptance rate, over all positions of the target's own text; None if there is none.
 
         Args:
-            setting: of a group; of a drafter that is no model nothing is known where it was not asked.
+            setting: one of a group.
             prepared: the same, for all prompts.
         """
         if not has_alpha(setting):
@@ -79,7 +79,7 @@ class Predictor:
         return self._once(key, setting, lambda: next(planning.of_pair(prepared, **options)))
 
     def policy(self, setting: Setting, part: Prepared) -> BoundPolicy | None:
-        """The setting's own policy; in the place of `ADAPTIVE` one with c and v as measured, searches included."""
+        """Returns the setting's policy; in the place of `ADAPTIVE` one with c and v as measured, searches included."""
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]
         key = "policy", part.decoder.gamma
@@ -107,24 +107,24 @@ class PassTimer:
         prepared: one batch, with the drafter.
         drafts: numbers of draft tokens that its passes judge.
 
-    c is that of the model that drafts; of cascades, layers of the target and heads, a whole draft's over its tokens.
+    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens.
     """
 
     def __init__(self, prepared: Prepared, drafts: Sequence[int]):
-        self._whole = prepared if cost.drafts_as_a_whole(prepared) else None  # a cascade, layers of the target, a head
-        self._model = None if self._whole else cost.paid_model(prepared)
-        self._prepared = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
+        self._drafted_whole = prepared if cost.drafts_as_a_whole(prepared) else None
+        self._model = cost.paid_model(prepared)
+        self._pair = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
         self._drafts, self._repeats, self._per_draft_token = sorted(set(drafts)), [], list[float]()
         self._search = cost.search_cost(prepared)
 
     def time(self) -> None:
         """Times each pass a few times."""
-        self._repeats.append(cost.measure_all(self._prepared, self._drafts, repeats=AT_A_TIME))
-        if self._whole is not None:
-            self._per_draft_token.append(cost.draft_cost(self._whole, AT_A_TIME) / self._whole.decoder.gamma)
+        self._repeats.append(cost.measure_all(self._pair, self._drafts, repeats=AT_A_TIME))
+        if (prepared := self._drafted_whole) is not None:
+            self._per_draft_token.append(cost.draft_cost(prepared, AT_A_TIME) / prepared.decoder.gamma)
 
     def costs(self, drafts: int) -> Costs:
-        """Summarises what was timed, for rounds with `drafts` draft tokens."""
+        """Summarises the timings, for rounds with `drafts` draft tokens."""
         repeats = [costs[self._drafts.index(drafts)] for costs in self._repeats]
 
         def spread(name: str) -> Spread:
@@ -135,7 +135,7 @@ class PassTimer:
         return Costs(c, spread("v"), self._search, spread("target_ms"), spread("verify_ms"), draft)
 
     def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float | None:
-        """Sums what the rounds of some generations take, in one-token passes; None of trees.
+        """Sums the costs of the rounds of some generations, in one-token passes; None of trees.
 
         A policy's draft has the length that it chose. Without one it is drawn whole, though what a row can no longer
         emit is cut; or not at all, by a drafter without a draft (of `fallback`, this charges the model where a look-up
@@ -156,8 +156,8 @@ class PassTimer:
         return float(v[longest].sum() + c * longest.sum() + self._search * len(longest))
 
 
-def drafts_of(prepared: Prepared, policy: bool) -> tuple[int, ...]:
-    """Lists how many draft tokens the passes of a decoder judge."""
+def draft_lengths(prepared: Prepared, policy: bool) -> tuple[int, ...]:
+    """Lists the numbers of draft tokens that the passes of a decoder judge."""
     return cost.measured_drafts(prepared.decoder.gamma) if policy else (prepared.decoder.nodes,)
 
 

@@ -12,7 +12,7 @@ probability S_k. It falls as k grows, and is the product of a ratio for each tok
 `Rule.acceptance_ratio` (min(1, q / p) of the rejection rule; under the block rule S_k is the least so far of the
 products of q / p), for a tree the sum over the nodes of a level of products over their paths, each node's ratio being
 that of its rank among its siblings. A chain is a tree with one child per node. So the number of rounds that a text
-takes is a Markov chain whose mean is computed, not sampled (`analysis.expected_rounds`); at temperature 0 it is the
+takes is a Markov chain whose mean is computed, not sampled (`formulas.expected_rounds`); at temperature 0 it is the
 number itself. Of siblings drawn with replacement, what twins share is left out.
 
 Shapes: N positions of all texts in a row, T tokens of one text, V vocabulary, K children of a node at most, G depth.
@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import sampling
-from jaxspec.analysis import acceptance, expected_rounds
+from jaxspec.analysis import acceptance, formulas
 from jaxspec.analysis.statistics import Ratio
 from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise, programs
 from jaxspec.decode.request import Prepared
@@ -90,29 +90,29 @@ def collect(
     temperature, models = _temperature(prepared), (prepared.target, acceptance.drafting_model(prepared))
     texts = list(acceptance.texts(prepared, batch))
     counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
-    words = prepared.target.tokenizer
-    shape = (int(counts.sum()), prepared.target.lm.vocab_size if words is None else len(words))
-    sides = [_scratch(shape) for _ in models]
-    tokens, at = np.zeros(shape[0], np.int32), 0
+    tokenizer = prepared.target.tokenizer
+    shape = (int(counts.sum()), prepared.target.lm.vocab_size if tokenizer is None else len(tokenizer))
+    logits = [_scratch(shape) for _ in models]
+    tokens, start = np.zeros(shape[0], np.int32), 0
     for text in texts:
         real, prompt = text.real, text.part.prepared.prompt
         real[text.part.real :] = False
-        rows = slice(at, at := at + int(real.sum()))
-        tokens[rows] = np.asarray(text.tokens)[real]
-        for side, model in zip(sides, models, strict=True):
-            side[rows] = np.asarray(_logits(model.lm, shape[1], model.params, prompt, text.tokens))[real]
+        positions = slice(start, start := start + int(real.sum()))
+        tokens[positions] = np.asarray(text.tokens)[real]
+        for side, model in zip(logits, models, strict=True):
+            side[positions] = np.asarray(_logits(model.lm, shape[1], model.params, prompt, text.tokens))[real]
         advance(text.part.real)
-    return LogitTrace(temperature, counts, tokens, *sides)
+    return LogitTrace(temperature, counts, tokens, *logits)
 
 
 def _scratch(shape: tuple[int, ...]) -> Float[np.ndarray, "N V"]:
-    """On disk, in a file that is gone with the array."""
+    """Makes an array on disk, in a file that is gone with it."""
     with tempfile.TemporaryFile() as file:
         return np.memmap(file, np.float32, "w+", shape=shape)
 
 
 def chain(gamma: int) -> Choices:
-    """A chain as a tree of one child per node.
+    """Returns a chain as a tree of one child per node.
 
     >>> chain(2)
     ((0,), (0, 0))
@@ -143,19 +143,17 @@ def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
 def acceptance_rate(trace: LogitTrace, rule: Rule) -> Ratio:
     """Computes the probability that a round's first draft token is accepted, over all positions of the texts."""
     ratios = chain_ratios(trace, rule)[:, 0, 0]
-    if rule.exact:
-        ratios = np.minimum(ratios, 1.0)
-    return mean_of_rows(trace, ratios)
+    return mean_of_rows(trace, np.minimum(ratios, 1.0) if rule.exact else ratios)
 
 
 def mean_of_rows(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Ratio:
-    """Sums what is known of each position by text, over the number of positions."""
+    """Averages a value of each position over all positions; texts are the unit of its error."""
     sums = np.add.reduceat(values, np.cumsum(trace.counts) - trace.counts)
     return Ratio(sums, trace.counts, probability=True)
 
 
 def matches_when_greedy(rule: Rule) -> bool:
-    """Whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
+    """Tells whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
 
     >>> from jaxspec import rules
     >>> [matches_when_greedy(rule) for rule in (rules.rejection(), rules.typical(), rules.lenient(0.5))]
@@ -175,7 +173,8 @@ def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.nd
     children are the most probable tokens, whatever the draw.
 
     Args:
-        trace: of `collect`.
+        trace: as `collect` returns it.
+        draw: as `drafters.tree` takes it.
         children: K.
 
     Raises:
@@ -185,17 +184,17 @@ def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.nd
     vocab = trace.target.shape[1]
     if not 1 <= children <= vocab:
         raise ValueError(f"children is {children}: expected 1 to {vocab}, the vocabulary")
-    found, temperature = np.zeros((len(trace.tokens), children, children)), trace.temperature
-    for chunk, index in enumerate(_chunks(len(found))):
-        part = (jnp.asarray(x[index]) for x in (trace.tokens, trace.target, trace.draft))
+    ratios, temperature = np.zeros((len(trace.tokens), children, children)), trace.temperature
+    for chunk, index in enumerate(_chunks(len(ratios))):
+        part = (jnp.asarray(values[index]) for values in (trace.tokens, trace.target, trace.draft))
         key = jax.random.fold_in(jax.random.key(0), chunk)
-        here = _ratios("top" if temperature == 0 else draw, children, temperature or 1.0, key, *part)
-        found[index] = np.asarray(here)
-    return found
+        draw_here = "top" if temperature == 0 else draw
+        ratios[index] = np.asarray(_chunk_tree_ratios(draw_here, children, temperature or 1.0, key, *part))
+    return ratios
 
 
 @functools.partial(jax.jit, static_argnames=("draw", "children"))
-def _ratios(
+def _chunk_tree_ratios(
     draw: DrawName,
     children: int,
     temperature: Float[Array, ""],
@@ -204,45 +203,49 @@ def _ratios(
     target: Float[Array, "N V"],
     draft: Float[Array, "N V"],
 ) -> Float[Array, "N K K"]:
+    """Computes `tree_ratios` of a chunk of positions; x is each position's token, p and q are [N, V]."""
     p, q = (jax.nn.softmax(logits / temperature, axis=-1) for logits in (target, draft))
-    at, count = tokens[:, None], len(tokens)
-    counts, ranks = jnp.arange(1, children + 1)[None, :, None], jnp.arange(children)[None, None, :]
-    p_x, q_x, draft_x = (jnp.take_along_axis(values, at, axis=1) for values in (p, q, draft))
-    lower = jnp.arange(draft.shape[1])[None, :] < at
+    x = tokens[:, None]
+    counts, ranks = jnp.arange(1, children + 1)[None, :, None], jnp.arange(children)[None, None, :]  # [1, K, 1 or K]
+    p_x, q_x, draft_x = (jnp.take_along_axis(values, x, axis=1) for values in (p, q, draft))  # [N, 1]
+    # The rank of x among the drafter's tokens [N, 1, 1]; of equal ones the lower id is first, as in top_k.
+    lower = jnp.arange(draft.shape[1])[None, :] < x
     rank = jnp.sum(jnp.logical_or(draft > draft_x, jnp.logical_and(draft == draft_x, lower)), axis=1)[:, None, None]
     if draw == "top":
         return jnp.logical_and(rank == ranks, ranks < counts).astype(jnp.float32)
     if draw == "mixed":
-        best = jnp.pad(jnp.cumsum(jax.lax.top_k(q, children)[0], axis=1), ((0, 0), (1, 0)))[:, None, :children]
-        rest = jnp.moveaxis(1 - best, 1, 2)  # what the first k - 1 leave
-        drawn = jnp.minimum(1.0, q_x[:, :, None] / jnp.maximum(rest * p_x[:, :, None], 1e-30))
+        # Of k children the first is drawn from what the k - 1 likeliest leave of q, and these are the others.
+        top = jnp.pad(jnp.cumsum(jax.lax.top_k(q, children)[0], axis=1), ((0, 0), (1, 0)))[:, None, :children]
+        remaining = jnp.moveaxis(1 - top, 1, 2)  # [N, K, 1]
+        drawn = jnp.minimum(1.0, q_x[:, :, None] / jnp.maximum(remaining * p_x[:, :, None], 1e-30))
         drawn = jnp.where(jnp.logical_and(ranks == 0, rank >= counts - 1), drawn, 0.0)
-        fixed = jnp.logical_and(rank == ranks - 1, ranks < counts)
-        return jnp.where(fixed, 1.0, drawn)
+        is_fixed = jnp.logical_and(rank == ranks - 1, ranks < counts)
+        return jnp.where(is_fixed, 1.0, drawn)
 
-    def one(key: Key[Array, ""]) -> Float[Array, "N K"]:
+    def sample(key: Key[Array, ""]) -> Float[Array, "N K"]:
+        """Goes through the siblings: `left` is what is left of p, `siblings` the distribution that draws the next."""
         gumbel = jax.random.gumbel(key, q.shape)
-        order = jax.lax.top_k(jnp.log(q) + gumbel, children)[1]
-        left, own, weight, found = p, q, jnp.ones((count, 1)), []
+        order = jax.lax.top_k(jnp.log(q) + gumbel, children)[1]  # draws without replacement
+        left, siblings, all_rejected, by_rank = p, q, jnp.ones_like(p_x), []
         for child in range(children):
-            left_x, own_x = (jnp.take_along_axis(values, at, axis=1) for values in (left, own))
-            found.append(weight * jnp.minimum(left_x, own_x) / jnp.maximum(p_x, 1e-30))
+            left_x, siblings_x = (jnp.take_along_axis(values, x, axis=1) for values in (left, siblings))
+            by_rank.append(all_rejected * jnp.minimum(left_x, siblings_x) / jnp.maximum(p_x, 1e-30))
             if draw == "replacement":  # what is left does not depend on which token was drawn
-                weight = weight * (1 - jnp.sum(jnp.minimum(left, own), axis=1, keepdims=True))
+                all_rejected = all_rejected * (1 - jnp.sum(jnp.minimum(left, siblings), axis=1, keepdims=True))
             else:
-                y = order[:, child : child + 1]
-                left_y, own_y = (jnp.take_along_axis(values, y, axis=1) for values in (left, own))
-                weight = weight * jnp.maximum(1 - left_y / jnp.maximum(own_y, 1e-30), 0.0)
-            after = jnp.maximum(left - own, 0.0)
+                y = order[:, child : child + 1]  # [N, 1], this sibling
+                left_y, siblings_y = (jnp.take_along_axis(values, y, axis=1) for values in (left, siblings))
+                all_rejected = all_rejected * jnp.maximum(1 - left_y / jnp.maximum(siblings_y, 1e-30), 0.0)
+            after = jnp.maximum(left - siblings, 0.0)
             mass = jnp.sum(after, axis=1, keepdims=True)
             left = jnp.where(mass > 1e-6, after / jnp.maximum(mass, 1e-30), left)
             if draw == "without_replacement":
-                own = jnp.where(jnp.arange(q.shape[1])[None, :] == y, 0.0, own)
-                own = own / jnp.maximum(jnp.sum(own, axis=1, keepdims=True), 1e-30)
-        return jnp.concatenate(found, axis=1)
+                siblings = jnp.where(jnp.arange(q.shape[1])[None, :] == y, 0.0, siblings)
+                siblings = siblings / jnp.maximum(jnp.sum(siblings, axis=1, keepdims=True), 1e-30)
+        return jnp.concatenate(by_rank, axis=1)
 
     samples = SAMPLES if draw == "without_replacement" else 1
-    by_rank = jnp.mean(jax.lax.map(one, jax.random.split(key, samples)), axis=0)
+    by_rank = jnp.mean(jax.lax.map(sample, jax.random.split(key, samples)), axis=0)
     return jnp.where(ranks < counts, by_rank[:, None, :], 0.0)
 
 
@@ -258,10 +261,10 @@ def tokens_per_round(
 
     >>> always = np.zeros((9, 2, 2))
     >>> always[:, :, 0] = 1  # the first child is always right: 8 tokens in 3 rounds, then in 4
-    >>> [round(tokens_per_round(some, always, np.array([9])).value, 2) for some in (((0,), (0, 0)), ((0,), (1,)))]
+    >>> [round(tokens_per_round(tree, always, np.array([9])).value, 2) for tree in (((0,), (0, 0)), ((0,), (1,)))]
     [2.67, 2.0]
     """
-    rounds = [expected_rounds.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)]
+    rounds = [formulas.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)]
     return Ratio(np.asarray(counts) - 1, np.array(rounds))
 
 
@@ -279,19 +282,18 @@ def by_depth(
     [1.0, 0.0]
     """
     depth = max(map(len, choices))
-    found, mass = np.zeros((depth, *ratios.shape[1:])), np.zeros((depth, 1, 1))
+    accepted, mass = np.zeros((depth, *ratios.shape[1:])), np.zeros((depth, 1, 1))
     for survives, later in _by_text(choices, ratios, counts):
-        tokens = len(survives)
-        exactly = -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
-        begins = np.zeros(tokens + depth + 1)
+        tokens, exactly = len(survives), formulas.exact_counts(survives)
+        begins = np.zeros(tokens + depth + 1)  # how probably a round begins at each token
         begins[:1] = 1
         for t in range(tokens):
             begins[t + 1 : t + depth + 2] += begins[t] * exactly[t]
         for level in range(depth):
-            here = begins[:tokens] * (survives[:, level - 1] if level else 1.0)
-            found[level] += np.tensordot(here, later[level : level + tokens], 1)
-            mass[level] += here.sum()
-    return found / np.maximum(mass, 1e-12)
+            reached = begins[:tokens] * (survives[:, level - 1] if level else 1.0)
+            accepted[level] += np.tensordot(reached, later[level : level + tokens], 1)
+            mass[level] += reached.sum()
+    return accepted / np.maximum(mass, 1e-12)
 
 
 def _by_text(
@@ -316,17 +318,23 @@ def _by_text(
 
 
 def _temperature(prepared: Prepared) -> float:
-    """The one temperature of a generation that has no other sampling options."""
-    given = prepared.options.get("temperature")
-    found = np.unique(np.asarray(0.0 if given is None else given, np.float64))
-    other = [name for name, value in prepared.request.sampling_params._asdict().items() if value is not None]
-    if len(found) > 1 or other != ["temperature"] or prepared.request.draft_sampling_params is not None:
+    """Returns the one temperature of a generation that has no other sampling options."""
+    option = prepared.options.get("temperature")
+    temperatures = np.unique(np.asarray(0.0 if option is None else option, np.float64))
+    if len(temperatures) > 1 or not has_temperature_alone(prepared):
         raise ValueError("replay is of a temperature alone: expected one for all rows, and no other sampling options")
-    return float(found[0])
+    return float(temperatures[0])
+
+
+def has_temperature_alone(prepared: Prepared) -> bool:
+    """Tells whether a generation has no sampling option but a temperature, for both models."""
+    sampling_params = prepared.request.sampling_params._asdict()
+    options = [name for name, value in sampling_params.items() if value is not None]
+    return options == ["temperature"] and prepared.request.draft_sampling_params is None
 
 
 def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
-    """Positions in chunks of one size; the last position fills the last chunk."""
+    """Yields positions in chunks of one size; the last position fills the last chunk."""
     for start in range(0, count, CHUNK):
         yield np.minimum(np.arange(start, start + CHUNK), count - 1)
 
@@ -344,7 +352,7 @@ def _chunk_ratios(
 
 
 def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
-    """Log probabilities of each position at a temperature."""
+    """Returns the log probabilities of each position at a temperature."""
     sampling_params = sampling.SamplingParams(jnp.full(len(logits), temperature))
     log_probs = sampling.at_temperature()(sampling_params, logits[:, None]).log_probs
     assert log_probs is not None
@@ -355,5 +363,5 @@ def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> 
 def _logits(
     lm: LanguageModel, vocab: int, params: Params, prompt: Prompt, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T V"]:
-    """Teacher-forced logits over the target's real ids."""
+    """Computes teacher-forced logits over the target's real ids."""
     return sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)

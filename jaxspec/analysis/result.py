@@ -1,9 +1,12 @@
-"""What is measured of a setting: a `BenchResult`; numbers that were not asked for, or are not known, are None."""
+"""The numbers that are measured of a setting: a `BenchResult`; one that is not known is None. And stores of results."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -18,12 +21,12 @@ from jaxspec.analysis.statistics import Rate, Spread
 
 
 class Costs(NamedTuple):
-    """What passes cost; c, v and search in one-token passes of the target.
+    """The costs of passes; c, v and search in one-token passes of the target.
 
     Attributes:
         c: a one-token pass of the model that drafts; 0 for a look-up.
         v: the pass that judges gamma draft tokens.
-        search: what a look-up takes a round; 0 where a model drafts.
+        search: a round's search of a look-up; 0 where a model drafts.
         target_ms, verify_ms, draft_ms: the passes, in milliseconds.
     """
 
@@ -80,17 +83,18 @@ class SettingSummary(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain decoding."""
+        """True for plain decoding."""
         return not self.drafter
 
 
 class Drafts(NamedTuple):
-    """What became of the draft tokens of a run.
+    """The draft tokens of a run.
 
     Attributes:
         share_of_rounds: in which there was a draft.
         tokens_per_round, longest_per_round: of each row; and of the batch, whose rounds are as long as that.
-        conditional: of draft tokens that were tested, those accepted; by their place in the round, too. Of chains.
+        conditional, conditional_by_draft_token: the share of the tested draft tokens that was accepted, over all and
+            by their place in the round. Of chains.
     """
 
     share_of_rounds: Rate
@@ -101,7 +105,7 @@ class Drafts(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Milliseconds to a reader of the stream: of the first token, and the percentiles over all others."""
+    """Milliseconds until a reader of the stream has the first token, and the percentiles over all others."""
 
     first: Spread
     p50: Spread | None
@@ -109,11 +113,11 @@ class Latency(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Where a text first differs from plain decoding's: its number, the token's, and the texts' tokens from there."""
+    """The first difference from plain decoding: the text's number, the token's, and both texts' tokens up to it."""
 
     text: int
     position: int
-    own: tuple[int, ...]
+    tokens: tuple[int, ...]
     plain: tuple[int, ...]
 
 
@@ -184,7 +188,7 @@ def over(result: BenchResult, other: BenchResult) -> Spread | None:
 
 
 def to_json(value: Any) -> Any:
-    """Turns what is measured, or a part of it, into what JSON has; what is not finite into None.
+    """Turns a result, or a part of one, into what JSON has; numbers that are not finite become None.
 
     >>> to_json({"speed": Spread(2.0, 1.0, math.inf), "c": np.ones(2), "file": Path("rows.jsonl")})
     {'speed': {'median': 2.0, 'min': 1.0, 'max': None}, 'c': [1.0, 1.0], 'file': 'rows.jsonl'}
@@ -208,6 +212,7 @@ def from_json(stored: dict[str, Any]) -> BenchResult:
 
 
 def _typed(kind: Any, value: Any) -> Any:
+    """Makes a value of a type, or of the first of a union, from what JSON has of it."""
     if value is None:
         return None
     if isinstance(kind, types.UnionType):
@@ -218,3 +223,66 @@ def _typed(kind: Any, value: Any) -> Any:
         hints = typing.get_type_hints(kind)
         return kind(**{name: _typed(hints[name], part) for name, part in value.items()})
     return value
+
+
+def fingerprint(settings: Any) -> str:
+    """Returns a name for what JSON has, the same in any order of a dict.
+
+    >>> fingerprint({"a": 1, "b": [2.0]}) == fingerprint({"b": [2.0], "a": 1}) != fingerprint({"a": 1, "b": [3.0]})
+    True
+    """
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Store:
+    """Results by the fingerprint of their settings, so that a run that was interrupted goes on where it was.
+
+    In memory only, if there is no file; else each is a line of JSON.
+
+    Args:
+        file: of an earlier run, or to be made.
+
+    Raises:
+        ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written.
+    """
+
+    def __init__(self, file: Path | None):
+        self._file = file
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._cut_at: int | None = None  # bytes before a last line that was cut; None: all lines are complete
+        self._end = b""  # the line end that a last line lacks which is complete otherwise
+        if file is None or not file.exists():
+            return
+        lines = file.read_bytes().split(b"\n")
+        self._end = b"\n" if lines[-1] else b""
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line) if line.strip() else None
+                if row is not None:
+                    self._rows.setdefault(row["fingerprint"], []).append(row)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                if number < len(lines):
+                    raise ValueError(f"{file}: line {number} is no measurement; give another file") from error
+                self._cut_at, self._end = sum(len(complete) + 1 for complete in lines[:-1]), b""
+
+    def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:
+        """Returns the result of some settings, if they have been measured: that of a group, or else the latest."""
+        results = [row["result"] for row in reversed(self._rows.get(fingerprint(settings), []))]
+        return next((result for result in results if group == result.get("group")), (results or [None])[0])
+
+    def put(self, settings: dict[str, Any], result: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Adds a result; it is on disk before this returns."""
+        name = fingerprint(settings)
+        row = {"fingerprint": name, "settings": settings, "result": result, "environment": environment}
+        self._rows.setdefault(name, []).append(row)
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if self._cut_at is not None:
+            os.truncate(self._file, self._cut_at)
+            self._cut_at = None
+        with open(self._file, "ab") as out:
+            out.write(self._end + json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        self._end = b""

@@ -1,4 +1,4 @@
-"""What a pass takes if nothing but memory and arithmetic counts: T(batch, tokens) from bytes, operations and a machine.
+"""The time of a pass if nothing but memory and arithmetic counts, from bytes, operations and a machine.
 
 A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token
 of every row. It takes as long as the slower of the two. So a verify pass over gamma + 1 tokens is free as long as
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
     memory: float | None = None
 
     def peak(self, dtype: str) -> float:
-        """Operations per second in "bfloat16" or "float32".
+        """Returns the operations per second in "bfloat16" or "float32".
 
         Raises:
             ValueError: another dtype, or no figure for it.
@@ -48,10 +48,10 @@ class Machine(NamedTuple):
         >>> MACHINES["a100"].peak("bfloat16")
         312000000000000.0
         """
-        found = getattr(self, dtype) if dtype in ("bfloat16", "float32") else None
-        if found is None:
+        peak = getattr(self, dtype) if dtype in ("bfloat16", "float32") else None
+        if peak is None:
             raise ValueError(f"no peak is published in {dtype!r} for this machine: give one, or use bfloat16")
-        return found
+        return peak
 
 
 # Per chip, without structured sparsity. float32 is that of the general cores: TPUs have no such figure (they build a
@@ -60,9 +60,8 @@ MACHINES = {
     "h200": Machine(4.8e12, 989e12, 67e12, 141e9),  # NVIDIA H200 data sheet, SXM; bfloat16 there is with sparsity
     "h100": Machine(3.35e12, 989e12, 67e12, 80e9),  # NVIDIA H100 data sheet, SXM
     "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9),  # NVIDIA A100 data sheet, 80 GB SXM
-    "tpu-v4": Machine(
-        1.2e12, 275e12, None, 32 * 2**30
-    ),  # Cloud TPU documentation, as the next three: the paper's machine
+    # Cloud TPU documentation, as the next three; the v4 is the paper's machine.
+    "tpu-v4": Machine(1.2e12, 275e12, None, 32 * 2**30),
     "tpu-v5e": Machine(0.819e12, 197e12, None, 16e9),
     "tpu-v5p": Machine(2.765e12, 459e12, None, 95e9),
     "tpu-v6e": Machine(1.638e12, 918e12, None, 32e9),
@@ -73,7 +72,7 @@ MACHINES = {
 
 
 def machine(name: str) -> Machine:
-    """A machine by its name.
+    """Returns a machine by its name.
 
     Raises:
         ValueError: it is not in the table.
@@ -93,7 +92,7 @@ BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of i
 
 
 class Load(NamedTuple):
-    """What one pass of a model asks of a machine.
+    """The load of one pass of a model on a machine.
 
     Attributes:
         parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
@@ -116,7 +115,7 @@ class Load(NamedTuple):
 
 
 def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, prompt: int = 0) -> Load:
-    """The load of a decoding pass of one of our networks.
+    """Computes the load of a decoding pass of one of our networks.
 
     What prefill alone uses is left out: encoder, position table, an embedding that is no head, and the cross-attention
     keys' and values' weights. So are norms and biases, which are few.
@@ -148,7 +147,7 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
 
 
 def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
-    """The load of a decoding pass of a model of some size: a published shape, or so many parameters without a cache.
+    """Computes the load of a decoding pass from a size: a published shape, or a number of parameters, without a cache.
 
     Args:
         size: a name of `jaxspec models`, or parameters that decode, as "11B" or "77M".
@@ -179,7 +178,7 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
 
 
 def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1) -> np.ndarray:
-    """Seconds of a pass over `tokens` tokens of each of `batch` rows: the slower of memory and arithmetic.
+    """Computes the seconds of a pass over `tokens` tokens of each of `batch` rows: the slower of memory and arithmetic.
 
     Attention's own arithmetic is left out: it is small beside the weights' unless rows are very long.
 
@@ -204,7 +203,7 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
 
 
 def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike = 1) -> np.ndarray:
-    """v: the pass over gamma + 1 tokens in one-token passes; 1 is the paper's assumption.
+    """Computes v, the pass over gamma + 1 tokens in one-token passes; 1 is the paper's assumption.
 
     Args:
         gamma: draft tokens a round.
@@ -218,7 +217,7 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
 
 
 def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1) -> np.ndarray:
-    """c: a one-token pass of the drafter in those of the target.
+    """Computes c, a one-token pass of the drafter in those of the target.
 
     Args:
         draft, target: the two models.
@@ -231,7 +230,7 @@ def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1
 
 
 def spare_tokens(machine: Machine, load: Load) -> float:
-    """Tokens (rows times gamma + 1) up to which a pass takes no longer than over one token.
+    """Computes the tokens (rows times gamma + 1) up to which a pass takes no longer than over one token.
 
     Where caches are read too, memory rules longer; this counts the weights alone.
 

@@ -1,10 +1,8 @@
-"""What is compared: a `Setting` is one way to decode one `Task`; `product` makes all combinations of some axes."""
+"""Ways to decode that are compared: a `Setting` of a `Task`; `product` makes all combinations of some axes."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +11,10 @@ import jax
 import numpy as np
 
 from jaxspec import rules, sharding
+from jaxspec.analysis.result import fingerprint
 from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
 from jaxspec.decode.request import Prepared
+from jaxspec.files.digests import of_arrays
 from jaxspec.weights import int8
 
 PLANNED = "plan"  # in the place of a gamma: the one that `analysis.plan` chooses
@@ -27,7 +27,7 @@ class Task(NamedTuple):
     """Prompts, and how much text is generated from each.
 
     Attributes:
-        name: what tables call it.
+        name: of the task, in tables.
         prompts: strings, or rows of token ids.
         new_tokens: most new tokens per prompt.
         ends: whether end tokens end a text; if not, each has exactly `new_tokens`.
@@ -43,7 +43,7 @@ class Backend(NamedTuple):
     """Another way to run settings than the compiled program, to be compared with it: another library, for example.
 
     Attributes:
-        name: what tables call it.
+        name: of the backend, in tables.
         decode: (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for it;
             the new tokens of all rows; and how many passes of the target all batches took, prefill's included.
     """
@@ -56,17 +56,17 @@ class Setting(NamedTuple):
     """One way to decode a task: all that its text and its speed depend on, but for the machine.
 
     Attributes:
-        task: what is decoded.
+        task: the prompts, and how much text.
         drafter: a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding.
         gamma: draft tokens a round, or `PLANNED`; of a drafter of trees, whose size is its own, without effect.
         rule: of acceptance.
-        policy: what chooses among the gamma draft tokens; None drafts all of them, `ADAPTIVE` is
-            `policies.adaptive` with c and v as measured.
+        policy: the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with c and v as
+            measured.
         sampling: sampling options of `generate`, such as {"temperature": 1.0}; greedy if empty.
         batch: prompts at a time.
         target: if it is not the one that `bench.run` was given: the same in another dtype, or on a mesh.
-        backend: what runs it; None: the compiled program.
-        name, policy_name: what tables call the drafter and the policy. A model has a name.
+        backend: runs it; None: the compiled program.
+        name, policy_name: of the drafter and the policy, in tables. A model has a name.
     """
 
     task: Task
@@ -83,7 +83,7 @@ class Setting(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted: no drafter, or chains of no tokens."""
+        """True if nothing is drafted: no drafter, or chains of no tokens."""
         functions = self.drafter.functions if isinstance(self.drafter, BoundDrafter) else self.drafter
         return functions is None or (self.gamma == 0 and getattr(functions, "tree", None) is None)
 
@@ -94,24 +94,24 @@ class Setting(NamedTuple):
 
     @property
     def drafter_name(self) -> str:
-        """What the drafter is called: as given, else by the model or the factory; empty for plain decoding."""
+        """The name of the drafter: its own, else that of the model or the factory; empty for plain decoding."""
         return "" if self.is_plain else self.name or getattr(self.drafter, "name", "") or "unnamed"
 
     @property
     def is_named(self) -> bool:
-        """Whether the drafter has a name that tells it from others of its kind."""
+        """True if the drafter has a name that tells it from others of its kind."""
         return bool(self.name) or isinstance(self.drafter, Model)
 
     @property
     def policy_label(self) -> str:
-        """What the policy is called: as given, else by its factory; empty if there is none."""
+        """The name of the policy: its own, else that of its factory; empty if there is none."""
         if self.policy is None or isinstance(self.policy, str):
             return self.policy_name or self.policy or ""
         return self.policy_name or self.policy.name or "unnamed"
 
     @property
     def backend_name(self) -> str:
-        """What the backend is called."""
+        """The name of the backend."""
         return JAXSPEC if self.backend is None else self.backend.name
 
     def plain(self) -> Setting:
@@ -121,7 +121,7 @@ class Setting(NamedTuple):
 
 
 def product(**axes: Any) -> list[Setting]:
-    """Every combination of the values of some fields of `Setting`, each once; the last axis changes fastest.
+    """Returns every combination of the values of some fields of `Setting`, once; the last axis changes fastest.
 
     Args:
         **axes: for each field a sequence of values, or one value; of drafters and policies also a dict of names and
@@ -131,12 +131,12 @@ def product(**axes: Any) -> list[Setting]:
         TypeError: `Setting` has no such field.
 
     >>> task = Task("letters", ["a b a"])
-    >>> found = product(task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}])
-    >>> [(one.gamma, dict(one.sampling)) for one in found]
+    >>> settings = product(task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}])
+    >>> [(setting.gamma, dict(setting.sampling)) for setting in settings]
     [(2, {}), (2, {'temperature': 1.0}), (3, {}), (3, {'temperature': 1.0})]
     """
-    if odd := axes.keys() - set(Setting._fields):
-        raise TypeError(f"Setting has no field {min(odd)!r}: expected some of {', '.join(Setting._fields)}")
+    if unknown := axes.keys() - set(Setting._fields):
+        raise TypeError(f"Setting has no field {min(unknown)!r}: expected some of {', '.join(Setting._fields)}")
     lists: list[list[dict[str, Any]]] = []
     for field, values in axes.items():
         if field in NAMES and isinstance(values, Mapping):
@@ -145,12 +145,19 @@ def product(**axes: Any) -> list[Setting]:
             lists.append([{field: value} for value in values])
         else:
             lists.append([{field: values}])
-    made = (dict(item for part in parts for item in part.items()) for parts in itertools.product(*lists))
-    return [Setting(**fields) for fields in made]
+    return [
+        Setting(**{name: value for fields in combination for name, value in fields.items()})
+        for combination in itertools.product(*lists)
+    ]
 
 
 def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
-    """A generation as a setting, so many of its prompts at a time; `name` is what its task is called.
+    """Makes a setting of a generation.
+
+    Args:
+        prepared: the generation.
+        name: of its task.
+        batch: prompts at a time.
 
     Raises:
         ValueError: the generation has options with a value for each row.
@@ -166,69 +173,64 @@ def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
     if np.ndim(limit) or any(np.ndim(value) for name, value in options.items() if name == "temperature"):
         raise ValueError("a setting has one max_new_tokens and one temperature for all of its prompts")
     task = Task(name, prepared.prompt, int(limit), ends=eos != ())
-    given = {option: value for option, value in options.items() if value is not None}
-    return Setting(task, drafter, gamma, rule or rules.rejection(), policy, given, batch)
+    sampling = {option: value for option, value in options.items() if value is not None}
+    return Setting(task, drafter, gamma, rule or rules.rejection(), policy, sampling, batch)
 
 
 Digests = dict[tuple[int, ...], tuple[list[Any], str]]  # of arrays by their ids, and the arrays: ids stay theirs
 
 
 def describe(setting: Setting, target: Model, digests: Digests | None = None) -> dict[str, Any]:
-    """A setting as JSON, such that two with the same description find the same: models by digests of their parameters.
+    """Describes a setting in JSON: two settings of one description have the same results.
 
     Args:
-        setting: what to describe.
+        setting: the setting.
         target: the one that `bench.run` was given.
-        digests: those that are known; what is new is added, so that settings of one model read its parameters once.
+        digests: of the parameters that were read before; new ones are added, so that settings of one model read its
+            parameters once.
     """
-    known: Digests = {} if digests is None else digests
-    task, mesh = setting.task, mesh_name(setting.target or target)
+    digests = {} if digests is None else digests
+    task, model, policy = setting.task, setting.target or target, setting.policy
     prompts = task.prompts if not isinstance(task.prompts, Prompt) else token_rows.to_lists(*task.prompts)
-    sampling = {name: np.asarray(value).tolist() for name, value in setting.sampling.items()}
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "task": task.name,
-        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16],
+        "prompts": fingerprint(list(prompts)),
         "new_tokens": task.new_tokens,
         "ends": task.ends,
-        "target": identity((setting.target or target).name, (setting.target or target).params, known),
-        "sampling": sampling,
+        "target": identity(model.name, model.params, digests),
+        "sampling": {name: np.asarray(value).tolist() for name, value in setting.sampling.items()},
         "batch": setting.batch,
-        "mesh": mesh,
+        "mesh": mesh_name(model),
         "backend": setting.backend_name,
     }
     if not setting.is_plain:
-        policy = setting.policy
-        made = () if policy is None or isinstance(policy, str) else policy.params
-        found |= {"drafter": identity(setting.drafter_name, _values(setting.drafter), known), "gamma": setting.gamma}
-        found |= {"rule": setting.rule.name, "policy": identity(setting.policy_label, made, known)}
-    return found
+        numbers = () if policy is None or isinstance(policy, str) else policy.params
+        description |= {
+            "drafter": identity(setting.drafter_name, _values(setting.drafter), digests),
+            "gamma": setting.gamma,
+            "rule": setting.rule.name,
+            "policy": identity(setting.policy_label, numbers, digests),
+        }
+    return description
 
 
-def identity(name: str, values: Any, known: Digests) -> str:
-    """A name, and a digest of arrays: two models of one name are not the same."""
+def identity(name: str, values: Any, digests: Digests) -> str:
+    """Returns a name with a digest of arrays, which tells two models of one name apart."""
     leaves = jax.tree.leaves(values)
     ids = tuple(map(id, leaves))
-    if ids not in known:
-        known[ids] = leaves, digest(leaves)
-    return f"{name} {known[ids][1]}"
-
-
-def digest(leaves: Sequence[Any]) -> str:
-    """The beginning of a hash of arrays, which reads them whole."""
-    found = hashlib.sha256()
-    for leaf in leaves:
-        found.update(np.ascontiguousarray(leaf).view(np.uint8).tobytes())
-    return found.hexdigest()[:12]
+    if ids not in digests:
+        digests[ids] = leaves, of_arrays(leaves)[:12]
+    return f"{name} {digests[ids][1]}"
 
 
 def mesh_name(model: Model) -> str:
-    """The mesh that a model lies on, as `jaxspec.load` takes it; empty for one device."""
+    """Returns the mesh that a model lies on, as `jaxspec.load` takes it; empty for one device."""
     mesh = sharding.mesh_of(model.params)
     return "" if mesh is None else ",".join(f"{name}={size}" for name, size in mesh.shape.items())
 
 
 def dtype_of(model: Model) -> str:
-    """The dtype of a model's matrices."""
+    """Returns the dtype of a model's matrices."""
     leaves = jax.tree.leaves(model.params)
     computed = getattr(model.config, "dtype", str(leaves[0].dtype) if leaves else "float32")
     return int8.dtype_of(model.params, computed)

@@ -1,9 +1,8 @@
-"""Numbers with their errors: ratios over independent texts, medians of repeats, many tests at once."""
+"""Numbers with their errors: ratios over independent texts, medians of repeats."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +78,7 @@ class Rate(NamedTuple):
 
     @classmethod
     def of(cls, ratio: Ratio) -> Rate:
-        """Of sums and counts by text."""
+        """Makes the numbers of a ratio."""
         numbers = (None if np.isnan(x) else x for x in (ratio.value, ratio.stderr, *ratio.interval))
         return cls(*numbers, count=round(float(ratio.counts.sum())))
 
@@ -97,24 +96,5 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Float[np.ndarray, " repeats"]) -> Spread:
-        """Of an array."""
+        """Summarises an array."""
         return cls(float(np.median(values)), float(np.min(values)), float(np.max(values)))
-
-
-def holm_adjust(pvalues: Sequence[float]) -> list[float]:
-    """Holm's p-values: rejecting what is below a level errs, over all tests together, no more often than the level.
-
-    The smallest of m is multiplied by m, the next one by m - 1, and so on; none is below one before it. No test need be
-    independent of another.
-
-    >>> [round(p, 3) for p in holm_adjust([0.02, 0.001, 0.9])]
-    [0.04, 0.003, 0.9]
-
-    Reference: Holm, Scandinavian Journal of Statistics 6, 1979.
-    """
-    order = np.argsort(pvalues, kind="stable")
-    count = len(order)
-    raised = np.asarray(pvalues, np.float64)[order] * (count - np.arange(count))
-    found = np.empty(count)
-    found[order] = np.minimum(np.maximum.accumulate(raised), 1.0)
-    return found.tolist()

@@ -24,7 +24,7 @@ from jaxspec.decode import beam_search
 from jaxspec.decode.batches import Batch, in_batches
 from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.request import Prepared, prepare
-from jaxspec.trace import Prefix, Round
+from jaxspec.trace import Prefix, TracedRound
 
 COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 DRAFTS = (
@@ -261,7 +261,7 @@ def _stream(prepared: Prepared, stop: Sequence[str]) -> Iterator[dict[str, Any]]
         if piece is None:
             return
         before = Prefix(record["tokens"], len(record["tokens"]))
-        step = Round(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
+        step = TracedRound(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
         record["trace"].append(step)
         record["tokens"] += piece.tokens
         record["text"] += piece.text

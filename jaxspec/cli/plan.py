@@ -140,21 +140,22 @@ def _show(heading: str, plans: Sequence[Plan], note: str) -> None:
 
 def _plan_tree(prepared: Prepared, inputs: Inputs, batch: int) -> None:
     """Plans the tree that a pair should draft, and prints the plan; with --timed, beside the best chain's speed."""
-    from jaxspec.analysis import bench, table, tree_plan
+    from jaxspec.analysis import bench, table
+    from jaxspec.analysis import plan as planning
 
     with Console(stderr=True).status("measuring acceptance by rank, and passes"):
-        plan = tree_plan.of_prepared(prepared, nodes=inputs.nodes, batch=batch, repeats=inputs.repeats)
+        plan = planning.tree_of_pair(prepared, nodes=inputs.nodes, batch=batch, repeats=inputs.repeats)
     speeds = []
     if inputs.timed:
         config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
         with console.progress(remaining=True) as bar:
             bar_task = bar.add_task("timing", total=1.0)
             doing = lambda what, share: bar.update(bar_task, description=what, completed=share)  # noqa: E731
-            settings = tree_plan.settings(plan, prepared, batch)
+            settings = planning.settings(plan, prepared, batch)
             speeds = list(bench.run(prepared.target, settings, config=config, doing=doing))
     if inputs.as_json:
-        return console.print_measured(**tree_plan.to_dict(plan), timed=speeds)
+        return console.print_measured(**planning.to_dict(plan), timed=speeds)
     out = Console(highlight=False, soft_wrap=True)
-    out.print(tree_plan.sentence(plan))
+    out.print(planning.sentence(plan))
     for view in table.tables(speeds, (table.SPEED, table.THEORY), out.width) if speeds else ():
         out.print(view)

@@ -1,16 +1,15 @@
-"""A generation round by round: what became of each draft token (`rounds`), and a picture of it (`html`).
+"""A generation round by round: the fate of each draft token (`history`), and a picture of it (`html`, `terminal`).
 
 rounds = trace.of_row(out.tokens[0, : out.lengths[0]], out.trace, 0)
 pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), encoding="utf-8")
 """
 
-from jaxspec.trace.html import html, page
-from jaxspec.trace.rounds import (
+from jaxspec.trace.history import (
     Branch,
-    Judged,
     Prefix,
-    Round,
-    Spelt,
+    RoundText,
+    TokenFates,
+    TracedRound,
     branches,
     judge,
     of_row,
@@ -18,13 +17,14 @@ from jaxspec.trace.rounds import (
     spelt,
     spelt_branches,
 )
+from jaxspec.trace.html import html, page
 
 __all__ = [
     "Branch",
-    "Judged",
     "Prefix",
-    "Round",
-    "Spelt",
+    "RoundText",
+    "TokenFates",
+    "TracedRound",
     "branches",
     "html",
     "judge",

@@ -10,7 +10,7 @@ import html as escaping
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.trace.rounds import CONTEXT, Round, spelt, spelt_branches
+from jaxspec.trace.history import CONTEXT, TracedRound, spelt, spelt_branches
 
 BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em 0.8em"
 LINE = "white-space:pre-wrap;overflow-wrap:anywhere"
@@ -25,16 +25,16 @@ FATES = {"accepted": "accepted draft token", "rejected": "rejected draft token",
 SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421", ord("\n"): "⏎", ord("\t"): "⇥"}
 
 
-def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) -> str:
-    """A `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round unfolds to the tree.
+def html(rounds: Sequence[TracedRound], tokenizer: Any = None, *, context: int = 120) -> str:
+    """Draws a `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round unfolds to the tree.
 
     Args:
-        rounds: see `of_row`.
+        rounds: as `of_row` returns them.
         tokenizer: spells the tokens; without one they are shown as ids.
-        context: most characters of committed text in front of each round's own.
+        context: most characters of committed text in front of each round.
 
     Example:
-        >>> markup = html([Round([], [5], [], 0), Round([5], [6, 2], [6, 7], 1)])
+        >>> markup = html([TracedRound([], [5], [], 0), TracedRound([5], [6, 2], [6, 7], 1)])
         >>> markup.count("<div"), "line-through\\"> 7</span>" in markup
         (4, True)
     """
@@ -50,15 +50,15 @@ def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) 
     return f'<div style="{BOX}">' + "\n".join(lines) + "</div>"
 
 
-def page(rounds: Sequence[Round], tokenizer: Any = None, *, title: str = "Trace", context: int = 120) -> str:
-    """A whole document, for a file of its own; write it as UTF-8.
+def page(rounds: Sequence[TracedRound], tokenizer: Any = None, *, title: str = "Trace", context: int = 120) -> str:
+    """Makes a complete document, for a file of its own; write it as UTF-8.
 
     Args:
         rounds, tokenizer, context: as in `html`.
         title: of the document.
 
     Example:
-        >>> page([Round([], [5], [], 0)], title="a < b").splitlines()[0][:54]
+        >>> page([TracedRound([], [5], [], 0)], title="a < b").splitlines()[0][:54]
         '<!doctype html><html><head><meta charset="utf-8"><titl'
     """
     body = html(rounds, tokenizer, context=context)
@@ -66,8 +66,8 @@ def page(rounds: Sequence[Round], tokenizer: Any = None, *, title: str = "Trace"
     return f"<!doctype html><html><head>{head}</head><body>\n{body}\n</body></html>\n"
 
 
-def _unfolding(line: str, tokenizer: Any, step: Round) -> str:
-    """A line that shows, on a click, the tree of its round."""
+def _unfolding(line: str, tokenizer: Any, step: TracedRound) -> str:
+    """Makes a line that shows, on a click, the tree of its round."""
     branches = spelt_branches(tokenizer, step)
     if not branches:
         return line

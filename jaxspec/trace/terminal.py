@@ -7,7 +7,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from jaxspec.trace.rounds import Round, spelt, spelt_branches
+from jaxspec.trace.history import TracedRound, spelt, spelt_branches
 
 ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
 FATES = {  # of a tree's tokens: style, and the marks that stand for it where there is no colour
@@ -19,8 +19,8 @@ FATES = {  # of a tree's tokens: style, and the marks that stand for it where th
 SHORTEST_CONTEXT = 12  # columns of committed text that a trace line keeps on a narrow terminal
 
 
-def trace(tokenizer: Any, number: int, step: Round, *, width: int, colour: bool) -> Text:
-    """One line for one round, as in the paper's Figure 1; of a tree its branches below."""
+def trace(tokenizer: Any, number: int, step: TracedRound, *, width: int, colour: bool) -> Text:
+    """Draws a line for a round, as in the paper's Figure 1; a tree's branches are below it."""
     line = trace_line(number, *spelt(tokenizer, step), width=width, colour=colour)
     for lead, tokens in spelt_branches(tokenizer, step):
         line.append(f"\n     {lead}", "dim")
@@ -30,8 +30,10 @@ def trace(tokenizer: Any, number: int, step: Round, *, width: int, colour: bool)
     return line
 
 
-def trace_line(number: int, before: str, accepted: str, rejected: str, own: str, *, width: int, colour: bool) -> Text:
-    """Committed text (cut on the left to fit), accepted draft tokens, the rejected draft token, the target's own token.
+def trace_line(
+    number: int, before: str, accepted: str, rejected: str, target: str, *, width: int, colour: bool
+) -> Text:
+    """Draws committed text (cut on the left to fit), accepted draft tokens, rejected ones, and the target's own token.
 
     Without colour there are marks instead.
 
@@ -43,7 +45,7 @@ def trace_line(number: int, before: str, accepted: str, rejected: str, own: str,
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{number:>3}  ", "dim")
     tail = Text()
-    for text, fate in ((accepted, "accepted"), (rejected, "rejected"), (own, "own")):
+    for text, fate in ((accepted, "accepted"), (rejected, "rejected"), (target, "own")):
         style, marks = FATES[fate]
         if text:
             _append(tail, _one_line(text), style, None if colour else marks)
@@ -56,7 +58,7 @@ def trace_line(number: int, before: str, accepted: str, rejected: str, own: str,
 
 
 def legend(colour: bool) -> Text:
-    """What the colours or marks of a trace mean."""
+    """Explains the colours or marks of a trace."""
     if not colour:
         return Text(
             "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the target's own token+}; "

@@ -1,3 +1,3 @@
-"""How models and drafters are trained; `online` teaches a draft model in a running job."""
+"""The training of models and drafters; `online` teaches a draft model in a running job."""
 
 from jaxspec.training.online_distillation import online as online

@@ -45,7 +45,7 @@ class Bucket(NamedTuple):
 def read_pairs(
     path: Path, tokenizer, tasks: Sequence[str], max_source: int, max_target: int, also: Sequence[Path] = ()
 ) -> list[Example]:
-    """Examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut).
+    """Reads examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut).
 
     Those of the files `also` come after those of `path`.
     """
@@ -66,13 +66,13 @@ def read_pairs(
 
 
 def token_ids(tokenizer, texts: Sequence[str], **options: bool) -> Iterator[list[int]]:
-    """Encodes texts a thousand at a time: what a tokenizer keeps beside the ids of a whole data set takes gigabytes."""
+    """Encodes texts a thousand at a time: tokenizers keep more than ids, of a whole data set gigabytes."""
     for start in range(0, len(texts), ENCODED):
         yield from tokenizer(texts[start : start + ENCODED], **options)["input_ids"]
 
 
 def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
-    """Documents from JSON lines with `text`, each begun and ended with a token for that, cut into rows.
+    """Reads documents from JSON lines with `text`, each begun and ended with a token for that, cut into rows.
 
     A tokenizer without a token for the beginning of a text has its end token stand there.
     """
@@ -96,7 +96,7 @@ def _read(path: Path, *fields: str) -> list[dict]:
 
 
 def buckets(widths: Sequence[tuple[int, int]], tokens: int) -> list[Bucket]:
-    """Batch shapes of about `tokens` tokens each, source and target counted alike.
+    """Makes batch shapes of about `tokens` tokens each, source and target counted alike.
 
     >>> buckets([(16, 16), (0, 64)], tokens=1024)
     [Bucket(source=16, target=16, rows=32), Bucket(source=0, target=64, rows=16)]
@@ -105,7 +105,7 @@ def buckets(widths: Sequence[tuple[int, int]], tokens: int) -> list[Bucket]:
 
 
 def _assign(examples: Sequence[Example], shapes: Sequence[Bucket]) -> list[np.ndarray]:
-    """For each shape, the indices of the examples for which it is the smallest that fits."""
+    """Finds, for each shape, the indices of the examples for which it is the smallest that fits."""
     order = sorted(range(len(shapes)), key=lambda i: shapes[i].source + shapes[i].target)
     chosen: list[list[int]] = [[] for _ in shapes]
     for index, example in enumerate(examples):
@@ -133,7 +133,7 @@ class Batches:
         self._epoch, self._plan = -1, []
 
     def at(self, step: int) -> Batch:
-        """The batch of a step."""
+        """Returns the batch of a step."""
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._plan = epoch, self._plan_epoch(epoch)
@@ -141,7 +141,7 @@ class Batches:
         return collate([self.examples[i] for i in rows], self.shapes[bucket])
 
     def once(self) -> Iterator[Batch]:
-        """Every example once (the fill-up rows of a shape's last batch have no real tokens), for evaluation."""
+        """Yields every example once (the fill-up rows of a shape's last batch have no real tokens), for evaluation."""
         for members, shape in zip(self.members, self.shapes, strict=True):
             for start in range(0, len(members), shape.rows):
                 yield collate([self.examples[i] for i in members[start : start + shape.rows]], shape)

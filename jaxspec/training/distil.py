@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.progress import track
 
-from jaxspec.core import Model, Params, Prompt
+from jaxspec.core import Model, Prompt
 from jaxspec.decode import generate
 from jaxspec.files import digests, json_object, numbered, write_jsonl, write_text
 from jaxspec.training.data import Example
@@ -30,9 +30,9 @@ BATCH = 64  # prompts that the teacher answers at once
 
 
 def distillation(config, teacher: Model, weight: float, divergence: Divergence = kl) -> LossFunction:
-    """`weight` times the divergence from the teacher's distribution, the rest the negative log likelihood.
+    """Returns a loss: `weight` times the divergence from the teacher's distribution, the rest the likelihood's.
 
-    Both per target token, teacher-forced on the same batch.
+    The likelihood is negative and logarithmic; both are per target token, teacher-forced on the same batch.
     """
     student_logits, teacher_logits = logits_and_labels(config), logits_and_labels(teacher.config)
 
@@ -50,7 +50,7 @@ def distillation(config, teacher: Model, weight: float, divergence: Divergence =
 
 
 class AnswerOptions(Protocol):
-    """How many of each task's inputs a model answers, at which temperatures, and how often the texts count beside.
+    """The number of each task's inputs that a model answers, at temperatures; the texts count `texts` times beside.
 
     A language model continues the first `prompt` tokens of a text.
     """
@@ -73,15 +73,15 @@ def own_texts(
     path: Path,
     progress: bool,
 ) -> dict[str, list[Example]]:
-    """The examples of each task with what a model makes of their sources, and the examples themselves `texts` times.
+    """Returns the examples of each task with a model's answers to their sources, and the examples `texts` times.
 
     Args:
         teacher: the model.
         tasks: examples with sources.
         options: a recipe's numbers.
         longest: most tokens of an answer; of a language model, of a text after its first token.
-        path: where answers are stored, less what differs from task to task.
-        progress: whether to show it.
+        path: of the stored answers, but for an ending that each task adds.
+        progress: whether a bar shows it.
 
     Raises:
         ValueError: another number of tasks than `options` has, or as `answers`.
@@ -91,26 +91,26 @@ def own_texts(
     if teacher.lm.start_token is None:
         longest += 1 - options.prompt
         tasks = {
-            task: [_cut(e, options.prompt) for e in some if len(e.target) > options.prompt]
-            for task, some in tasks.items()
+            task: [_split(text, options.prompt) for text in texts if len(text.target) > options.prompt]
+            for task, texts in tasks.items()
         }
     learnt: dict[str, list[Example]] = {}
-    for (task, known), count in zip(tasks.items(), options.answers, strict=True):
-        some = known[:: max(1, len(known) // max(1, count))][:count]
-        learnt[task] = list(known) * options.texts
+    for (task, examples), count in zip(tasks.items(), options.answers, strict=True):
+        few = examples[:: max(1, len(examples) // max(1, count))][:count]
+        learnt[task] = list(examples) * options.texts
         for temperature in options.temperatures:
             end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
-            learnt[task] += answers(teacher, some, path.with_name(path.name + end), longest, progress, temperature)
+            learnt[task] += answers(teacher, few, path.with_name(path.name + end), longest, progress, temperature)
     if teacher.lm.start_token is None:
-        return {task: [_joined(e) for e in some] for task, some in learnt.items()}
+        return {task: [_join(example) for example in examples] for task, examples in learnt.items()}
     return learnt
 
 
-def _cut(text: Example, prompt: int) -> Example:
+def _split(text: Example, prompt: int) -> Example:
     return Example(text.target[:prompt], text.target[prompt:])
 
 
-def _joined(example: Example) -> Example:
+def _join(example: Example) -> Example:
     return Example(example.source[:0], np.concatenate([example.source, example.target]).astype(np.int32))
 
 
@@ -122,7 +122,7 @@ def answers(
     progress: bool = True,
     temperature: float = 0.0,
 ) -> list[Example]:
-    """The examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
+    """Returns the examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
 
     Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
     recipe that asks for more gets the rest. Examples are answered in order of length, so that a batch holds little
@@ -131,47 +131,39 @@ def answers(
     Raises:
         ValueError: `path` holds answers of another teacher, or of another length.
     """
-    header = {"teacher": fingerprint(teacher.params), "max_new_tokens": max_new_tokens}
-    made = _open(path, header | ({"temperature": temperature} if temperature else {}))
-    sources = sorted({tuple(e.source.tolist()) for e in examples}.difference(made), key=lambda s: (len(s), s))
+    header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
+    stored = _open(path, header | ({"temperature": temperature} if temperature else {}))
+    wanted = {tuple(example.source.tolist()) for example in examples}
+    sources = sorted(wanted.difference(stored), key=lambda source: (len(source), source))
     batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]
     with path.open("a", encoding="utf-8") as file:
         for batch in track(batches, "the teacher's outputs", disable=not progress):
             for source, target in zip(batch, _answer(teacher, batch, max_new_tokens, temperature), strict=True):
-                made[source] = target
+                stored[source] = target
                 file.write(json.dumps({"source": source, "target": target}) + "\n")
             file.flush()
-    return [Example(e.source, np.array(made[tuple(e.source.tolist())], np.int32)) for e in examples]
-
-
-def fingerprint(params: Params) -> str:
-    """Names parameters by their values: the same in every process, another one for other values.
-
-    >>> fingerprint({"a": jnp.zeros(2)}) == fingerprint({"a": jnp.zeros(2)}) != fingerprint({"a": jnp.ones(2)})
-    True
-    """
-    return digests.of_arrays(jax.tree.leaves(params))[:16]
+    return [Example(e.source, np.array(stored[tuple(e.source.tolist())], np.int32)) for e in examples]
 
 
 def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
-    """The answers in `path`, by source; the file is begun if there is none, and a line cut short by a kill dropped."""
+    """Reads the answers in `path`, by source; begins the file if there is none, and drops a line that a kill cut."""
     if not path.is_file():
         write_jsonl(path, [header])
         return {}
     text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    first, *rows = (json_object(line, where) for where, line in numbered(whole.splitlines(), path))
+    complete = text[: text.rfind("\n") + 1]
+    first, *rows = (json_object(line, where) for where, line in numbered(complete.splitlines(), path))
     if first != header:
         raise ValueError(f"{path} holds answers of {first}, expected {header}: move it away to have new ones made")
-    if whole != text:
-        write_text(path, [whole])
+    if complete != text:
+        write_text(path, [complete])
     return {tuple(row["source"]): row["target"] for row in rows}
 
 
 def _answer(
     teacher: Model, sources: Sequence[tuple[int, ...]], max_new_tokens: int, temperature: float
 ) -> list[list[int]]:
-    """The teacher's outputs, as one batch of `BATCH` rows; samples depend on the sources alone."""
+    """Generates the teacher's outputs, as one batch of `BATCH` rows; samples depend on the sources alone."""
     tokens, length = np.zeros((BATCH, max(map(len, sources))), np.int32), np.ones((BATCH,), np.int32)
     for row, source in enumerate(sources):
         tokens[row, : len(source)], length[row] = source, len(source)

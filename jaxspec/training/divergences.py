@@ -1,4 +1,4 @@
-"""Divergences of a draft distribution q from its target's p, per token: what a draft model is trained to lessen.
+"""Divergences of a draft distribution q from its target's p, per token, which training a draft model lessens.
 
 With the acceptance rate alpha = sum_x min(p(x), q(x)) = 1 - TV(p, q) at a position (Corollary 3.6 of arXiv 2211.17192),
 the total variation is what counts, but its gradient vanishes where p and q hardly meet: it is for a draft that has
@@ -25,33 +25,33 @@ SMALLEST = 1e-6  # an acceptance rate whose logarithm is still taken
 
 
 def kl(log_p, log_q, real):
-    """Forward: sum p log(p / q). The gradient of cross-entropy with soft targets."""
+    """Computes the forward KL, sum p log(p / q): the gradient of cross-entropy with soft targets."""
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def reverse_kl(log_p, log_q, real):
-    """sum q log(q / p)."""
+    """Computes sum q log(q / p)."""
     return jnp.sum(jnp.exp(log_q) * (log_q - log_p), axis=-1)
 
 
 def jensen_shannon(log_p, log_q, real):
-    """(KL(p, m) + KL(q, m)) / 2, with m = (p + q) / 2."""
+    """Computes (KL(p, m) + KL(q, m)) / 2, with m = (p + q) / 2."""
     log_m = jnp.logaddexp(log_p, log_q) - jnp.log(2.0)
     return 0.5 * (kl(log_p, log_m, real) + kl(log_q, log_m, real))
 
 
 def total_variation(log_p, log_q, real):
-    """1 - alpha."""
+    """Computes 1 - alpha."""
     return 1.0 - _alpha(log_p, log_q)
 
 
 def minus_log_alpha(log_p, log_q, real):
-    """-log alpha: as total variation, with a larger gradient where alpha is small."""
+    """Computes -log alpha: as total variation, with a larger gradient where alpha is small."""
     return -jnp.log(jnp.maximum(_alpha(log_p, log_q), SMALLEST))
 
 
 def blend(log_p, log_q, real):
-    """w KL + (1 - w) (1 - alpha), with w = exp(-BLEND_DECAY alpha) by the batch's mean alpha."""
+    """Computes w KL + (1 - w) (1 - alpha), with w = exp(-BLEND_DECAY alpha) by the batch's mean alpha."""
     alpha = _alpha(log_p, log_q)
     mean = jnp.sum(alpha * real) / jnp.maximum(jnp.sum(real), 1.0)
     weight = jnp.exp(-BLEND_DECAY * jax.lax.stop_gradient(mean))

@@ -1,4 +1,4 @@
-"""Training a target that its own first layers can draft for: layer dropout and a loss at every exit.
+"""The training of a target that its own first layers can draft for: layer dropout and a loss at every exit.
 
 LayerSkip (Elhoushi et al., arXiv 2404.16710). Rows skip layers at random, the later ones more often, so that the model
 relies less on these; and the final norm and the head, which all exits share, are to predict the next token from the
@@ -35,53 +35,58 @@ class Steps(NamedTuple):
 
     batches: Batches
 
+    @property
+    def per_epoch(self) -> int:
+        """Steps an epoch."""
+        return self.batches.per_epoch
+
     def at(self, step: int) -> Numbered:
-        """That of a step."""
+        """Returns the batch of a step."""
         return Numbered(self.batches.at(step), np.asarray(step, np.int32))
 
     def once(self) -> Iterable[Numbered]:
-        """Every example once."""
+        """Yields every example once."""
         return (Numbered(batch, np.zeros((), np.int32)) for batch in self.batches.once())
 
 
-def dropout(about: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:
-    """The probability that a row skips each layer: 0 for the first, growing exponentially to `dropout` for the last.
+def dropout(options: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:
+    """Computes how probably a row skips each layer: 0 for the first, growing exponentially to `dropout` for the last.
 
     From random parameters it begins at 0 and grows over the run in the same way.
 
     >>> train = Train(steps=100, batch_tokens=1, learning_rate=1.0, start="a checkpoint")
-    >>> [f"{each:.3f}" for each in dropout(EarlyExit(dropout=0.2), train, 3, jnp.array(0))]
+    >>> [f"{share:.3f}" for share in dropout(EarlyExit(dropout=0.2), train, 3, jnp.array(0))]
     ['0.000', '0.083', '0.200']
     """
     by_layer = jnp.exp2(jnp.arange(layers, dtype=jnp.float32) / (layers - 1)) - 1
     done = jnp.asarray(1.0 if train.start else step / max(1, train.steps - 1), jnp.float32)
-    return about.dropout * by_layer * (jnp.exp2(done) - 1)
+    return options.dropout * by_layer * (jnp.exp2(done) - 1)
 
 
-def weights(about: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:
-    """The share of the loss after each layer, in a step; the last layer always has most of it, the first none.
+def weights(options: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:
+    """Computes the share of the loss after each layer, in a step; the last has most of it, the first none.
 
     >>> train = Train(steps=8, batch_tokens=1, learning_rate=1.0)
-    >>> found = weights(EarlyExit(scale=1.0, every=2), train, 4, jnp.array(1))  # of 0, 1, 3 and 3 + 3; 1 and 3 learn
-    >>> [f"{each:.3f}" for each in found]
+    >>> shares = weights(EarlyExit(scale=1.0, every=2), train, 4, jnp.array(1))  # of 0, 1, 3 and 3 + 3; 1 and 3 learn
+    >>> [f"{share:.3f}" for share in shares]
     ['0.000', '0.143', '0.000', '0.857']
     """
     number = jnp.arange(layers, dtype=jnp.int32)
-    early = about.scale * (number * (number + 1) / 2)
-    if about.curriculum == "rotating":
-        learns = number % about.every == step % about.every
+    early = options.scale * (number * (number + 1) / 2)
+    if options.curriculum == "rotating":
+        learns = number % options.every == step % options.every
     else:  # from the last exit to the first, all of them after half of the run
         learns = layers - 1 - number <= step * 2 * layers // train.steps
     early = jnp.where(learns, early, 0.0)
-    last = layers - 1 + about.scale * (layers - 2) * (layers - 1) / 2
-    each = jnp.where(number == layers - 1, last, early)
-    return each / jnp.sum(each)
+    last = layers - 1 + options.scale * (layers - 2) * (layers - 1) / 2
+    by_layer = jnp.where(number == layers - 1, last, early)
+    return by_layer / jnp.sum(by_layer)
 
 
-def loss(config: Config, about: EarlyExit, train: Train) -> LossFunction:
-    """Negative log likelihood of the targets, a weighted mean over exits, with layer dropout; of `Numbered` batches.
+def loss(config: Config, options: EarlyExit, train: Train) -> LossFunction:
+    """Returns the negative log likelihood of the targets, a weighted mean over exits, with layer dropout, as a loss.
 
-    Logits are computed of one exit after the other, and of none whose weight is 0.
+    Its batches are `Numbered`. Logits are computed of one exit after the other, and of none whose weight is 0.
     """
     module, layers = module_of(config), decoder_layers(config)
 
@@ -89,7 +94,7 @@ def loss(config: Config, about: EarlyExit, train: Train) -> LossFunction:
         rows, step = rows_of(config, batch.batch), jnp.asarray(batch.step)
         key = jax.random.fold_in(jax.random.key(train.seed), step)
         drawn = jax.random.uniform(key, (layers, rows.labels.shape[0]))
-        runs = drawn >= dropout(about, train, layers, step)[:, None]
+        runs = drawn >= dropout(options, train, layers, step)[:, None]
         streams: Any = module.apply({"params": params}, *rows.inputs, runs, method="streams")
 
         def of_exit(stream: Float[Array, "B T M"]) -> Float[Array, ""]:
@@ -101,7 +106,7 @@ def loss(config: Config, about: EarlyExit, train: Train) -> LossFunction:
             weight, stream = exit
             return total + weight * jax.lax.cond(weight > 0, of_exit, lambda _: jnp.zeros(()), stream), None
 
-        each = weights(about, train, layers, step), jnp.stack(streams)
-        return jax.lax.scan(add, jnp.zeros(()), each)[0], jnp.sum(rows.real)
+        exits = weights(options, train, layers, step), jnp.stack(streams)
+        return jax.lax.scan(add, jnp.zeros(()), exits)[0], jnp.sum(rows.real)
 
     return run

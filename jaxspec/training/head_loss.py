@@ -1,4 +1,4 @@
-"""The loss of a drafter that reads its target's hidden states, and what it promises, without decoding.
+"""The loss and the held-out acceptance, without decoding, of a drafter that reads its target's hidden states.
 
 The target reads a batch of texts in the training step itself, as it reads them in decoding: nothing is stored, and it
 stays as it is. At every position a draft begins (`draft_heads.training`), whose distributions are compared with the
@@ -35,7 +35,7 @@ from jaxspec.training.recipes import Learn
 
 
 class Lesson(NamedTuple):
-    """What a step learns from: texts, and the target's parameters, which a compiled program is given as arguments."""
+    """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments."""
 
     batch: Batch
     target: Params
@@ -47,6 +47,11 @@ class Lessons(NamedTuple):
     batches: Batches
     target: Params
 
+    @property
+    def per_epoch(self) -> int:
+        """Steps an epoch."""
+        return self.batches.per_epoch
+
     def at(self, step: int) -> Lesson:
         """Returns the lesson of a step."""
         return Lesson(self.batches.at(step), self.target)
@@ -57,7 +62,7 @@ class Lessons(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Texts as the target's rows, and what it makes of them."""
+    """Texts as the target's rows, and its outputs."""
 
     tokens: Int[Array, "B R"]
     length: Int[Array, " B"]
@@ -65,7 +70,7 @@ class Rows(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Who learns what.
+    """A drafter and its target, with what it learns.
 
     Attributes:
         lm: of the target.
@@ -81,25 +86,25 @@ class Task(NamedTuple):
 
     @property
     def kind(self) -> Training:
-        """How drafters of this kind are trained."""
+        """The training of drafters of this kind."""
         return kind_of(self.config).training
 
     @property
     def depths(self) -> int:
-        """Draft tokens: as many as are asked for, or as there are."""
+        """The number of draft tokens: the recipe's, at most as many as the kind has."""
         most = self.kind.longest(self.config)
         wanted = self.learn.depths or most or 4
         return wanted if most is None else min(wanted, most)
 
 
 class HeldOutAcceptance(NamedTuple):
-    """What one pass over texts promises of decoding, for each number of draft tokens.
+    """The acceptance that one pass over texts promises, for each number of draft tokens.
 
     Attributes:
         alpha: acceptance rate of each draft token at temperature 1, after right ones: the mean of sum_x min(p, q).
-        agrees: how often its most probable token is the target's: the acceptance rate at temperature 0.
+        agrees: share of positions where its most probable token is the target's: the acceptance rate at temperature 0.
         accepted: the mean of the products of the former up to each draft token.
-        all_agree: how often all up to it agree.
+        all_agree: share of positions where all up to it agree.
 
     Texts that the target itself generated, at the temperature in question, are those that decoding meets.
     """
@@ -111,24 +116,25 @@ class HeldOutAcceptance(NamedTuple):
 
     @property
     def tokens_per_round(self) -> tuple[float, float]:
-        """Expected at temperatures 0 and 1, with as many draft tokens a round.
+        """The expected tokens of a round at temperatures 0 and 1, with as many draft tokens a round.
 
-        >>> each = np.array([0.5, 0.25])
-        >>> HeldOutAcceptance(each, each, each, each).tokens_per_round
+        >>> rates = np.array([0.5, 0.25])
+        >>> HeldOutAcceptance(rates, rates, rates, rates).tokens_per_round
         (1.75, 1.75)
         """
         return 1 + float(self.all_agree.sum()), 1 + float(self.accepted.sum())
 
     def __str__(self) -> str:
-        def each(rates: Float[np.ndarray, " K"]) -> str:
+        def written(rates: Float[np.ndarray, " K"]) -> str:
             return " ".join(f"{rate:.2f}" for rate in rates)
 
-        cold, warm = self.tokens_per_round
-        return f"T=0: α {each(self.agrees)}, {cold:.2f} tokens a round; T=1: α {each(self.alpha)}, {warm:.2f}"
+        greedy, sampled = self.tokens_per_round
+        at_0 = f"T=0: α {written(self.agrees)}, {greedy:.2f} tokens a round"
+        return f"{at_0}; T=1: α {written(self.alpha)}, {sampled:.2f}"
 
 
 def read(lm: LanguageModel, lesson: Lesson) -> Rows:
-    """The target's pass over whole rows."""
+    """Runs the target over complete rows."""
     target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
     if lm.start_token is None:
         forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), target.shape[1])
@@ -147,7 +153,7 @@ def read(lm: LanguageModel, lesson: Lesson) -> Rows:
 def read_tree(
     lm: LanguageModel, lesson: Lesson, extend: Callable[..., Any], nodes: Int[Array, "B n"], parent: Int[Array, "B n"]
 ) -> Forward:
-    """The target's pass over a tree after the first token of each row.
+    """Runs the target over a tree after the first token of each row.
 
     Args:
         lm: the target.
@@ -163,17 +169,17 @@ def read_tree(
 
 
 def source_of(lesson: Lesson) -> Prompt:
-    """Returns what an encoder-decoder reads."""
+    """Returns the sources that an encoder reads."""
     return Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
 
 
 class Part(NamedTuple):
-    """Some of the places of a batch's rows where drafts begin; the leading axis P is scanned over.
+    """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned over.
 
     Attributes:
         ahead: the token that each draft begins after, and those after it.
         real: whether the text goes on after these.
-        window: the target's features from the first of these tokens on, with all that the drafts are compared with.
+        window: the target's features from the first of these tokens on, for all that the drafts are compared with.
     """
 
     ahead: Int[Array, "P B C K"]
@@ -191,28 +197,32 @@ class Drafted(NamedTuple):
 
 
 def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
-    """The hidden states of all drafts of a batch, and what they are to be compared with, in parts."""
+    """Computes the hidden states of all drafts of a batch, and the features to compare them with, in parts."""
     rows, depths, stride = jax.lax.stop_gradient(read(task.lm, lesson)), task.depths, task.learn.stride
     shared, size = shared_with(task.lm, lesson.target), rows.tokens.shape[1] - 1
     stride = min(stride, size)
-    # Where drafts begin differs from batch to batch, and depends on nothing else.
+    # Drafts begin at every stride-th position; the first differs from batch to batch, and depends on nothing else.
     offset = jnp.sum(rows.tokens, dtype=jnp.int32) % stride
     place = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
     forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
-    whole = {**params, **task.frozen}
+    all_params = {**params, **task.frozen}
     ahead, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
-    hidden = task.kind.hidden_states(task.config, whole, shared, DraftStarts(forward, ahead, place, depths, reread))
+    hidden = task.kind.hidden_states(
+        task.config, all_params, shared, DraftStarts(forward, ahead, place, depths, reread)
+    )
 
+    # Draft token k of place a is compared at position a + k [A, K]; what it predicts is the token two further on.
     number = jnp.arange(depths, dtype=jnp.int32)
     after = place[:, None] + number[None, :]
-    real = after[None] + 2 < rows.length[:, None, None]
+    real = after[None] + 2 < rows.length[:, None, None]  # [B, A, K]
     distance = jnp.zeros(())
     if task.learn.regression and task.kind.predicts_features(task.config):
         actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
         errors = jnp.mean(smooth_l1(hidden - actual), axis=-1)
         distance = jnp.sum(jnp.where(real, errors, 0.0) * _weights(task)[None, None])
 
+    # Places are cut into P parts of C, padded to a multiple; each part has a window of features for its places.
     batch, places = hidden.shape[0], place.shape[0]
     places_per_part = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
     count, features = -(-places // places_per_part), rows.forward.features
@@ -231,7 +241,7 @@ def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
 
 
 def smooth_l1(x: Array) -> Array:
-    """Half the square of what is at most 1, the absolute value less a half of what is more.
+    """Halves the square of entries of at most 1, and takes a half off the absolute value of others.
 
     >>> smooth_l1(jnp.array([0.5, -2.0])).tolist()
     [0.125, 1.5]
@@ -250,18 +260,18 @@ class Compared(NamedTuple):
 
 
 def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part) -> list[Compared]:
-    """For each draft token the distributions at some places.
+    """Computes the distributions of each draft token at a part of the places.
 
-    log_p are the target's own, which sum to less than 1 where the drafter has fewer tokens; `among`: whether its most
-    probable one is among these; `agrees`: whether it is the drafter's most probable one, too.
+    log_p are the target's own, which sum to less than 1 where the drafter has fewer tokens; `among`: whether the
+    target's most probable token is one of the drafter's; `agrees`: whether it is the drafter's most probable one, too.
     """
     shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
     batch, places, depths = part.ahead.shape
-    wide = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))
+    window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))  # [B, C stride + K, V]
     flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
     compared, last = [], (places - 1) * task.learn.stride
     for depth in range(depths):
-        log_p = wide[:, depth : depth + last + 1 : task.learn.stride]
+        log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
         logits, memory = task.kind.logits(task.config, params, shared, flat, ahead, depth, memory)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
@@ -274,7 +284,7 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
 
 
 def head_loss(task: Task, divergence: Divergence) -> LossFunction:
-    """Divergence from the target's distributions, draft tokens weighted by `learn.decay`; a sum, and their weights.
+    """Returns the divergence from the target's distributions, draft tokens weighted by `learn.decay`, as a loss.
 
     A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
     """
@@ -303,7 +313,7 @@ def losses(task: Task) -> tuple[LossFunction, LossFunction]:
 
 
 def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:
-    """(params, lessons) -> what the drafter promises on these texts."""
+    """Returns a function of parameters and lessons that measures the drafter's acceptance on these texts."""
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
         sums, run_p, run_best = [], 1.0, 1.0
@@ -337,7 +347,7 @@ def _weights(task: Task) -> Float[Array, " K"]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def in_parts(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any) -> Array:
-    """The sum of function(fixed, params, hidden[i], parts[i]) over i, one after the other.
+    """Sums function(fixed, params, hidden[i], parts[i]) over i, one after the other.
 
     The gradient, by `params` and `hidden`, is computed with the value, so that nothing inside of `function` is stored
     or computed twice.

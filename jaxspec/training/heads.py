@@ -1,9 +1,8 @@
-"""From a recipe to a trained drafter that reads its target's hidden states: EAGLE, Medusa, MTP, block drafters."""
+"""The training of drafters that read their target's hidden states: EAGLE, Medusa, MTP, block drafters."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +18,8 @@ from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.training.distil import own_texts
-from jaxspec.training.head_loss import HeldOutAcceptance, Lessons, Task, held_out_acceptance, losses
-from jaxspec.training.loop import Objective, fit
+from jaxspec.training.head_loss import Lessons, Task, held_out_acceptance, losses
+from jaxspec.training.loop import Objective
 from jaxspec.training.recipes import HeadRecipe
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import huggingface
@@ -44,60 +43,49 @@ class Head(NamedTuple):
     params: Params
 
 
-def train(
-    recipe: HeadRecipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True
-) -> tuple[Head, HeldOutAcceptance]:
-    """Trains a recipe's drafter on the data in `folder`, keeping its state in `work`.
-
-    Returns:
-        The drafter, and what it promises on held-out texts.
-    """
+def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> tuple[Head, Objective]:
+    """Makes the untrained drafter of a recipe, and its objective on the data in `folder`, as `run.train` takes them."""
     target = load(recipe.target, dtype=recipe.train.dtype)
-    tasks, held = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
+    tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
-    training, heldout = (
-        Lessons(batches(recipe, some, repeat), target.params)
-        for some, repeat in ((tasks, recipe.data.repeat), (held, ()))
-    )
-    report = held_out_acceptance(head.task)
-    log(f"{recipe.name}: {count(head.params):,} parameters; {training.batches.per_epoch} steps an epoch")
-    log(f"untrained: {report(head.params, heldout.once())}")
+    training = Lessons(batches(recipe, tasks, recipe.data.repeat), target.params)
+    heldout = Lessons(batches(recipe, heldout_tasks), target.params)
     first, rest = losses(head.task)
     later = round(recipe.learn.kl * recipe.train.steps), rest
-    objective = Objective(first, training, first, heldout, later, report)
-    params, found = fit(head.params, objective, recipe.train, work / "state", log=log, progress=progress)
-    return head._replace(params=params), found
+    return head, Objective(first, training, first, heldout, later, held_out_acceptance(head.task))
 
 
 def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Path, progress: bool) -> Tasks:
-    """The examples of each task, training or held-out: the data's, the target's own, or both.
+    """Returns the examples of each task, training or held-out: the data's, the target's own, or both.
 
     A decoder-only target continues the first `learn.prompt` tokens of a text.
     """
-    about, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
-    tokenizer = huggingface.tokenizer(folder / about.tokenizer) if about.tokenizer else target.tokenizer
+    options, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
+    tokenizer = huggingface.tokenizer(folder / options.tokenizer) if options.tokenizer else target.tokenizer
     held = split == "heldout"
-    tasks = examples(about, encoder, folder, tokenizer, held)
+    tasks = examples(options, encoder, folder, tokenizer, held)
     if held:
-        tasks = {task: some[:: max(1, len(some) // HELDOUT_TEXTS)][:HELDOUT_TEXTS] for task, some in tasks.items()}
+        tasks = {task: rows[:: max(1, len(rows) // HELDOUT_TEXTS)][:HELDOUT_TEXTS] for task, rows in tasks.items()}
         learn = dataclasses.replace(learn, answers=tuple(HELDOUT_TEXTS for _ in learn.answers), texts=0)
     if not learn.answers:
         return tasks
-    return own_texts(target, tasks, learn, max(t for _, t in about.shapes), work / f"{split}.answers", progress)
+    longest = max(target_tokens for _, target_tokens in options.shapes)
+    return own_texts(target, tasks, learn, longest, work / f"{split}.answers", progress)
 
 
 def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:
-    """How often each token occurs in the texts that are learnt from."""
-    return np.bincount(np.concatenate([e.target for some in tasks.values() for e in some]), minlength=vocab)
+    """Counts each token in the texts that are learnt from."""
+    targets = [example.target for rows in tasks.values() for example in rows]
+    return np.bincount(np.concatenate(targets), minlength=vocab)
 
 
-def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> Head:
+def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> Head:
     """Makes the drafter that a run begins with: a random one with what its kind copies of the target, or a trained one.
 
     Args:
-        recipe: its sizes.
-        target: whom it drafts for.
-        often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
+        recipe: has its sizes.
+        target: the model that it drafts for.
+        frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
     """
     config = in_dtype(recipe.head.config(target), recipe.train.dtype)
     kind = kind_of(config)
@@ -113,26 +101,14 @@ def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> He
             )
     else:
         params = kind.init(config, jax.random.key(recipe.train.seed))
-        params = kind.training.begin(config, params, target, often)
+        params = kind.training.begin(config, params, target, frequencies)
     params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
     frozen = {name: x for name, x in params.items() if name == VOCABULARY}
     trained = {name: x for name, x in params.items() if name != VOCABULARY}
     return Head(target, Task(target.lm, config, frozen, recipe.learn), trained)
 
 
-def count(params: Params) -> int:
-    """How many numbers."""
-    return sum(x.size for x in jax.tree.leaves(params))
-
-
-def checkpoint(
-    recipe: HeadRecipe, folder: Path, out: Path, work: Path, *, dtype: str = "float32", overwrite: bool = False
-) -> str:
-    """Trains a recipe's drafter and writes what `jaxspec.load_drafter` reads; arguments as `run.checkpoint`'s."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {' or '.join(DTYPES)}")
-    head, found = train(recipe, folder, work)
-    config = in_dtype(head.task.config, dtype)
-    whole, tokens = {**head.params, **head.task.frozen}, head.task.depths
-    save(config, whole, out, target=head.target, tokens=tokens, overwrite=overwrite)
-    return f"{out}: {count(head.params):,} parameters as {dtype}. On held-out texts at {found}"
+def write(head: Head, out: Path, dtype: str, overwrite: bool) -> None:
+    """Writes a drafter as `jaxspec.load_drafter` reads it."""
+    config, params = in_dtype(head.task.config, dtype), {**head.params, **head.task.frozen}
+    save(config, params, out, target=head.target, tokens=head.task.depths, overwrite=overwrite)

@@ -24,7 +24,7 @@ from jaxspec.training.recipes import Train
 
 
 class TrainState(NamedTuple):
-    """All that a run needs to go on; `average` is the moving average of the parameters, if there is one."""
+    """The state that a run resumes from; `average` is the moving average of the parameters, if there is one."""
 
     step: Array
     params: Any
@@ -33,12 +33,12 @@ class TrainState(NamedTuple):
 
     @property
     def best(self) -> Any:
-        """What is evaluated and kept: the average, if there is one."""
+        """The parameters that are evaluated and kept: the average, if there is one."""
         return self.params if self.average is None else self.average
 
 
 def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, average: float = 0.0) -> Callable:
-    """One optimizer step, jitted, as (state, batch) -> (state, loss per token); `average` decays the state's."""
+    """Makes a jitted optimizer step, (state, batch) -> (state, loss per token); `average` decays the state's."""
 
     @jax.jit
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
@@ -60,19 +60,19 @@ def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, avera
 
 
 def evaluate(loss: Callable, params: Any, batches: Iterable[Batch]) -> float:
-    """Loss per token over all batches, in nats."""
+    """Computes the loss per token over all batches, in nats."""
     sums = [loss(params, batch) for batch in batches]
     return float(sum(float(t) for t, _ in sums) / max(1.0, sum(float(c) for _, c in sums)))
 
 
 class Objective(NamedTuple):
-    """What to minimise, and what to report.
+    """The loss to minimise, and the report.
 
     Attributes:
         loss, batches: of training.
         heldout_loss, heldout: of the evaluation; nats per token.
         later: a step, and the loss from that step on.
-        report: (parameters, batches) -> what is reported in place of the held-out loss.
+        report: (parameters, batches) -> a report, in place of the held-out loss.
     """
 
     loss: LossFunction
@@ -84,14 +84,19 @@ class Objective(NamedTuple):
 
 
 class Source(Protocol):
-    """What batches come from: `data.Batches`, or what has the same methods."""
+    """A source of batches: `data.Batches`, or batches with something beside them."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps an epoch."""
+        ...
 
     def at(self, step: int) -> Any:
-        """The batch of a step."""
+        """Returns the batch of a step."""
         ...
 
     def once(self) -> Iterable[Any]:
-        """Every example once."""
+        """Yields every example once."""
         ...
 
 
@@ -106,7 +111,7 @@ def fit(
 ) -> tuple[Any, Any]:
     """Trains as a recipe says, or the rest of it if `folder` holds an earlier, interrupted run.
 
-    A checkpoint is a whole folder that Orbax renames into place when it is complete, so a run killed at any moment
+    A checkpoint is a folder that Orbax renames into place when it is complete, so a run killed at any moment
     resumes from its last checkpoint, and then computes exactly what it would have computed: batches depend on the step
     alone.
 
@@ -144,7 +149,7 @@ def fit(
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
             for step in range(int(state.step), train.steps):
-                step_fn = [made for start, made in steps if step >= start][-1]
+                step_fn = [step_fn for start, step_fn in steps if step >= start][-1]
                 state, value = step_fn(state, objective.batches.at(step))
                 recent.append(float(value))
                 if not np.isfinite(recent[-1]):
@@ -152,8 +157,8 @@ def fit(
                 bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
                 done = step + 1
                 if done % train.evaluate_every == 0 or done == train.steps:
-                    found = heldout(state)
-                    shown = f"{found:.4f}" if isinstance(found, float) else found
+                    report = heldout(state)
+                    shown = f"{report:.4f}" if isinstance(report, float) else report
                     log(f"step {done}: loss {np.mean(recent):.4f}, held-out {shown}")
                     recent = []
                 if done % train.save_every == 0 or done == train.steps:
@@ -184,9 +189,11 @@ def _check_state(stored: Any, params: Any, folder: Path) -> None:
     if stored_shapes == shapes:
         return
     name = next(name for name in stored_shapes | shapes if stored_shapes.get(name) != shapes.get(name))
-    there, here = (f"of shape {sizes[name]}" if name in sizes else "missing" for sizes in (stored_shapes, shapes))
+    stored_shape, shape = (
+        f"of shape {sizes[name]}" if name in sizes else "missing" for sizes in (stored_shapes, shapes)
+    )
     raise ValueError(
-        f"{folder} holds the state of another model's training ({name} is {there} there and {here} here): "
+        f"{folder} holds the state of another model's training ({name} is {stored_shape} there and {shape} here): "
         "choose another folder for the state, or remove this one"
     )
 

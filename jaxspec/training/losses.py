@@ -18,7 +18,7 @@ from jaxspec.training.data import Batch
 
 class LossFunction(Protocol):
     def __call__(self, params: Any, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The summed loss in nats, and over how many tokens."""
+        """Returns the summed loss in nats, and the number of tokens."""
         ...
 
 
@@ -26,7 +26,7 @@ Config = T5Config | GPTConfig | DecoderConfig
 
 
 class Rows(NamedTuple):
-    """A batch, as a network in training takes it.
+    """A batch as a network in training takes it.
 
     Attributes:
         inputs: arguments of the network's `__call__` and `streams`.
@@ -40,14 +40,14 @@ class Rows(NamedTuple):
 
 
 def module_of(config: Config) -> T5 | GPT | Decoder:
-    """The network of a configuration."""
+    """Returns the network of a configuration."""
     if isinstance(config, T5Config):
         return T5(config)
     return GPT(config) if isinstance(config, GPTConfig) else Decoder(config)
 
 
 def rows_of(config: Config, batch: Batch) -> Rows:
-    """Of an encoder-decoder the targets after their sources; of a language model each token after those before it."""
+    """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
     if not isinstance(config, T5Config):
         return Rows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
@@ -57,7 +57,7 @@ def rows_of(config: Config, batch: Batch) -> Rows:
 
 
 def logits_and_labels(config: Config) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
-    """For a family, (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
+    """Returns (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
 
     def run(params: Any, batch: Batch) -> tuple[Array, Array, Array]:
         rows = rows_of(config, batch)
@@ -68,12 +68,12 @@ def logits_and_labels(config: Config) -> Callable[[Any, Batch], tuple[Array, Arr
 
 
 def with_fixed(loss: LossFunction, fixed: dict[str, Any]) -> LossFunction:
-    """The loss of the other parameters, where these are what they are."""
+    """Returns a loss as a function of the other parameters, with `fixed` as they are."""
     return (lambda params, batch: loss(params | fixed, batch)) if fixed else loss
 
 
 def cross_entropy(config: Config) -> LossFunction:
-    """Teacher-forced negative log likelihood of the targets."""
+    """Returns the teacher-forced negative log likelihood of the targets, as a loss."""
     run = logits_and_labels(config)
 
     def loss(params, batch):
@@ -86,7 +86,7 @@ def cross_entropy(config: Config) -> LossFunction:
 def negative_log_likelihood(
     logits: Float[Array, "batch step vocab"], labels: Int[Array, "batch step"]
 ) -> Float[Array, "batch step"]:
-    """Of each label, in nats."""
+    """Computes the negative log likelihood of each label, in nats."""
     # A comparison instead of a gather: its gradient is no scatter, and fuses with the softmax's.
     is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
     picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
@@ -96,7 +96,7 @@ def negative_log_likelihood(
 def over_real(
     per_token: Float[Array, "batch step"], real: Float[Array, "batch step"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The sum over real tokens, and how many they are."""
+    """Sums over real tokens, and counts them."""
     return jnp.sum(per_token * real), jnp.sum(real)
 
 

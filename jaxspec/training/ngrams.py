@@ -1,4 +1,4 @@
-"""From a recipe to n-gram tables; `drafters.ngram` counts, `drafters.ngram_model` is what is counted."""
+"""Counts the n-gram tables of a recipe; `drafters.ngram` has the counting, `drafters.ngram_model` the tables."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ HELDOUT_TEXTS = 512  # enough for two digits
 
 
 class Counted(NamedTuple):
-    """Tables, and what a checkpoint of them says.
+    """Tables, and what a checkpoint of them records.
 
     Attributes:
         tables, config: see `drafters.ngram_model`.
         vocabulary: the target's, whose tokenizer the texts were read with.
-        about: provenance, and how often the first draft token is right on held-out texts.
+        provenance: for the manifest, with the share of held-out tokens that the first draft token gets right.
     """
 
     tables: Tables
     config: NGramConfig
     vocabulary: Vocabulary
-    about: dict[str, Any]
+    provenance: dict[str, Any]
 
 
 def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
@@ -45,39 +45,39 @@ def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
     Raises:
         FileNotFoundError, ValueError: the target or the data is not there, or not as the recipe says.
     """
-    data, asked = recipe.data, recipe.tables
-    target = vocabulary.load(asked.target)
+    data, options = recipe.data, recipe.tables
+    target = vocabulary.load(options.target)
     texts, held = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
     few = held[:: -(-len(held) // HELDOUT_TEXTS)]
     with bars.bar(progress) as bar:
         reading = bar.add_task("texts", total=len(texts) + len(few))
-        counting = bar.add_task("orders", total=asked.order)
+        counting = bar.add_task("orders", total=options.order)
         rows, heldout = (token_rows(part, target.tokenizer, lambda n: bar.advance(reading, n)) for part in (texts, few))
         config, tables = count(
             rows,
             vocab_size=target.size,
-            order=asked.order,
-            followers=asked.followers,
-            least=asked.least,
+            order=options.order,
+            followers=options.followers,
+            least=options.least,
             start_token=target.start_token,
             advance=lambda: bar.advance(counting),
         )
-    about = {
-        "target": asked.target,
+    provenance = {
+        "target": options.target,
         "texts": len(rows),
         "tokens": sum(map(len, rows)),
-        "order": asked.order,
-        "least": asked.least,
+        "order": options.order,
+        "least": options.least,
         "file": data.train,
         "field": data.field,
         "tasks": list(data.tasks),
         "heldout_hits": round(hits(config, tables, heldout), 3),
     }
-    return Counted(tables, config, target, about)
+    return Counted(tables, config, target, provenance)
 
 
 def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> float:
-    """The share of the tokens of some rows that are the tables' first draft token (of a row's first 128 tokens).
+    """Returns the share of tokens that are the tables' first draft token, over the first 128 tokens of each row.
 
     >>> config, tables = count([[1, 2, 1, 2, 1, 0]], vocab_size=3, order=2)
     >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 after 1 and 2
@@ -95,7 +95,7 @@ def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> flo
 
 @functools.partial(jax.jit, static_argnames=("config",))
 def _right(config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"]) -> Int[Array, ""]:
-    """How many tokens are the first draft token of the tables after the ones before; -1 is padding."""
+    """Counts the tokens that are the tables' first draft token after the tokens before them; -1 is padding."""
     start = -1 if config.start_token is None else config.start_token  # -1 is in no table
     fed = jnp.concatenate([jnp.full_like(tokens[:, :1], start), tokens[:, :-1]], axis=1)
     draft_tokens = first_draft_tokens(config, tables, fed)  # not by logits, which would take gigabytes

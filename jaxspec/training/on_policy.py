@@ -29,7 +29,7 @@ def on_policy(
     eos: Sequence[int] = (),
     seed: int = 0,
 ) -> LossFunction:
-    """The same loss, on texts of which the student has written a share itself.
+    """Returns the same loss, on texts of which the student has written a share itself.
 
     A row's text is replaced by the student's answer to its source, one sample at temperature 1 that is no longer than
     rows of the batch; a decoder-only student continues the row's first tokens. No gradient flows through samples.
@@ -37,7 +37,7 @@ def on_policy(
     Args:
         loss: of parameters and a batch.
         student: the model whose parameters these are.
-        share: how many of the rows: 1 is all, 0.5 a mixture.
+        share: of the rows: 1 is all, 0.5 a mixture.
         prompt: tokens of a row that a decoder-only student is given.
         eos: the tokens that end a text.
         seed: of the draws.
@@ -46,18 +46,18 @@ def on_policy(
     def mixed(params: Any, batch: Batch) -> Batch:
         # The key differs from batch to batch, and depends on nothing else.
         key = jax.random.fold_in(jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32))
-        own = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
-        drawn = jax.random.uniform(jax.random.fold_in(key, 1), own.target_length.shape) < share
+        written = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
+        drawn = jax.random.uniform(jax.random.fold_in(key, 1), written.target_length.shape) < share
         drawn = jnp.logical_and(drawn, jnp.asarray(batch.target_length) > 0)
-        target = jnp.where(drawn[:, None], own.target, jnp.asarray(batch.target))
-        length = jnp.where(drawn, own.target_length, jnp.asarray(batch.target_length))
+        target = jnp.where(drawn[:, None], written.target, jnp.asarray(batch.target))
+        length = jnp.where(drawn, written.target_length, jnp.asarray(batch.target_length))
         return batch._replace(target=target, target_length=length)
 
     return lambda params, batch: loss(params, mixed(params, batch))
 
 
 def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt: int, eos: Sequence[int]) -> Batch:
-    """The batch with texts that a model has written; arguments as of `on_policy`.
+    """Returns a batch with texts that a model has written; arguments as of `on_policy`.
 
     Raises:
         ValueError: rows of a language model are no longer than the prompt.

@@ -30,10 +30,10 @@ POSITIONS = ("rejected", "all")
 
 
 class Buffer(NamedTuple):
-    """Finished rows, and what their target made of them. Rows that are still empty have no position to learn.
+    """Finished rows, and their target's distributions. Rows that are still empty have no position to learn.
 
     Attributes:
-        prompt: what each row was generated from.
+        prompt: of each row.
         tokens: the new tokens.
         learn: 1.0 at those whose distribution is to be learnt.
         top, log_p: the target's K most probable tokens there, and their log probabilities.
@@ -47,7 +47,7 @@ class Buffer(NamedTuple):
 
 
 class OnlineState(NamedTuple):
-    """All that learning needs to go on: a pytree of arrays, for Orbax or any other store.
+    """The state of learning, from which it goes on: a pytree of arrays, for Orbax or any other store.
 
     Attributes:
         params: the draft model's floating-point ones, in float32; None in place of each array of integers.
@@ -93,7 +93,7 @@ def online(
     steps: int = 1,
     seed: int = 0,
 ) -> Online:
-    """A draft model that learns from its target between the batches of a job: online speculative decoding.
+    """Makes a draft model that learns from its target between the batches of a job: online speculative decoding.
 
     After a batch the target reads the finished rows once more, all positions in one pass, and its `top_k` most probable
     tokens at each go into a buffer of `size` rows; then the draft takes `steps` optimizer steps, each on `rows` rows of
@@ -114,7 +114,7 @@ def online(
             target's (`drafters.share_encoder`).
         optimizer: such as `optax.adam(1e-3)`; the paper has constant rates of 1e-4 and 2e-5.
         max_prompt, max_new_tokens: tokens that a row of the buffer has room for.
-        divergence: which is lessened: a name of `training.divergences.DIVERGENCES`.
+        divergence: to be lessened, a name of `training.divergences.DIVERGENCES`.
         positions: "rejected": where a draft token was rejected; "all": all new tokens.
         top_k: K.
         size: N, at least as many as a batch has rows. Memory: 8 N T K bytes.
@@ -157,13 +157,13 @@ def online(
     top_k = min(top_k, draft.lm.vocab_size)
     encoder = draft.lm.encoder if draft.lm.shared_encoder else None  # one that is the target's, and stays so
 
-    def whole(params: Params) -> Params:
-        """The draft model's parameters in its own dtypes, integers among them, of those that are learnt."""
+    def all_params(params: Params) -> Params:
+        """Returns the draft model's parameters in its own dtypes, with those that are not learnt."""
 
-        def one(new: Array | None, old: Array) -> Array:
+        def in_place(new: Array | None, old: Array) -> Array:
             return old if new is None else new.astype(old.dtype)
 
-        return jax.tree.map(one, params, draft.params, is_leaf=lambda x: x is None)
+        return jax.tree.map(in_place, params, draft.params, is_leaf=lambda leaf: leaf is None)
 
     def fresh() -> OnlineState:
         params, zero = _learnt(draft.params), jnp.zeros((), jnp.int32)
@@ -177,7 +177,7 @@ def online(
     places = jax.tree.map(lambda x: x.sharding, fresh())
 
     def current(state: OnlineState) -> Model | BoundDrafter:
-        params = whole(state.params)
+        params = all_params(state.params)
         if isinstance(drafter, Model):
             return drafter._replace(params=params)
         return drafter._replace(params=params, models=(draft._replace(params=params),))
@@ -210,8 +210,8 @@ def online(
     def step(state: OnlineState) -> tuple[OnlineState, Float[Array, ""]]:
         drawn = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), state.step), (size,))
         empty = (jnp.arange(size) >= state.rows).astype(drawn.dtype)
-        some = token_rows.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])
-        value, gradient = jax.value_and_grad(mean_divergence)(state.params, some)
+        sample = token_rows.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])  # of the rows that are filled
+        value, gradient = jax.value_and_grad(mean_divergence)(state.params, sample)
         with jax.numpy_dtype_promotion("standard"):  # Adam's bias correction is a float to an integer power
             updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -221,10 +221,10 @@ def online(
         state = state._replace(params=params, optimizer=optimizer_state, step=state.step + 1)
         return state, jnp.where(finite, value, jnp.nan)
 
-    def mean_divergence(params: Params, some: Buffer) -> Float[Array, ""]:
-        log_q = log_probs_of(draft.lm, whole(params), some.prompt, some.tokens, some.top)
-        each = lessened(with_the_rest(some.log_p), with_the_rest(log_q), some.learn)
-        return jnp.sum(each * some.learn) / jnp.maximum(jnp.sum(some.learn), 1.0)
+    def mean_divergence(params: Params, sample: Buffer) -> Float[Array, ""]:
+        log_q = log_probs_of(draft.lm, all_params(params), sample.prompt, sample.tokens, sample.top)
+        by_token = lessened(with_the_rest(sample.log_p), with_the_rest(log_q), sample.learn)
+        return jnp.sum(by_token * sample.learn) / jnp.maximum(jnp.sum(sample.learn), 1.0)
 
     return Online(lambda: jax.device_put(fresh(), places), current, update)
 
@@ -239,13 +239,13 @@ def _collect(
     tokens: Int[Array, "B T"],
     learn: Bool[Array, "B T"],
 ) -> Buffer:
-    """The buffer with a batch in place of some of its rows, and the target's most probable tokens beside it."""
-    found = most_probable(lm, params, prompt, tokens, buffer.top.shape[-1])
-    return token_rows.put_rows(buffer, slot, Buffer(prompt, tokens, learn.astype(jnp.float32), *found))
+    """Puts a batch, with the target's most probable tokens at each position, into rows of the buffer."""
+    top, log_p = most_probable(lm, params, prompt, tokens, buffer.top.shape[-1])
+    return token_rows.put_rows(buffer, slot, Buffer(prompt, tokens, learn.astype(jnp.float32), top, log_p))
 
 
 def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
-    """Which new tokens are to be learnt: all, or those in whose place a draft token was rejected.
+    """Marks the new tokens to learn: all, or those in whose place a draft token was rejected.
 
     The first token is prefill's. A round in which n tokens were accepted commits n + 1; where more than n were tested,
     one was rejected in place of the last of them (of a tree, or a sibling of an accepted one was).
@@ -256,19 +256,19 @@ def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
     trace, committed = out.trace, np.asarray(out.trace.num_committed)
     place = 1 + np.cumsum(committed, axis=1) - committed + trace.num_accepted
     rejected = np.logical_and(trace.num_tested > trace.num_accepted, place < out.lengths[:, None])
-    found = np.zeros_like(real)
-    found[np.nonzero(rejected)[0], place[rejected]] = True
-    return found
+    learn = np.zeros_like(real)
+    learn[np.nonzero(rejected)[0], place[rejected]] = True
+    return learn
 
 
 def _to_width(rows: Any, width: int) -> Array:
-    """Rows cut or padded to a width; what is cut is padding."""
+    """Cuts rows, or pads them, to a width; only padding is cut."""
     rows = jnp.asarray(rows)[:, :width]
     return jnp.pad(rows, ((0, 0), (0, width - rows.shape[1])))
 
 
 def _model_of(drafter: Model | BoundDrafter) -> Model:
-    """The draft model whose parameters a drafter has."""
+    """Returns the draft model whose parameters a drafter has."""
     if isinstance(drafter, BoundDrafter) and len(drafter.models) == 1 and drafter.params is drafter.models[0].params:
         drafter = drafter.models[0]
     if not isinstance(drafter, Model):
@@ -286,7 +286,7 @@ def _model_of(drafter: Model | BoundDrafter) -> Model:
 
 
 def _learnt(params: Params) -> Params:
-    """Floating-point parameters in float32; None in place of the others.
+    """Returns floating-point parameters in float32, and None in place of the others.
 
     >>> _learnt({"weight": jnp.ones(1, jnp.bfloat16), "ids": jnp.arange(2)})
     {'ids': None, 'weight': Array([1.], dtype=float32)}
@@ -297,7 +297,7 @@ def _learnt(params: Params) -> Params:
 
 
 def _check_room(lm: LanguageModel, who: str, prompt: int, new: int) -> None:
-    """Raises: ValueError: a row of the buffer has more positions than a model."""
+    """Refuses rows of the buffer that have more positions than a model."""
     needed = new + (prompt if lm.start_token is None else 1)
     if lm.max_positions is not None and needed > lm.max_positions:
         raise ValueError(

@@ -10,7 +10,7 @@ SMALLEST_SCALE = 0.02  # root mean square of a parameter; below it (biases begin
 
 
 def schedule(train: Train) -> optax.Schedule:
-    """Linear warm-up, a plateau, and a linear decay to 0 over the last `train.decay` of the run.
+    """Makes a schedule: linear warm-up, a plateau, and a linear decay to 0 over the last `train.decay` of the run.
 
     Up to the decay the rate does not depend on `train.steps`: a run that is interrupted may be resumed with another
     number of steps.
@@ -30,7 +30,7 @@ def schedule(train: Train) -> optax.Schedule:
 
 
 def make(train: Train) -> optax.GradientTransformation:
-    """Clipping by global norm, then Adam with each step scaled by the size of what it changes.
+    """Makes the optimizer: clipping by global norm, then Adam, each step scaled by the size of the parameter.
 
     Relative steps, as T5 was trained with (Adafactor's parameter scaling): T5's attention is not scaled, its
     queries are initialised small instead, and steps of one size that suits its embeddings destroy them.

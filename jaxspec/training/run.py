@@ -1,4 +1,4 @@
-"""From a recipe to a trained checkpoint."""
+"""Training by a recipe, from its data to a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 import jaxspec
 from jaxspec import files
@@ -35,30 +34,28 @@ HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
 
 
 def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
-    """The distillation loss, and the examples of each task: the data's, or the teacher's answers to their sources."""
+    """Returns the distillation loss, and the examples of each task: the data's, or the teacher's answers to them."""
     if distil.answers:
-        longest = max(t for _, t in recipe.data.shapes)
+        longest = max(target_tokens for _, target_tokens in recipe.data.shapes)
         teacher = load(distil.teacher, dtype=recipe.model.dtype)
         tasks = own_texts(teacher, tasks, distil, longest, work / "answers", progress)
     return distillation_of(recipe, distil), tasks
 
 
 def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
-    """The ids that a trained drafter's head is trimmed to: the most frequent ones of what it has learnt to write."""
+    """Returns the ids that a trained drafter's head is trimmed to: the most frequent ones in the texts it learnt."""
     distil = recipe.distil
     if distil is None or distil.draft_vocab is None:
         return None
     tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
-    asked = dataclasses.replace(distil, texts=0, weight=0.0, own=0.0)  # the answers, which are stored
-    _, tasks = teach(recipe, asked, examples(recipe.data, recipe.family == "t5", folder, tokenizer), work, False)
-    counts = np.zeros(recipe.model.vocab_size, np.int64)
-    for example in (example for some in tasks.values() for example in some):
-        np.add.at(counts, example.target, 1)
+    answers = dataclasses.replace(distil, texts=0, weight=0.0, own=0.0)  # which are stored
+    _, tasks = teach(recipe, answers, examples(recipe.data, recipe.family == "t5", folder, tokenizer), work, False)
+    counts = heads.counts(tasks, recipe.model.vocab_size)
     return trim.frequent_ids(load(distil.teacher), distil.draft_vocab, counts).tolist()
 
 
 def distillation_of(recipe: Recipe, distil: Distil) -> LossFunction:
-    """What a recipe's model is trained to lessen."""
+    """Returns the loss of a recipe's model."""
     config = _in_training(recipe)
     if not distil.weight:  # a pass is saved
         return cross_entropy(config)
@@ -71,12 +68,12 @@ def distillation_of(recipe: Recipe, distil: Distil) -> LossFunction:
 
 
 def _in_training(recipe: Recipe) -> Any:
-    """The model's configuration, in the dtype that it is trained in."""
+    """Returns the model's configuration, in the dtype that it is trained in."""
     return dataclasses.replace(recipe.model, dtype=recipe.train.dtype)
 
 
 def start(recipe: Recipe) -> Params:
-    """The parameters that a run begins with: random ones, or those of a checkpoint, brought to the recipe's shape."""
+    """Returns the parameters that a run begins with: random ones, or a checkpoint's, brought to the recipe's shape."""
     key = jax.random.key(recipe.train.seed)
     if not recipe.train.start:
         return net_of(recipe.model).init(recipe.model, key)
@@ -85,7 +82,7 @@ def start(recipe: Recipe) -> Params:
 
 
 def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
-    """Those that a recipe takes from its teacher and leaves as they are: its encoder's, or none.
+    """Returns the parameters that a recipe takes from its teacher and leaves as they are: its encoder's, or none.
 
     Raises:
         RecipeError: the teacher has no encoder of that shape.
@@ -93,11 +90,9 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     if recipe.distil is None or not recipe.distil.share_encoder:
         return {}
     teacher = trim.untrimmed(load(recipe.distil.teacher))
-    own = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
-    if (
-        teacher.lm.encoder is None
-        or dataclasses.replace(teacher.config, **{name: getattr(recipe.model, name) for name in own}) != recipe.model
-    ):
+    decoder = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
+    fields = {name: getattr(recipe.model, name) for name in decoder}
+    if teacher.lm.encoder is None or dataclasses.replace(teacher.config, **fields) != recipe.model:
         raise RecipeError(
             f"{recipe.name}: distil.share_encoder, and the teacher {recipe.distil.teacher} is {teacher.config}: "
             "expected a T5 of the recipe's shape, but for the number of decoder_layers and the head"
@@ -105,12 +100,15 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     return teacher.lm.encoder.params(teacher.params)
 
 
-def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True):
-    """Trains a recipe's model on the data in `folder`, keeping its state in `work`.
+class Network(NamedTuple):
+    """A model in training: the parameters that are learnt, and those that stay as they are."""
 
-    Returns:
-        The parameters, and the held-out negative log likelihood per token in nats.
-    """
+    params: Params
+    fixed: dict[str, Any]
+
+
+def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> tuple[Network, Objective]:
+    """Makes the untrained model of a recipe, and its objective on the data in `folder`, as `train` takes them."""
     tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     likelihood, encoder = cross_entropy(recipe.model), recipe.family == "t5"
     tasks = examples(recipe.data, encoder, folder, tokenizer)
@@ -120,41 +118,67 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     if recipe.early_exit is not None:
         loss = early_exit.loss(_in_training(recipe), recipe.early_exit, recipe.train)
     held = examples(recipe.data, encoder, folder, tokenizer, held=True)
-    few = {task: some[:: max(1, len(some) // HELDOUT_EXAMPLES)] for task, some in held.items()}
+    few = {task: rows[:: max(1, len(rows) // HELDOUT_EXAMPLES)] for task, rows in held.items()}
     training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few)
-    params, fixed = start(recipe), fixed_parameters(recipe)
-    params = {name: value for name, value in params.items() if name not in fixed}
-    loss, likelihood = with_fixed(loss, fixed), with_fixed(likelihood, fixed)
-    count = sum(x.size for x in jax.tree.leaves(params))
-    log(f"{recipe.name}: {count:,} parameters to learn; {training.per_epoch} steps an epoch")
-    objective = Objective(loss, early_exit.Steps(training) if recipe.early_exit else training, likelihood, heldout)
-    learnt, loss = fit(params, objective, recipe.train, work / "state", log=log, progress=progress)
-    return learnt | fixed, loss
+    fixed = fixed_parameters(recipe)
+    params = {name: value for name, value in start(recipe).items() if name not in fixed}
+    source = early_exit.Steps(training) if recipe.early_exit else training
+    objective = Objective(with_fixed(loss, fixed), source, with_fixed(likelihood, fixed), heldout)
+    return Network(params, fixed), objective
+
+
+def train(
+    recipe: Recipe | HeadRecipe,
+    folder: Path,
+    work: Path,
+    log: Callable[[str], None] = print,
+    progress: bool = True,
+) -> tuple[Network | heads.Head, Any]:
+    """Trains the network of a recipe on the data in `folder`, keeping its state in `work`.
+
+    Returns:
+        The network with what it has learnt; and its held-out negative log likelihood per token in nats, or of a drafter
+        on hidden states its held-out acceptance (`head_loss.HeldOutAcceptance`).
+    """
+    if isinstance(recipe, HeadRecipe):
+        network, objective = heads.prepare(recipe, folder, work, progress)
+    else:
+        network, objective = prepare(recipe, folder, work, progress)
+    per_epoch, report = objective.batches.per_epoch, objective.report
+    log(f"{recipe.name}: {_count(network.params):,} parameters to learn; {per_epoch} steps an epoch")
+    if report is not None:
+        log(f"untrained: {report(network.params, objective.heldout.once())}")
+    params, held_out = fit(network.params, objective, recipe.train, work / "state", log=log, progress=progress)
+    return network._replace(params=params), held_out
+
+
+def _count(params: Params) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
-    """Refuses a folder that holds the run of another recipe, and writes down whose the run is; steps may differ.
+    """Refuses a folder that holds the run of another recipe, and records the recipe; steps may differ.
 
     Raises:
-        ValueError: it is another one's.
+        ValueError: the folder holds the run of another recipe.
     """
     record, table = work / RECORD, dataclasses.asdict(recipe)
     for name in ("steps", "evaluate_every", "save_every"):
         del table["train"][name]
-    mine = {name: json.dumps(value) for name, value in _flat(table)}
+    fields = {name: json.dumps(value) for name, value in _flat(table)}
     if record.is_file():
-        theirs = files.json_object(files.read_text(record), str(record))
-        if differ := [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]:
-            named = [f"{name} is {theirs.get(name)} there and {mine.get(name)} here" for name in differ]
+        recorded = files.json_object(files.read_text(record), str(record))
+        if differ := [name for name in sorted(fields | recorded) if fields.get(name) != recorded.get(name)]:
+            named = [f"{name} is {recorded.get(name)} there and {fields.get(name)} here" for name in differ]
             raise ValueError(
                 f"{work} holds the run of another recipe ({folders.some(named)}): give another --work, or remove it"
             )
     elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
-        files.write_text(record, [json.dumps(mine), "\n"])
+        files.write_text(record, [json.dumps(fields), "\n"])
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables, by their paths."""
+    """Yields the values of nested tables, by their paths."""
     for name, value in table.items():
         yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
 
@@ -168,18 +192,18 @@ def checkpoint(
     dtype: str = "float32",
     overwrite: bool = False,
 ) -> str:
-    """Trains a recipe's model, or counts its tables, and saves what comes out.
+    """Trains a recipe's network, or counts its tables, and saves it.
 
     Args:
-        recipe: what to make.
+        recipe: of a model, tables, or a drafter on hidden states.
         folder: holds the data.
         out: where the checkpoint goes.
         work: where the state of a training run is kept.
-        dtype: how matrices are stored.
+        dtype: of stored matrices.
         overwrite: whether a checkpoint at `out` may be replaced.
 
     Returns:
-        What was made, in a line.
+        A line that describes the checkpoint.
 
     Raises:
         FileNotFoundError: the data is not there.
@@ -188,11 +212,9 @@ def checkpoint(
     """
     for place in (out, work / "state"):
         files.check_writable(place)
-    counted = isinstance(recipe, TableRecipe)
     wanted = [recipe.data.train, recipe.data.heldout]
-    if not isinstance(recipe, TableRecipe) and recipe.data.tokenizer:
-        wanted.append(f"{recipe.data.tokenizer}/tokenizer.json")
     if not isinstance(recipe, TableRecipe):
+        wanted += [f"{recipe.data.tokenizer}/tokenizer.json"] if recipe.data.tokenizer else []
         wanted += recipe.data.also
     if missing := [file for file in wanted if not (folder / file).is_file()]:
         raise FileNotFoundError(
@@ -201,29 +223,39 @@ def checkpoint(
         )
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")
-    if counted and dtype != "float32":
-        raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
-    if isinstance(recipe, HeadRecipe):
-        with folders.locked(work, "another training run"):
-            check_run(recipe, work)
-            return heads.checkpoint(recipe, folder, out, work, dtype=dtype, overwrite=overwrite)
-    if dtype not in orbax.DTYPES:
-        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
-    about: dict[str, Any] = {"jaxspec": jaxspec.__version__}
-    how: dict[str, Any] = {"name": recipe.name, "family": recipe.family, "dtype": dtype, "overwrite": overwrite}
+    _check_dtype(recipe, dtype)
+    options = {"name": recipe.name, "family": recipe.family, "dtype": dtype, "overwrite": overwrite}
+    provenance: dict[str, Any] = {"jaxspec": jaxspec.__version__}
     if isinstance(recipe, TableRecipe):
-        found = ngrams.train(recipe, folder)
-        with vocabulary.tokenizer_folder(found.vocabulary) as words:
-            manifest = orbax.save(out, found.tables, found.config, words, about=found.about | about, **how)
-        contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(found.config.contexts, 1))
+        counted = ngrams.train(recipe, folder)
+        provenance = counted.provenance | provenance
+        with vocabulary.tokenizer_folder(counted.vocabulary) as words:
+            manifest = orbax.save(out, counted.tables, counted.config, words, about=provenance, **options)
+        contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(counted.config.contexts, 1))
         size = sum(entry[0] for entry in manifest.files.values())
-        hits = f"the first draft token is right for {found.about['heldout_hits']:.1%} of held-out tokens"
+        hits = f"the first draft token is right for {provenance['heldout_hits']:.1%} of held-out tokens"
         return f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; {hits}"
     with folders.locked(work, "another training run"):
         check_run(recipe, work)
-        params, loss = train(recipe, folder, work)
-    about |= {"heldout_loss": round(float(loss), 4), "steps": recipe.train.steps}
-    about |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
-    how["draft_tokens"] = draft_tokens(recipe, folder, work)
-    manifest = orbax.save(out, params, recipe.model, folder / recipe.data.tokenizer, about=about, **how)
-    return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {loss:.4f} nats per token"
+        network, held_out = train(recipe, folder, work)
+        if isinstance(network, heads.Head):
+            heads.write(network, out, dtype, overwrite)
+            return f"{out}: {_count(network.params):,} parameters as {dtype}. On held-out texts at {held_out}"
+    assert isinstance(recipe, Recipe)
+    provenance |= {"heldout_loss": round(float(held_out), 4), "steps": recipe.train.steps}
+    provenance |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
+    options["draft_tokens"] = draft_tokens(recipe, folder, work)
+    params, tokenizer = network.params | network.fixed, folder / recipe.data.tokenizer
+    manifest = orbax.save(out, params, recipe.model, tokenizer, about=provenance, **options)
+    return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {held_out:.4f} nats per token"
+
+
+def _check_dtype(recipe: AnyRecipe, dtype: str) -> None:
+    """Refuses a dtype that networks of a recipe's kind are not stored in."""
+    if isinstance(recipe, TableRecipe) and dtype != "float32":
+        raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
+    if isinstance(recipe, HeadRecipe) and dtype not in heads.DTYPES:
+        expected = " or ".join(heads.DTYPES)
+        raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {expected}")
+    if dtype not in orbax.DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")

@@ -11,11 +11,11 @@ from jaxspec.training.recipes import Data, HeadRecipe, Recipe, check_data
 Tasks = dict[str, list[data.Example]]
 
 
-def examples(about: Data, encoder: bool, folder: Path, tokenizer, held: bool = False) -> Tasks:
-    """The examples of each task of a recipe (of the one task "text" for a language model, which has no encoder).
+def examples(options: Data, encoder: bool, folder: Path, tokenizer, held: bool = False) -> Tasks:
+    """Reads the examples of each task of a recipe (of the one task "text" for a language model, without an encoder).
 
     Args:
-        about: the recipe's data.
+        options: the recipe's data.
         encoder: whether the model has one.
         folder: holds the files.
         tokenizer: of the model.
@@ -25,18 +25,18 @@ def examples(about: Data, encoder: bool, folder: Path, tokenizer, held: bool = F
         RecipeError: the data are not those of such a model.
         FileNotFoundError, ValueError: a file is missing, or has no examples.
     """
-    check_data(about, encoder)
-    path = folder / (about.heldout if held else about.train)
-    also = () if held else [folder / name for name in about.also]
-    source = max(s for s, _ in about.shapes)
-    target = max(t for _, t in about.shapes)
+    check_data(options, encoder)
+    path = folder / (options.heldout if held else options.train)
+    also = () if held else [folder / name for name in options.also]
+    source, target = (max(sizes) for sizes in zip(*options.shapes, strict=True))
     if not encoder:
         return {"text": [example for file in (path, *also) for example in data.read_texts(file, tokenizer, target)]}
-    return {task: data.read_pairs(path, tokenizer, [task], source, target, also) for task in about.tasks}
+    return {task: data.read_pairs(path, tokenizer, [task], source, target, also) for task in options.tasks}
 
 
 def batches(recipe: Recipe | HeadRecipe, tasks: Tasks, repeat: Sequence[int] = ()) -> data.Batches:
-    """The batches of some examples, those of each task as often as `repeat` has it."""
-    repeated = [e for some, n in zip(tasks.values(), repeat or (1,) * len(tasks), strict=True) for e in list(some) * n]
+    """Makes batches of examples, each task's as often as `repeat` has it."""
+    times = repeat or (1,) * len(tasks)
+    repeated = [example for rows, n in zip(tasks.values(), times, strict=True) for example in list(rows) * n]
     shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
     return data.Batches(repeated, shapes, recipe.train.seed)

@@ -26,7 +26,7 @@ LEAST = -100.0  # a log probability that stands for 0
 def most_probable(
     lm: LanguageModel, params: Params, prompt: Prompt, tokens: Int[Array, "B T"], count: int
 ) -> tuple[Int[Array, "B T K"], Float[Array, "B T K"]]:
-    """The K tokens that a model finds most probable at each new token, and their log probabilities."""
+    """Finds the K most probable tokens of a model at each new token, and their log probabilities."""
 
     def read(logits: Float[Array, "B t V"]) -> tuple[Int[Array, "B t K"], Float[Array, "B t K"]]:
         log_p, top = jax.lax.top_k(jax.nn.log_softmax(logits), count)
@@ -38,7 +38,7 @@ def most_probable(
 def log_probs_of(
     lm: LanguageModel, params: Params, prompt: Prompt, tokens: Int[Array, "B T"], top: Int[Array, "B T K"]
 ) -> Float[Array, "B T K"]:
-    """A model's log probabilities of K tokens at each new token; next to none of those that it lacks."""
+    """Computes a model's log probabilities of K tokens at each new token; next to none of tokens that it lacks."""
 
     def read(logits: Float[Array, "B t V"], top: Int[Array, "B t K"]) -> Float[Array, "B t K"]:
         log_q = jax.nn.log_softmax(logits)
@@ -56,11 +56,11 @@ def at_new_tokens(
     read: Callable[..., Any],
     *beside: Array,
 ) -> Any:
-    """`read(logits, *beside)` at each new token: of the logits that it was drawn from.
+    """Calls `read(logits, *beside)` with the logits that each new token was drawn from.
 
     Args:
         lm, params: whose logits.
-        prompt, tokens: what was read, and what was generated after it.
+        prompt, tokens: the prompt, and the tokens generated after it.
         read: of arrays [B, t, ..]; arrays of this shape come back. A model that has a `head` makes the logits of a few
             positions at a time, and makes them again for the gradient.
         beside: further arrays [B, T, ..] that it reads.
@@ -71,18 +71,18 @@ def at_new_tokens(
         return read(jnp.concatenate([first.logits, rest.logits[:, :-1]], axis=1), *beside)
 
     @jax.checkpoint
-    def one(position: tuple[Array, ...]) -> Any:
-        features, *more = (x[:, None] for x in position)
-        return jax.tree.map(lambda x: x[:, 0], read(head(params, features), *more))
+    def read_position(position: tuple[Array, ...]) -> Any:
+        features, *more = (rows[:, None] for rows in position)
+        return jax.tree.map(lambda rows: rows[:, 0], read(head(params, features), *more))
 
     later = tuple(jnp.moveaxis(x, 1, 0) for x in (rest.features[:, :-1], *(x[:, 1:] for x in beside)))
-    found = jax.lax.map(one, later, batch_size=max(1, CHUNK // tokens.shape[0]))
-    begins = read(first.logits, *(x[:, :1] for x in beside))
-    return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.moveaxis(y, 0, 1)], axis=1), begins, found)
+    rest_read = jax.lax.map(read_position, later, batch_size=max(1, CHUNK // tokens.shape[0]))
+    first_read = read(first.logits, *(x[:, :1] for x in beside))
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.moveaxis(y, 0, 1)], axis=1), first_read, rest_read)
 
 
 def with_the_rest(log_probs: Float[Array, "B T K"]) -> Float[Array, "B T K+1"]:
-    """Log probabilities of some tokens, and of all others as one outcome.
+    """Appends the log probability of all other tokens, as one outcome.
 
     >>> jnp.exp(with_the_rest(jnp.log(jnp.array([0.5, 0.25])))).tolist()
     [0.5, 0.25, 0.25]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import sampling
+from jaxspec import rules, sampling
 from jaxspec.analysis import acceptance
 from jaxspec.analysis.acceptance import Acceptance, conditional
 from jaxspec.analysis.statistics import Rate
@@ -307,8 +307,8 @@ def test_bad_arguments_are_refused():
 
 
 def test_a_model_is_known_however_it_drafts():
-    coupled = jaxspec.drafters.model(DRAFT, coupled=True)
-    assert measure(TARGET, coupled, PROMPT).alpha == measure(TARGET, DRAFT, PROMPT).alpha
+    """A rule that rewards shared noise makes another drafter of the model."""
+    assert measure(TARGET, DRAFT, PROMPT, rule=rules.coupled()).alpha == measure(TARGET, DRAFT, PROMPT).alpha
 
 
 def test_several_samples_of_a_prompt_are_not_measured():

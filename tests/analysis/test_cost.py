@@ -229,7 +229,7 @@ def test_a_search_is_timed_draft_by_draft(encoder):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["its own layers", "a cascade", "a cascade over a look-up", "a tree"])
 def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, temperature, monkeypatch):
-    """Which `policies.adaptive` takes for c; v has no search in it."""
+    """`policies.adaptive` takes it for c; v has no search in it."""
     shape = gpt.GPTConfig(VOCAB, 8, 8, layers=2, heads=2, max_positions=32)
     target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
     small = table_model(jax.random.key(1), VOCAB)
@@ -244,5 +244,6 @@ def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, tem
     timed, loop = [], cost.draft_loop
     monkeypatch.setattr(cost, "draft_loop", lambda prepared, *sizes: timed.append(prepared) or loop(prepared, *sizes))
     costs = cost.policy_costs(prepared, repeats=1, inner=1)
-    assert [x.is_sampled for x in timed] == [temperature > 0]  # a whole draft, drawn as the generation draws
+    # A whole draft is drawn as the generation draws; of one model its passes are timed.
+    assert [prepared.is_sampled for prepared in timed] == [temperature > 0] * (kind != "a cascade over a look-up")
     assert costs.c > 0 and costs.v.shape == (3,) and costs.v[0] == 1 and cost.search_cost(prepared) == 0

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt, drafters
-from jaxspec.analysis import expected_rounds as text_rounds
 from jaxspec.analysis import formulas
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis.roofline import load_of
@@ -53,7 +52,7 @@ def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, word
     """Independent draft tokens at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
     alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
     assert formulas.optimal_gamma(alpha, c, most=2) > 0
-    independent = [1.0, *(text_rounds.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
+    independent = [1.0, *(formulas.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
     found = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
     assert found.gamma == 0 and found.obstacles == (obstacle,)
     assert words in planning.sentence(found)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxspec.analysis.store import Store
+from jaxspec.analysis.result import Store
 
 ONE, TWO = {"gamma": 1}, {"gamma": 2}
 
@@ -24,9 +24,9 @@ def test_a_line_that_was_cut_is_measured_again(tmp_path):
     store = Store(file)
     store.put(ONE, {"speed": 1.5}, {})
     store.put(TWO, {"speed": 2.0}, {})
-    whole = file.read_bytes()
-    for cut in (1, 30, len(whole) // 2 - 1):
-        file.write_bytes(whole[:-cut])
+    complete = file.read_bytes()
+    for cut in (1, 30, len(complete) // 2 - 1):
+        file.write_bytes(complete[:-cut])
         store = Store(file)
         assert store.get(ONE) == {"speed": 1.5}
         if cut == 1:  # only the line's end is missing

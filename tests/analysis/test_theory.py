@@ -1,11 +1,11 @@
-"""What the theory of `analysis` keeps to: it is arithmetic, and is there in an instant."""
+"""The theory of `analysis` is arithmetic, and is imported in an instant."""
 
 import subprocess
 import sys
 
 SCRIPT = """
 import sys
-from jaxspec.analysis import divergence, expected_rounds, formulas, optimal_tree, roofline
+from jaxspec.analysis import divergence, formulas, optimal_tree, roofline
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"flax", "jax", "jaxlib", "rich", "scipy"}))
 """
 

@@ -13,7 +13,8 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.analysis import replay, tree_plan
+from jaxspec.analysis import plan as planning
+from jaxspec.analysis import replay
 from jaxspec.analysis.optimal_tree import best_of_size, optimal
 from jaxspec.core import token_rows
 from jaxspec.testing import table_model, table_model_from
@@ -185,12 +186,12 @@ def before(prompts, texts):
 
 def test_of_equally_fast_ones_the_chain_is_preferred():
     tree, chain = (
-        tree_plan.Prediction(shape, "top", tokens, 1.5) for shape, tokens in ((((0,), (1,)), 2.0), (((0,),), 1.97))
+        planning.Prediction(shape, "top", tokens, 1.5) for shape, tokens in ((((0,), (1,)), 2.0), (((0,),), 1.97))
     )
-    plan = tree_plan.TreePlan(tree, chain, {}, jnp.ones(2), jnp.ones(2))
-    assert plan.best is chain and tree_plan.sentence(plan).startswith("Take a chain, γ = 1")
+    plan = planning.TreePlan(tree, chain, {}, jnp.ones(2), jnp.ones(2))
+    assert plan.best is chain and planning.sentence(plan).startswith("Take a chain, γ = 1")
     wins = plan._replace(chain=chain._replace(cost=2.0))
-    assert wins.best is tree and "Take a tree of 2 nodes, 1 deep" in tree_plan.sentence(wins)
-    assert tree_plan.to_dict(wins)["best"]["improvement"] == pytest.approx(2.0 / 1.5)
+    assert wins.best is tree and "Take a tree of 2 nodes, 1 deep" in planning.sentence(wins)
+    assert planning.to_dict(wins)["best"]["improvement"] == pytest.approx(2.0 / 1.5)
     slow = plan._replace(tree=tree._replace(cost=3.0), chain=chain._replace(cost=2.5))
-    assert not slow.best.shape and tree_plan.sentence(slow).startswith("Do not speculate")
+    assert not slow.best.shape and planning.sentence(slow).startswith("Do not speculate")

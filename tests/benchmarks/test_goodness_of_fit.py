@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks import goodness_of_fit as fits
@@ -106,3 +108,20 @@ def test_a_target_without_numbers_is_named():
     broken = TARGET._replace(params=TARGET.params.at[:, 2].set(jnp.nan))
     with pytest.raises(FloatingPointError, match="not finite"):
         samples.draw(asked(broken, drafter=None), 2, KEY, 8)
+
+
+pvalues = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(pvalues, st.floats(0.001, 0.5))
+def test_holm_rejects_what_its_procedure_does(drawn_pvalues, level):
+    """Step down: the i-th smallest is rejected while it is below level / (m - i)."""
+    m, rejected = len(drawn_pvalues), set()
+    for i, index in enumerate(np.argsort(drawn_pvalues, kind="stable")):
+        if drawn_pvalues[index] >= level / (m - i) * (1 - 1e-12):
+            break
+        rejected.add(int(index))
+    adjusted = fits.holm_adjust(drawn_pvalues)
+    assert {i for i, p in enumerate(adjusted) if p < level * (1 - 1e-12)} <= rejected
+    assert rejected <= {i for i, p in enumerate(adjusted) if p < level * (1 + 1e-12)}
+    assert all(a >= p for a, p in zip(adjusted, drawn_pvalues, strict=True))

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.analysis import bench, predict, runner, timing
+from jaxspec.analysis import bench, predict, timing
 from jaxspec.analysis.result import from_json
 from jaxspec.cli.main import app
 
@@ -15,7 +15,7 @@ FEW = ["--count", "2", "--rows", "1", "--max-new-tokens", "12", "--repeats", "1"
 @pytest.fixture
 def run(loading, monkeypatch, tmp_path):
     monkeypatch.setattr(predict, "MOST", 2)
-    monkeypatch.setattr(runner, "PLANNING", 1)
+    monkeypatch.setattr(bench, "PLANNING", 1)
     file = tmp_path / "prompts.txt"
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
 
@@ -39,7 +39,7 @@ def test_rules_are_measured_and_resumed(run, tmp_path, monkeypatch):
     assert strict.predicted.rounds > 0 and lenient.predicted.theorem > 0
     assert strict.predicted.theorem > 0 and strict.setting.task == "prompts"
     assert strict.drafts.conditional.low is None  # of a single text
-    monkeypatch.setattr(runner, "_measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(bench, "_measure", lambda *_: pytest.fail("measured again"))
     again = run(*options)
     assert "prompts, T = 0, debian-t5-draft" in again.stdout and "lenient(0.3), inexact" in again.stdout
 

@@ -16,7 +16,7 @@ def test_a_trace_has_a_line_for_each_round(mode, zoo, report, run):
     done: list[int] = []
     for line, (n, step) in zip(numbered, steps, strict=True):
         done = [] if n == 0 else done
-        told = terminal.Round(done, step["tokens"], step["draft"], step["accepted"])
+        told = terminal.TracedRound(done, step["tokens"], step["draft"], step["accepted"])
         words = zoo["debian-t5-large"].tokenizer
         assert line == terminal.trace(words, n, told, width=160, colour=False).plain
         done = done + step["tokens"]

@@ -303,11 +303,13 @@ def test_streamed_rounds_are_those_of_a_generation():
     for piece, step in zip(
         jaxspec.stream(TARGET, prompt, drafter=MADE["ragged"], max_new_tokens=NEW), rounds, strict=True
     ):
-        streamed = trace.Round(list(before), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
+        streamed = trace.TracedRound(
+            list(before), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path
+        )
         assert trace.branches(streamed) == trace.branches(step) and trace.judge(streamed) == trace.judge(step)
         before += piece.tokens
         fates = [fate for branch in trace.branches(streamed) for _, fate in branch.tokens]
-        accepted, target_token = trace.judge(streamed).accepted, trace.judge(streamed).own
+        accepted, target_token = trace.judge(streamed).accepted, trace.judge(streamed).target
         assert fates.count("own") == (len(target_token) if piece.parent is not None else 0)
         if len(piece.tokens) > piece.num_accepted and piece.parent is not None:
             assert fates.count("accepted") == len(accepted)

@@ -19,6 +19,7 @@ import jaxspec
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import heads, recipes
+from jaxspec.training import run as training
 from jaxspec.weights.parameters import flat
 
 WORDS = ["</s>", "<unk>", *"abcdef"]
@@ -50,7 +51,7 @@ def main(folder: Path, go_on: bool) -> None:
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
     def run(work: str, log) -> dict:
-        return flat(heads.train(recipes.parse(RECIPE), folder, folder / work, log, progress=False)[0].params)
+        return flat(training.train(recipes.parse(RECIPE), folder, folder / work, log, progress=False)[0].params)
 
     if go_on:
         lines: list[str] = []

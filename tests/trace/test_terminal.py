@@ -1,8 +1,8 @@
-"""A round by what became of its tokens, spelt, in colours or marks."""
+"""A round by the fates of its tokens, spelt, in colours or marks."""
 
 import pytest
 
-from jaxspec.trace import Round, terminal
+from jaxspec.trace import TracedRound, terminal
 
 
 def styles(text):
@@ -13,8 +13,8 @@ def styles(text):
 def test_a_trace_line_has_the_colours_of_the_papers_figure():
     line = terminal.trace_line(4, "Das ist", " ein", " Haus", " Hund", width=60, colour=True)
     assert line.plain == "  4  Das ist ein Haus Hund"
-    found = [(line.plain[s.start : s.end], str(s.style)) for s in line.spans]
-    assert found[1:] == [("Das ist", "dim"), ("ein", "green"), ("Haus", "red strike"), ("Hund", "blue")]
+    spans = [(line.plain[s.start : s.end], str(s.style)) for s in line.spans]
+    assert spans[1:] == [("Das ist", "dim"), ("ein", "green"), ("Haus", "red strike"), ("Hund", "blue")]
 
 
 def test_a_trace_line_without_colour_marks_the_same_things():
@@ -32,18 +32,18 @@ def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
 
 
 def test_a_trace_spells_the_rejected_token_after_the_accepted_ones(spelling):
-    step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
+    step = TracedRound([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
     assert terminal.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
 
 
 def test_a_tree_is_drawn_below_its_line(spelling):
-    step = Round([*b"x"], [*b"bdZ"], [*b"abcde"], 2, parent=[0, 0, 1, 2, 2], path=[1, 3])
+    step = TracedRound([*b"x"], [*b"bdZ"], [*b"abcde"], 2, parent=[0, 0, 1, 2, 2], path=[1, 3])
     drawn = terminal.trace(spelling, 1, step, width=80, colour=False).plain.split("\n")
     assert drawn[0] == "  1  x|bd{+Z+}"
     assert [line.strip() for line in drawn[1:]] == ["├─ [-a-]c", "└─ |b", "├─ |d{+Z+}", "└─ e"]
     coloured = terminal.trace(spelling, 1, step, width=80, colour=True)
-    found = {(coloured.plain[s.start : s.end], str(s.style)) for s in coloured.spans}
-    assert {("a", "red strike"), ("d", "green"), ("Z", "blue"), ("e", "dim")} <= found
+    spans = {(coloured.plain[s.start : s.end], str(s.style)) for s in coloured.spans}
+    assert {("a", "red strike"), ("d", "green"), ("Z", "blue"), ("e", "dim")} <= spans
 
 
 def test_the_legend_explains_the_colours():

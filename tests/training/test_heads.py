@@ -102,12 +102,12 @@ def load_target(target, monkeypatch):
 def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypatch, promotion):
     """It promises more tokens a round than at the beginning, and what is written is what was trained."""
     recipe, lines = recipe_of(kind), []
-    trained, found = heads.train(recipe, folder, folder / "run", lines.append, progress=False)
+    trained, found = run.train(recipe, folder, folder / "run", lines.append, progress=False)
     assert lines[1].startswith("untrained: T=0") and lines[-1].endswith(str(found))
     least = 0.03 if kind == "pass" else 0.1  # its three vectors are 48 numbers
     assert found.tokens_per_round[1] > float(lines[1].rsplit(" ")[-1]) + least, lines
 
-    monkeypatch.setattr(heads, "train", lambda *_: (trained, found))
+    monkeypatch.setattr(run, "train", lambda *_: (trained, found))
     assert str(found) in run.checkpoint(recipe, folder, folder / "out", folder / "run")
     drafter = jaxspec.load_drafter(folder / "out", target=target)
     own = drafter.params.adapter if kind == "kangaroo" else drafter.params
@@ -160,10 +160,10 @@ def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
             raise Killed
 
     recipe, lines = recipe_of("medusa"), []
-    whole, found = heads.train(recipe, folder, folder / "whole", lambda _: None, progress=False)
+    whole, found = run.train(recipe, folder, folder / "whole", lambda _: None, progress=False)
     with pytest.raises(Killed):
-        heads.train(recipe, folder, folder / "cut", kill, progress=False)
-    resumed, again = heads.train(recipe, folder, folder / "cut", lines.append, progress=False)
+        run.train(recipe, folder, folder / "cut", kill, progress=False)
+    resumed, again = run.train(recipe, folder, folder / "cut", lines.append, progress=False)
     assert any(line.startswith("resumed at step 16") for line in lines)
     jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
     assert str(found) == str(again)
@@ -223,7 +223,7 @@ def test_a_head_of_another_target_is_noticed(target, folder, load_target, promot
     save(config, bad, folder / "bad", target=target)
     with pytest.warns(UserWarning, match="bad has .*% of its first draft tokens accepted"):
         jaxspec.load_drafter(folder / "bad", target=target, check=["a b c", "d"])
-    good, _ = heads.train(recipe, folder, folder / "run", lambda _: None, progress=False)
+    good, _ = run.train(recipe, folder, folder / "run", lambda _: None, progress=False)
     save(config, good.params, folder / "good", target=target)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""A round of speculative decoding: what became of its draft tokens, in token ids and spelt."""
+"""The rounds of a generation, with the fates of their draft tokens, in token ids and spelt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Prefix(Sequence[int]):
         return repr(self[:])
 
 
-class Round(NamedTuple):
+class TracedRound(NamedTuple):
     """One round of one prompt, in token ids.
 
     Attributes:
@@ -57,25 +57,25 @@ class Round(NamedTuple):
     path: list[int] | None = None
 
 
-class Judged(NamedTuple):
-    """A round's tokens by what became of them."""
+class TokenFates(NamedTuple):
+    """A round's tokens by their fates: accepted and rejected draft tokens, and the target's own token."""
 
     accepted: list[int]
     rejected: list[int]
-    own: list[int]
+    target: list[int]
 
 
-class Spelt(NamedTuple):
-    """A round as text: the end of what was committed before it, and its tokens by what became of them."""
+class RoundText(NamedTuple):
+    """A round as text: the end of the text before it, and its tokens by their fates."""
 
     before: str
     accepted: str
     rejected: str
-    own: str
+    target: str
 
 
-def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[Round]:
-    """The rounds of one row of a generation; the first token, which costs none, is a round without draft tokens.
+def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
+    """Returns the rounds of a row of a generation; the first token, which costs none, is a round without draft tokens.
 
     Args:
         tokens: the new tokens of the row, without padding.
@@ -92,40 +92,41 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[Round]:
     [([5], [], 0), ([6, 2], [6, 7], 1), ([8, 9, 3], [8, 9], 2)]
     """
     tokens = [int(token) for token in tokens]
-    rounds, at = [Round([], tokens[:1], [], 0)], 1
+    rounds, start = [TracedRound([], tokens[:1], [], 0)], 1
     for index, committed in enumerate(trace.num_committed[row].tolist()):
         if committed:
             accepted, draft = int(trace.num_accepted[row, index]), trace.draft[row, index].tolist()
-            made = Round(Prefix(tokens, at), tokens[at : at + committed], draft, accepted)
+            step = TracedRound(Prefix(tokens, start), tokens[start : start + committed], draft, accepted)
             if trace.parent is None:
-                made = made._replace(draft=draft[: trace.draft_length[row, index]])
+                step = step._replace(draft=draft[: trace.draft_length[row, index]])
             else:
                 path = trace.path[row, index, :accepted].tolist()
-                made = made._replace(parent=trace.parent[row, index].tolist(), path=path)
-            rounds.append(made)
-            at += committed
+                step = step._replace(parent=trace.parent[row, index].tolist(), path=path)
+            rounds.append(step)
+            start += committed
     return rounds
 
 
-def judge(step: Round) -> Judged:
-    """Splits a round into accepted draft tokens, the rejected one (of a tree: all children of the last accepted one),
-    and the target's own token after them.
+def judge(step: TracedRound) -> TokenFates:
+    """Splits a round into accepted draft tokens, rejected ones, and the target's own token after them.
+
+    Of a chain one draft token is rejected at most, of a tree all children of the last accepted node.
 
     A round that was cut, at an end token or at the limit, has no token of the target's own.
 
-    >>> judge(Round([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
-    Judged(accepted=[5, 6], rejected=[7], own=[9])
-    >>> judge(Round([], new=[5, 1], draft=[5, 1, 7], num_accepted=3))
-    Judged(accepted=[5, 1], rejected=[], own=[])
+    >>> judge(TracedRound([], new=[5, 6, 9], draft=[5, 6, 7, 8], num_accepted=2))
+    TokenFates(accepted=[5, 6], rejected=[7], target=[9])
+    >>> judge(TracedRound([], new=[5, 1], draft=[5, 1, 7], num_accepted=3))
+    TokenFates(accepted=[5, 1], rejected=[], target=[])
     """
     n = step.num_accepted
     if len(step.new) <= n:
-        return Judged(step.new, [], [])
+        return TokenFates(step.new, [], [])
     if step.parent is None or step.path is None:
-        return Judged(step.new[:n], step.draft[n : n + 1], step.new[n:])
+        return TokenFates(step.new[:n], step.draft[n : n + 1], step.new[n:])
     last = step.path[-1] + 1 if step.path else 0
     children = [token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last]
-    return Judged(step.new[:n], children, step.new[n:])
+    return TokenFates(step.new[:n], children, step.new[n:])
 
 
 class Branch(NamedTuple):
@@ -133,8 +134,8 @@ class Branch(NamedTuple):
 
     Attributes:
         lead: the lines that lead to it, drawn.
-        tokens: with what became of each: "accepted", "rejected", "untried" (not tested), or "own", which is the
-            target's, after the accepted ones.
+        tokens: with the fate of each: "accepted", "rejected", "untried" (not tested), or "own", which is the target's
+            token after the accepted ones.
         before: the last of the tokens that precede them.
     """
 
@@ -143,10 +144,11 @@ class Branch(NamedTuple):
     before: list[int]
 
 
-def branches(step: Round) -> list[Branch]:
-    """A round's tree, a line for each branch, siblings in the order in which they are tested; none for a chain.
+def branches(step: TracedRound) -> list[Branch]:
+    """Draws a round's tree, a line for each branch, siblings in the order of their tests; none for a chain.
 
-    >>> step = Round([], new=[5, 8, 9], draft=[4, 5, 8, 2, 3], num_accepted=2, parent=[0, 0, 2, 2, 1], path=[1, 2])
+    >>> tree = {"draft": [4, 5, 8, 2, 3], "parent": [0, 0, 2, 2, 1], "path": [1, 2]}
+    >>> step = TracedRound([], new=[5, 8, 9], num_accepted=2, **tree)
     >>> for lead, tokens, _ in branches(step):
     ...     print(lead + " ".join(f"{token}{fate[0]}" for token, fate in tokens))
     ├─ 4r 3u
@@ -161,70 +163,73 @@ def branches(step: Round) -> list[Branch]:
         children.setdefault(parent, []).append(node + 1)
     accepted = [0, *(node + 1 for node in step.path)]
     following = dict(itertools.pairwise(accepted))
-    own = step.new[step.num_accepted :]
-    found: list[Branch] = []
+    target_token = step.new[step.num_accepted :]  # one, or none
+    lines: list[Branch] = []
 
     def fate(node: int, parent: int) -> str:
         if node in accepted:
             return "accepted"
         return "rejected" if parent in accepted and node < following.get(parent, node + 1) else "untried"
 
-    def below(parent: int, lead: str, before: list[int]) -> None:
-        # The target's own token is one more child of the last accepted node: -1.
-        nodes = [*children.get(parent, []), *([-1] if parent == accepted[-1] and own else [])]
-        for index, node in enumerate(nodes):
-            last, tokens, above = index == len(nodes) - 1, [], parent
-            while True:
-                tokens.append((own[0], "own") if node < 0 else (step.draft[node - 1], fate(node, above)))
-                under = [*children.get(node, []), *([-1] if node == accepted[-1] and own else [])] if node > 0 else []
-                if len(under) != 1:
+    def nodes_below(parent: int) -> list[int]:
+        # The target's own token is one more child of the last accepted node: -1, which has no children itself.
+        return [*children.get(parent, []), *([-1] if parent == accepted[-1] and target_token else [])]
+
+    def draw(parent: int, lead: str, before: list[int]) -> None:
+        nodes = nodes_below(parent)
+        for node in nodes:
+            is_last, tokens, above = node == nodes[-1], [], parent
+            while True:  # down to a leaf, or to a node with several children
+                tokens.append((target_token[0], "own") if node < 0 else (step.draft[node - 1], fate(node, above)))
+                below = nodes_below(node)
+                if len(below) != 1:
                     break
-                above, node = node, under[0]
-            found.append(Branch(lead + ("└─ " if last else "├─ "), tokens, before))
-            if node > 0 and under:
-                below(node, lead + ("   " if last else "│  "), [*before, *(token for token, _ in tokens)])
+                above, node = node, below[0]
+            lines.append(Branch(lead + ("└─ " if is_last else "├─ "), tokens, before))
+            if below:
+                draw(node, lead + ("   " if is_last else "│  "), [*before, *(token for token, _ in tokens)])
 
-    below(0, "", list(step.before[-CONTEXT:]))
-    return found
+    draw(0, "", list(step.before[-CONTEXT:]))
+    return lines
 
 
-def spelt(tokenizer: Any, step: Round, context: int = CONTEXT) -> Spelt:
+def spelt(tokenizer: Any, step: TracedRound, context: int = CONTEXT) -> RoundText:
     """Spells a round; without a tokenizer, as ids. Of the tokens before it only the last `context` are, after a "…"."""
-    accepted, rejected, own = judge(step)
+    accepted, rejected, target = judge(step)
     before = step.before[-context:] if context else []
     cut = "…" if len(before) < len(step.before) else ""
     if tokenizer is None:
-        parts = ("".join(f" {token}" for token in part) for part in (before, accepted, rejected, own))
-        return Spelt(cut + next(parts), *parts)
+        parts = ("".join(f" {token}" for token in part) for part in (before, accepted, rejected, target))
+        return RoundText(cut + next(parts), *parts)
     committed = [*before, *accepted]
-    own_text = spell(tokenizer, committed, own)
-    parts = spell(tokenizer, before, accepted), spell(tokenizer, committed, rejected), own_text
+    pieces = spell(tokenizer, committed, rejected), spell(tokenizer, committed, target)
+    parts = spell(tokenizer, before, accepted), *pieces
     text = _decode(tokenizer, before)
-    return Spelt(cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(part) for part in parts))
+    return RoundText(cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(part) for part in parts))
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """The text that each of `tokens` adds after `before`; a special token is spelt by its name."""
+    """Spells the text that each of `tokens` adds after `before`; a special token by its name."""
     so_far, shown, pieces = list(before), _decode(tokenizer, before).rstrip(HALF_CHARACTER), []
     for token in tokens:
         so_far.append(token)
-        whole = _decode(tokenizer, so_far)
-        piece = whole[len(shown) :] if whole.startswith(shown) else ""
+        text = _decode(tokenizer, so_far)
+        piece = text[len(shown) :] if text.startswith(shown) else ""
         pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")  # an id may have no token
-        shown = whole.rstrip(HALF_CHARACTER)
+        shown = text.rstrip(HALF_CHARACTER)
     return pieces
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Text as tokens spell it, so that what they add can be told: cleaning up spaces would change earlier text."""
+    """Decodes tokens without cleaning up spaces, which would change the text before the last token."""
     return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def spelt_branches(tokenizer: Any, step: Round) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The lines of a round's tree as text: what leads to each, and its tokens with what became of them."""
-    found = []
+def spelt_branches(tokenizer: Any, step: TracedRound) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Spells the lines of a round's tree: the drawn lines that lead to each, and its tokens with their fates."""
+    lines = []
     for lead, tokens, before in branches(step):
         ids = [token for token, _ in tokens]
         pieces = [f" {token}" for token in ids] if tokenizer is None else spell(tokenizer, before, ids)
-        found.append((lead, [(piece, fate) for piece, (_, fate) in zip(pieces, tokens, strict=True)]))
-    return found
+        lines.append((lead, [(piece, fate) for piece, (_, fate) in zip(pieces, tokens, strict=True)]))
+    return lines

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules
-from jaxspec.analysis import acceptance, cost, predict, runner, setting, timing
+from jaxspec.analysis import acceptance, bench, cost, predict, setting, timing
 from jaxspec.analysis.bench import Backend, Config, Setting, Store, Task, product, run
 from jaxspec.analysis.result import Costs, Spread, from_json, to_json
 from jaxspec.core import Prompt, Stats
@@ -23,6 +23,7 @@ PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.arr
 TARGET = table_model(jax.random.key(1), 6)
 DRAFT = table_model_from(0.6 * TARGET.params + 0.4 * table_model(jax.random.key(2), 6).params)._replace(name="small")
 TASK = Task("ids", PROMPT, new_tokens=9)
+LOOKUP = drafters.prompt_lookup(2)
 ALL = ("speed", "latency", "compile", "memory", "alpha", "costs")
 
 
@@ -134,13 +135,13 @@ def test_the_rate_and_the_promise_of_a_lenient_rule_are_its_own():
 
 
 def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
-    measured, really = [], runner._measure
+    measured, really = [], bench._measure
 
     def measure(target, settings, *more):
         measured.append([one.gamma for one in settings])
         return really(target, settings, *more)
 
-    monkeypatch.setattr(runner, "_measure", measure)
+    monkeypatch.setattr(bench, "_measure", measure)
     few = Config(num_prompts=1, repeats=1)
     one, two = product(task=TASK, drafter=DRAFT, gamma=[2, 3])
     first = list(run(TARGET, [one], Store(tmp_path / "rows.jsonl"), few))
@@ -159,7 +160,7 @@ def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_p
     read, really = [], setting.digest
     monkeypatch.setattr(setting, "digest", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves))
     monkeypatch.setattr(
-        runner, "_measure", lambda target, some, *_: [runner.BenchResult(runner._summary(one, target)) for one in some]
+        bench, "_measure", lambda target, some, *_: [bench.BenchResult(bench._summary(one, target)) for one in some]
     )
     settings = product(task=TASK, drafter=DRAFT, gamma=[1, 2, 3], sampling=[{}, {"temperature": 1.0}])
     list(run(TARGET, settings, Store(tmp_path / "rows.jsonl")))
@@ -167,11 +168,12 @@ def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_p
 
 
 def test_a_cascade_costs_what_its_whole_draft_does():
-    """Not nothing, as a look-up, nor what its innermost drafter does."""
-    made = {"cascade": drafters.cascade(DRAFT, drafters.prompt_lookup(2), gamma=1)}
+    """Neither nothing, as a look-up, nor what its innermost drafter does."""
+    cascades = {"models": drafters.cascade(DRAFT, DRAFT, gamma=1), "look-up": drafters.cascade(DRAFT, LOOKUP, gamma=1)}
     config = Config(num_prompts=1, repeats=1, quantities=("speed", "costs"))
-    *_, row = run(TARGET, product(task=TASK, drafter=made, gamma=2), config=config)
-    assert row.costs.c.median > 0 and row.costs.v.median > 0
+    _, *results = run(TARGET, product(task=TASK, drafter=cascades, gamma=2), config=config)
+    assert all(result.costs.c.median > 0 and result.costs.v.median > 0 for result in results)
+    assert [result.costs.draft_ms is None for result in results] == [True, False]  # of a look-up the model's passes
 
 
 def test_a_store_knows_drafters_by_their_names(tmp_path):
@@ -268,14 +270,16 @@ def test_a_tree_is_a_drafter_as_any():
 def test_texts_that_differ_are_noticed_where():
     one, other = _outcome([[1, 2, 3], [4, 5, 0]], [3, 2]), _outcome([[1, 2, 3], [4, 6, 0]], [3, 2])
     settings = [Setting(TASK, None, 0), Setting(TASK, DRAFT, 2)]
-    live = [runner.Variant(setting, None, [None], [2], False) for setting in settings]
     texts = [[[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 6]]]
-    decoded = [runner.Decoded([], text, 5, [out], 0.0) for text, out in zip(texts, (one, other), strict=True)]
-    row = runner.BenchResult(runner._summary(settings[1], TARGET))._replace(texts=2, tokens=5)
-    seconds = np.array([[2.0, 4.0], [1.0, 2.0]])
-    found = runner._against_plain(row, 1, live, decoded, seconds, np.full((2, 2), np.nan))
-    assert found.same_text == 1 and found.difference == (1, 1, (4, 6), (4, 5))
-    assert found.speed == Spread(2.0, 2.0, 2.0) and found.speed_after_prefill is None
+    seconds = np.array([2.0, 4.0]), np.array([1.0, 2.0])
+    runs = [
+        bench.Run(setting, None, [None], [2], texts=text, passes=5, outcomes=[out], seconds=times)
+        for setting, text, out, times in zip(settings, texts, (one, other), seconds, strict=True)
+    ]
+    result = bench.BenchResult(bench._summary(settings[1], TARGET))
+    result = bench._with_speed(result, runs[1], runs)
+    assert result.same_text == 1 and result.difference == (1, 1, (4, 6), (4, 5))
+    assert result.speed == Spread(2.0, 2.0, 2.0) and result.speed_after_prefill is None
 
 
 def test_unknown_quantities_and_gammas_are_refused():
@@ -287,7 +291,7 @@ def test_unknown_quantities_and_gammas_are_refused():
 
 def test_prefill_is_measured_with_the_program_of_the_whole():
     prepared = prepare(TARGET, PROMPT, max_new_tokens=9)
-    first = runner.only_first(prepared)
+    first = bench.only_first(prepared)
     assert (
         jax.tree.structure(prepared.request) == jax.tree.structure(first.request) and prepared.decoder is first.decoder
     )

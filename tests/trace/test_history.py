@@ -1,4 +1,4 @@
-"""A round by what became of its tokens, and spelt."""
+"""A round by the fates of its tokens, and spelt."""
 
 import pickle
 
@@ -11,18 +11,18 @@ import jaxspec
 from jaxspec import trace
 from jaxspec.decode import loop
 from jaxspec.testing import table_model
-from jaxspec.trace import Judged, Round, Spelt
+from jaxspec.trace import RoundText, TokenFates, TracedRound
 
 
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (Round([], [7], [], 0), Judged([], [], [7])),  # off the prompt, or plain decoding
-        (Round([7], [1, 2, 9], [1, 2, 3, 4], 2), Judged([1, 2], [3], [9])),
-        (Round([7], [9], [1, 2], 0), Judged([], [1], [9])),
-        (Round([7], [1, 2, 9], [1, 2], 2), Judged([1, 2], [], [9])),  # all accepted: a bonus token
-        (Round([7], [1], [1, 2, 3], 2), Judged([1], [], [])),  # cut at an end token or the limit
-        (Round([7], [1, 2], [1, 2, 3], 2), Judged([1, 2], [], [])),
+        (TracedRound([], [7], [], 0), TokenFates([], [], [7])),  # off the prompt, or plain decoding
+        (TracedRound([7], [1, 2, 9], [1, 2, 3, 4], 2), TokenFates([1, 2], [3], [9])),
+        (TracedRound([7], [9], [1, 2], 0), TokenFates([], [1], [9])),
+        (TracedRound([7], [1, 2, 9], [1, 2], 2), TokenFates([1, 2], [], [9])),  # all accepted: a bonus token
+        (TracedRound([7], [1], [1, 2, 3], 2), TokenFates([1], [], [])),  # cut at an end token or the limit
+        (TracedRound([7], [1, 2], [1, 2, 3], 2), TokenFates([1, 2], [], [])),
     ],
 )
 def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
@@ -32,16 +32,16 @@ def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
 @pytest.mark.parametrize(
     ("new", "path", "expected"),
     [
-        ([5, 8, 9], [1, 3], Judged([5, 8], [6], [9])),  # of the last node's children none was accepted
-        ([5, 9], [1], Judged([5], [8, 2], [9])),
-        ([9], [], Judged([], [4, 5], [9])),
-        ([5, 8, 6, 9], [1, 3, 5], Judged([5, 8, 6], [], [9])),  # down to a leaf
-        ([5], [1, 3], Judged([5], [], [])),  # cut at an end token or the limit
+        ([5, 8, 9], [1, 3], TokenFates([5, 8], [6], [9])),  # of the last node's children none was accepted
+        ([5, 9], [1], TokenFates([5], [8, 2], [9])),
+        ([9], [], TokenFates([], [4, 5], [9])),
+        ([5, 8, 6, 9], [1, 3, 5], TokenFates([5, 8, 6], [], [9])),  # down to a leaf
+        ([5], [1, 3], TokenFates([5], [], [])),  # cut at an end token or the limit
     ],
 )
 def test_a_tree_is_split_by_its_path(new, path, expected):
     """4 and 5 follow the last token, 8 and 2 follow 5, 7 and 6 were cut off or follow the 8."""
-    step = Round([1], new, [4, 5, 7, 8, 2, 6], len(path), parent=[0, 0, -1, 2, 2, 4], path=path)
+    step = TracedRound([1], new, [4, 5, 7, 8, 2, 6], len(path), parent=[0, 0, -1, 2, 2, 4], path=path)
     assert trace.judge(step) == expected
 
 
@@ -57,9 +57,9 @@ def test_half_a_character_is_completed_by_the_next_token(spelling):
 
 
 def test_a_round_is_spelt_part_by_part(spelling):
-    step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
-    assert trace.spelt(spelling, step) == Spelt("x", "ab", "c", "<end>")
-    assert trace.spelt(None, Round([5], [6, 2], [6, 7], 1)) == Spelt(" 5", " 6", " 7", " 2")
+    step = TracedRound([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
+    assert trace.spelt(spelling, step) == RoundText("x", "ab", "c", "<end>")
+    assert trace.spelt(None, TracedRound([5], [6, 2], [6, 7], 1)) == RoundText(" 5", " 6", " 7", " 2")
 
 
 def test_a_trace_is_as_large_as_its_text():
@@ -81,7 +81,7 @@ def test_only_the_end_of_a_long_text_is_spelt(spelling, monkeypatch):
         type(spelling), "decode", lambda self, tokens, **_: decoded.append(len(tokens)) or "x" * len(tokens)
     )
     text = [*b"x"] * 5000
-    step = Round(trace.Prefix(text, 5000), [*b"ab"], [*b"ac"], 1, parent=[0, 0], path=[0])
+    step = TracedRound(trace.Prefix(text, 5000), [*b"ab"], [*b"ac"], 1, parent=[0, 0], path=[0])
     assert trace.spelt(spelling, step).before.startswith("…x")
     trace.spelt_branches(spelling, step)
     assert max(decoded) < 300
@@ -89,9 +89,9 @@ def test_only_the_end_of_a_long_text_is_spelt(spelling, monkeypatch):
 
 
 def test_rounds_of_a_generation_make_its_tokens():
-    target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+    model, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
     prompt = jaxspec.Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-    out = jaxspec.generate(target, prompt, drafter=draft, gamma=3, max_new_tokens=9)
+    out = jaxspec.generate(model, prompt, drafter=draft, gamma=3, max_new_tokens=9)
     for row in range(2):
         tokens = out.tokens[row, : out.lengths[row]].tolist()
         rounds = trace.of_row(tokens, out.trace, row)
@@ -99,5 +99,5 @@ def test_rounds_of_a_generation_make_its_tokens():
         assert len(rounds) == 1 + out.stats.rounds[row]
         assert sum(len(step.draft) for step in rounds) == out.stats.drafted[row]
         for step in rounds:
-            accepted, rejected, own = trace.judge(step)
-            assert accepted + own == step.new and (not rejected or rejected != own[:1])
+            accepted, rejected, target = trace.judge(step)
+            assert accepted + target == step.new and (not rejected or rejected != target[:1])
