@@ -27,7 +27,6 @@ from benchmarks import samples
 from benchmarks.options import parser_of
 from benchmarks.samples import EXPECTED, Context
 from jaxspec import rules
-from jaxspec.analysis.statistics import holm_adjust
 from jaxspec.cli import console, drafter_names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair
