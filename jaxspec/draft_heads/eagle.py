@@ -279,8 +279,10 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
 
 
 def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
-    if ids := (table.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
-        return formats.taps_of(ids, 0, target)
+    # SGLang's key and DeepSpec's, the first two, number a layer's output; that of vLLM and speculators its input.
+    outputs = (table.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or table.get("target_layer_ids")
+    if outputs:
+        return formats.taps_of(outputs, 0, target)
     default = [2, target.layers // 2, target.layers - 3]
     return formats.taps_of(table.get("eagle_aux_hidden_state_layer_ids") or default, -1, target)
 

@@ -253,6 +253,37 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
             damaged, or those of another drafter. No weights are read before that is known.
     """
     files = tensors.shards(folder, tensors.OF_DRAFTERS)
+    description = describe(folder, files, target, taps)
+    return description.config, parameters.nested(dict(_placed(files, description, target)))
+
+
+class Description(NamedTuple):
+    """What is known of a drafter before its weights are read.
+
+    Attributes:
+        form: how its files are read.
+        config: of its network.
+        wanted: for each tensor that is read, by its name in the files: its canonical name, and our parameter's path.
+    """
+
+    form: Format
+    config: Any
+    wanted: dict[str, tuple[str, str]]
+
+
+def describe(
+    folder: Path, files: list[tensors.Shard], target: Model, taps: tuple[int, ...] | None = None
+) -> Description:
+    """Reads a drafter's config.json, and compares it with the shapes of its tensors and with the target.
+
+    Args:
+        folder: holds config.json.
+        files: of its weights, of which only names and shapes are read.
+        target, taps: as `restore` takes them.
+
+    Raises:
+        CheckpointError: as `restore` does.
+    """
     try:
         table = huggingface.read_object(folder / CONFIG)
         common.check(table)
@@ -269,8 +300,7 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
     have = {name: shape for name, shape in have.items() if name != D2T or D2T in paths}
     if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, have):
         raise CheckpointError(f"{folder}: the weights are not those of the {form.title} of its {CONFIG}:{complaint}")
-    wanted = {held[name].name: (name, path) for name, path in paths.items()}
-    return config, parameters.nested(dict(_placed(files, form, wanted, config, target)))
+    return Description(form, config, {held[name].name: (name, path) for name, path in paths.items()})
 
 
 def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[Format, dict[str, Tensor]]:
@@ -289,10 +319,9 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
     raise FamilyError(f"its tensors are of no format that is known, expected one of {titles}")
 
 
-def _placed(
-    files: list[tensors.Shard], form: Format, wanted: dict[str, tuple[str, str]], config: Any, target: Model
-) -> Iterator[tuple[str, jax.Array]]:
-    """Yields parameters by path; `wanted`: by their names in the files, canonical names and paths."""
+def _placed(files: list[tensors.Shard], description: Description, target: Model) -> Iterator[tuple[str, jax.Array]]:
+    """Yields parameters by path."""
+    form, config, wanted = description
     mesh, shape = sharding.mesh_of(target.params), shape_of(config)
     dtype = int8.computation(shape.dtype)
     for shard in files:

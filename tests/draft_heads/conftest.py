@@ -72,9 +72,9 @@ def layer_shapes(name, width=D, qk_norms=False, bare=False):
     return {f"{name}.{part}": shape for part, shape in shapes.items()}
 
 
-def eagle3_shapes(name="midlayer", vocab=V, **options):
+def eagle3_shapes(name="midlayer", vocab=V, taps=3, **options):
     top = {
-        "fc.weight": (D, 3 * D),
+        "fc.weight": (D, taps * D),
         "norm.weight": (D,),
         "lm_head.weight": (vocab, D),
         f"{name}.hidden_norm.weight": (D,),
@@ -172,6 +172,11 @@ CASES = {
         },
         eagle3_shapes() | {"input_norm.weight": (3 * D,)},
         dict(ids=(1, 3, 5)),  # transformers' hidden_states[l + 1]
+    ),
+    "EAGLE-3, DeepSpec's": Published(
+        QWEN3 | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 2, 4, 5], "num_target_layers": LAYERS},
+        eagle3_shapes("layers.0", taps=5, qk_norms=True) | {"embed_tokens.weight": (V, D)},
+        dict(ids=(1, 2, 3, 5, 6), name="layers.0"),  # transformers' hidden_states[l + 1]
     ),
     "EAGLE-3, speculators": Published(
         unified(

@@ -224,7 +224,8 @@ REFERENCES = {
     "DSpark": dflash,
 }
 NAMES = [
-    *("EAGLE", "EAGLE-3, its authors'", "EAGLE-3, SGLang's", "EAGLE-3, speculators", "Medusa", "Medusa, vLLM's"),
+    *("EAGLE", "EAGLE-3, its authors'", "EAGLE-3, SGLang's", "EAGLE-3, DeepSpec's", "EAGLE-3, speculators"),
+    *("Medusa", "Medusa, vLLM's"),
     *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
     *("DFlash", "DSpark", "DSpark, speculators", "DSpark, a memory"),
 ]

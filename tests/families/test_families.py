@@ -116,6 +116,13 @@ def test_published_files_are_the_published_sizes(name):
     assert family.read(PUBLISHED[name]) == config
 
 
+def test_mimo_is_a_qwen_2():
+    table = PUBLISHED["qwen2.5-0.5b"]
+    mimo = table | {"model_type": "mimo", "attention_bias": True, "num_nextn_predict_layers": 1}
+    family = hf_families.of(mimo)
+    assert family is hf_families.of(table) and family.read(mimo) == family.read(table)
+
+
 def test_names_of_sizes_are_used_once():
     assert len(SIZES) == sum(len(family.sizes) for family in FAMILIES)
 

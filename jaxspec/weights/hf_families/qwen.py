@@ -86,5 +86,14 @@ QWEN3_SIZES = {
     "qwen3-32b": replace(_8B, dim=5120, ff_dim=25_600, layers=64, heads=64),
 }
 
-QWEN2 = Family("Qwen 2", ("qwen2",), read_qwen2, write_qwen2, decoders.names, decoders.canonical, QWEN2_SIZES)
+# MiMo (arXiv 2505.07608) is a Qwen 2 with a module for multi-token prediction beside it, which `load_drafter` reads.
+QWEN2 = Family(
+    "Qwen 2, MiMo",
+    ("qwen2", "mimo"),
+    read_qwen2,
+    write_qwen2,
+    decoders.names,
+    decoders.canonical,
+    QWEN2_SIZES,
+)
 QWEN3 = Family("Qwen 3", ("qwen3",), read_qwen3, write_qwen3, decoders.names, decoders.canonical, QWEN3_SIZES)
