@@ -1,0 +1,344 @@
+"""Writes the tables of docs/pairs.md: published pairs, whether they load, and on which machines they fit.
+
+    python -m benchmarks.pairs          seconds; no weights are read, and nothing is downloaded
+
+Pairs, published tokens a round and what is refused are in tests/pairs/pairs.toml; each config.json is in
+tests/pairs/configs. Names and shapes of a drafter's tensors are written down here as its authors publish them, and
+compared by `draft_heads.load.describe`, as before any weights are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxspec.analysis import memory, plan, roofline
+from jaxspec.core import Model
+from jaxspec.draft_heads import KINDS, kind_of, load
+from jaxspec.draft_heads.kind import shape_of
+from jaxspec.nets import net_of
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import huggingface, int8, tensors
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER, PAGE = ROOT / "tests" / "pairs", ROOT / "docs" / "pairs.md"
+CHIPS = {"v5e-1": "tpu-v5e", "v6e-1": "tpu-v6e", "v5p": "tpu-v5p", "H100": "h100"}
+ROW, PROMPT = 2048, 512  # tokens in the caches of one row, and of a T5's prompt
+TEMPORARIES = 1e9  # bytes that a program takes beside weights and caches
+GB = 1e9
+CONFIGS = tuple(kind.config for kind in KINDS)  # of draft heads
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Pair(NamedTuple):
+    """A row of the page; attributes as tests/pairs/pairs.toml describes them."""
+
+    family: str
+    target: str
+    drafter: str
+    format: str
+    gamma: int
+    tokens: str = "–"
+    chat: bool = True
+    tensors: int = 0
+
+
+class Sizes(NamedTuple):
+    """Bytes of a pair's weights, and of the caches of one row.
+
+    Attributes:
+        target, drafter: weights.
+        caches: of both.
+    """
+
+    target: float
+    drafter: float
+    caches: float
+
+    def fits(self, machine: roofline.Machine) -> bool:
+        """Tells whether a machine has room for them and for temporaries."""
+        assert machine.memory is not None
+        return plan.Memory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
+
+
+def index() -> dict[str, Any]:
+    """Reads tests/pairs/pairs.toml."""
+    return tomllib.loads((FOLDER / "pairs.toml").read_text("utf-8"))
+
+
+def pairs() -> list[Pair]:
+    """Reads the rows of the page."""
+    return [Pair(**row) for row in index()["pair"]]
+
+
+def folder_of(name: str) -> Path:
+    """Returns the folder of a hub id, which holds its config.json."""
+    return FOLDER / "configs" / name.replace("/", "__", 1)
+
+
+def table_of(name: str) -> dict[str, Any]:
+    """Reads the config.json of a hub id."""
+    return json.loads((folder_of(name) / "config.json").read_text("utf-8"))
+
+
+@functools.cache
+def model(name: str) -> Model:
+    """Makes a model of a hub id's config.json, in bfloat16 and without parameters."""
+    _, config = huggingface.read_config(folder_of(name))
+    config = dataclasses.replace(config, dtype="bfloat16")
+    return Model(net_of(config).language_model(config), {}, None, config, name)
+
+
+# --- the tensors of published drafters
+
+
+def layer_shapes(table: dict, prefix: str, *, fused: bool = False, norms: bool = False, bias: bool = False) -> Shapes:
+    """Lists the tensors of a layer as Llama's.
+
+    Args:
+        table: config.json.
+        prefix: of the names.
+        fused: whether attention reads two vectors, as in EAGLE-3.
+        norms, bias: of queries and keys.
+    """
+    dim, ff_dim, heads = table["hidden_size"], table["intermediate_size"], table["num_attention_heads"]
+    size = table.get("head_dim") or dim // heads
+    query, shared, read = heads * size, table.get("num_key_value_heads", heads) * size, (1 + fused) * dim
+    shapes: Shapes = {
+        "self_attn.q_proj.weight": (query, read),
+        "self_attn.k_proj.weight": (shared, read),
+        "self_attn.v_proj.weight": (shared, read),
+        "self_attn.o_proj.weight": (dim, query),
+        "mlp.gate_proj.weight": (ff_dim, dim),
+        "mlp.up_proj.weight": (ff_dim, dim),
+        "mlp.down_proj.weight": (dim, ff_dim),
+        "post_attention_layernorm.weight": (dim,),
+        "input_layernorm.weight": (dim,),
+    }
+    if fused:
+        shapes["hidden_norm.weight"] = (dim,)
+    if norms:
+        shapes |= {f"self_attn.{part}_norm.weight": (size,) for part in "qk"}
+    if bias:
+        shapes |= {
+            f"self_attn.{part}_proj.bias": (rows,) for part, rows in zip("qkv", (query, shared, shared), strict=True)
+        }
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def eagle(table: dict, pair: Pair) -> Shapes:
+    """Lists EAGLE's tensors: a copy of the target's embedding, a projection, a layer without its first norm."""
+    dim = table["hidden_size"]
+    shapes = layer_shapes(table, "layers.0.")
+    del shapes["layers.0.input_layernorm.weight"]
+    return shapes | {"embed_tokens.weight": (table["vocab_size"], dim), "fc.weight": (dim, 2 * dim), "fc.bias": (dim,)}
+
+
+def eagle3(table: dict, pair: Pair, layer: str = "midlayer.", taps: int = 3) -> Shapes:
+    """Lists EAGLE-3's tensors, as its authors publish them: a head for a vocabulary of its own, no embedding."""
+    dim, vocab, drafts = table["hidden_size"], table["vocab_size"], table["draft_vocab_size"]
+    shapes = layer_shapes(table, layer, fused=True)
+    shapes |= {"fc.weight": (dim, taps * dim), "norm.weight": (dim,), "lm_head.weight": (drafts, dim)}
+    return shapes | {"d2t": (drafts,), "t2d": (vocab,)}
+
+
+def speculators(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of EAGLE-3 in the format of `speculators`: an embedding, too."""
+    layer = {**table["transformer_layer_config"], "draft_vocab_size": table["draft_vocab_size"]}
+    return {"embed_tokens.weight": (layer["vocab_size"], layer["hidden_size"]), **eagle3(layer, pair, "layers.0.")}
+
+
+def deepspec(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of DeepSpec's EAGLE-3: Qwen 3's layer, five taps, the target's vocabulary."""
+    dim, vocab, taps = table["hidden_size"], table["vocab_size"], len(table["target_layer_ids"])
+    shapes = layer_shapes(table, "layers.0.", fused=True, norms=True)
+    shapes |= {"fc.weight": (dim, taps * dim), "norm.weight": (dim,)}
+    return shapes | {"embed_tokens.weight": (vocab, dim), "lm_head.weight": (vocab, dim)}
+
+
+def dflash(table: dict, pair: Pair) -> Shapes:
+    """Lists DFlash's tensors: layers as Qwen 3's, with neither an embedding nor a head."""
+    dim, taps = table["hidden_size"], (table.get("dflash_config") or table)["target_layer_ids"]
+    shapes: Shapes = {"fc.weight": (dim, len(taps) * dim), "hidden_norm.weight": (dim,), "norm.weight": (dim,)}
+    for i in range(table["num_hidden_layers"]):
+        shapes |= layer_shapes(table, f"layers.{i}.", norms=True)
+    return shapes
+
+
+def dspark(table: dict, pair: Pair) -> Shapes:
+    """Lists DSpark's tensors: DFlash's, an embedding and a head, and the two heads behind it."""
+    dim, vocab, rank = table["hidden_size"], table["vocab_size"], table["markov_rank"]
+    shapes = dflash(table, pair) | {"embed_tokens.weight": (vocab, dim), "lm_head.weight": (vocab, dim)}
+    shapes |= {f"markov_head.markov_w{i}.weight": (vocab, rank) for i in (1, 2)}
+    return shapes | {"confidence_head.proj.weight": (1, dim + rank), "confidence_head.proj.bias": (1,)}
+
+
+def medusa(table: dict, pair: Pair) -> Shapes:
+    """Lists Medusa's tensors: of each head a block and a projection to the vocabulary."""
+    config = model(pair.target).config
+    dim, shapes = config.dim, {}
+    for i in range(pair.tensors):
+        shapes |= {f"{i}.0.linear.weight": (dim, dim), f"{i}.0.linear.bias": (dim,)}
+        shapes[f"{i}.1.weight"] = (config.vocab_size, dim)
+    return shapes
+
+
+def mimo(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of MiMo's module, which lie beside the model's."""
+    dim, prefix = table["hidden_size"], "model.mtp_layers.0."
+    shapes = layer_shapes(table, prefix, bias=True) | {f"{prefix}input_proj.weight": (dim, 2 * dim)}
+    return shapes | {f"{prefix}{norm}_layernorm.weight": (dim,) for norm in ("token", "hidden", "final")}
+
+
+FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
+    "EAGLE": eagle,
+    "EAGLE-3": eagle3,
+    "EAGLE-3, DeepSpec's": deepspec,
+    "speculators, EAGLE-3": speculators,
+    "DFlash": dflash,
+    "DSpark": dspark,
+    "Medusa": medusa,
+    "MTP, MiMo's": mimo,
+}
+
+
+def published_tensors(pair: Pair) -> Shapes:
+    """Lists names and shapes of a draft head's tensors."""
+    return FORMATS[pair.format](table_of(pair.drafter), pair)
+
+
+def describe(pair: Pair, target: Model | None = None) -> load.Description:
+    """Reads a draft head's config.json, and compares it with its tensors and its target, as `load_drafter` does.
+
+    Args:
+        pair: of a format of `FORMATS`.
+        target: another one than the pair's, to be refused.
+    """
+
+    def unread(only=None):
+        raise AssertionError("there are no weights")
+
+    files = [tensors.Shard(folder_of(pair.drafter) / "model.safetensors", published_tensors(pair), unread)]
+    return load.describe(folder_of(pair.drafter), files, target or model(pair.target))
+
+
+# --- memory
+
+
+def abstract_params(config: Any) -> Any:
+    """Returns the shapes of the parameters of a model or a draft head."""
+    init = kind_of(config).init if isinstance(config, CONFIGS) else net_of(config).init
+    return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+
+
+def in_dtype(params: Any, dtype: str) -> Any:
+    """Returns the shapes of parameters whose matrices are in a dtype."""
+
+    def leaf(path, shape):
+        return jax.ShapeDtypeStruct(shape.shape, dtype if int8.is_matrix(path, shape) else shape.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Sizes]:
+    """Computes what a pair takes in several dtypes; draft heads compute in that of their target."""
+    target = model(pair.target).config
+    weights, drafts, shape = _weight_bytes(pair.target), dict.fromkeys(dtypes, 0), None
+    if pair.format == "model":
+        drafts, shape = _weight_bytes(pair.drafter), model(pair.drafter).config
+    elif pair.format in FORMATS:
+        config = describe(pair).config
+        params, shape = abstract_params(config), shape_of(config)
+        drafts = {dtype: _bytes(params, int8.computation(dtype)) for dtype in dtypes}
+    has_cache = hasattr(shape, "head_dim")  # Medusa's heads have none
+    return [
+        Sizes(
+            weights[dtype],
+            drafts[dtype],
+            _cache_bytes(target, dtype) + (_cache_bytes(shape, dtype) if has_cache else 0),
+        )
+        for dtype in dtypes
+    ]
+
+
+@functools.cache
+def _weight_bytes(name: str) -> dict[str, int]:
+    return memory.of_config(name, model(name).config).memory_bytes
+
+
+def _bytes(params: Any, dtype: str) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(in_dtype(params, dtype)))
+
+
+def _cache_bytes(config: Any, dtype: str) -> float:
+    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    row = min(ROW, getattr(config, "max_positions", None) or ROW)
+    return roofline.load_of(config, row=row, prompt=PROMPT if isinstance(config, T5Config) else 0).cache_bytes
+
+
+# --- the page
+
+HEADS = ("target", "drafter", "format", "tokens a round, as published", "bfloat16, GB", "int8, GB", *CHIPS)
+
+
+def command(pair: Pair) -> str:
+    """Writes the command that generates with a pair."""
+    draft = pair.drafter if pair.format in ("model", "LayerSkip") else f"head:{pair.drafter}"
+    chat = "--chat " if pair.chat else ""
+    options = f"--target {pair.target} --draft {draft} --gamma {pair.gamma}"
+    return f'jaxspec generate {chat}{options} --dtype bfloat16 "..."'
+
+
+def cells(pair: Pair) -> list[str]:
+    """Computes a row of the page."""
+    wide, narrow = sizes(pair)
+    fits = [
+        "yes" if wide.fits(machine) else "int8" if narrow.fits(machine) else "no"
+        for machine in (roofline.MACHINES[chip] for chip in CHIPS.values())
+    ]
+    quantised = _gigabytes(narrow) if "int8" in fits else ""
+    drafter = f"`{pair.drafter}`" if pair.drafter != pair.target else "its own module"
+    return [f"`{pair.target}`", drafter, pair.format, pair.tokens, _gigabytes(wide), quantised, *fits]
+
+
+def _gigabytes(size: Sizes) -> str:
+    return f"{size.target / GB:.1f} + {size.drafter / GB:.1f}"
+
+
+def sections() -> Iterator[str]:
+    """Writes the part of the page that is computed: of each family a heading, a table and the commands."""
+    for family, rows in itertools.groupby(pairs(), lambda pair: pair.family):
+        rows = list(rows)
+        lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
+        table = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+        yield f"### {family}\n\n{table}\n\n```console\n" + "".join(f"$ {command(row)}\n" for row in rows) + "```\n"
+
+
+BEGIN, END = "<!-- python -m benchmarks.pairs writes what follows -->\n", "<!-- and up to here -->\n"
+
+
+def updated(page: str) -> str:
+    """Puts newly computed tables in a page.
+
+    Raises:
+        ValueError: the page lacks the two comments between which they are.
+    """
+    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"the page has no {BEGIN.strip()} and {END.strip()}")
+    tables = "\n".join(sections())
+    return pattern.sub(lambda match: f"{BEGIN}\n{tables}\n{END}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text("utf-8")), "utf-8")
