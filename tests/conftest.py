@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if (ROOT / "benchmarks").is_dir():  # last on the path: an installed jaxspec stays the one that is tested
     sys.path.append(str(ROOT))
 else:
-    collect_ignore += ["benchmarks", "data_prep"]
+    collect_ignore += ["benchmarks", "data_prep", "pairs"]
 
 
 class Bytes:

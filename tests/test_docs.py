@@ -247,7 +247,7 @@ addEventListener("load", () => setTimeout(() => {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "scrolling"), [("results", 0), ("rules", 0), ("choosing", 0)])
+@pytest.mark.parametrize(("page", "scrolling"), [("results", 0), ("rules", 0), ("choosing", 0), ("pairs", 0)])
 def test_wide_tables_and_code_are_not_cut(page: str, scrolling: int, site: Path, chromium_command: list[str]):
     """In a window of 1,300 pixels code is wrapped and tables fit; those of some twenty columns scroll."""
     source = site / page / "index.html"
