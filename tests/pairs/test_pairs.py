@@ -184,7 +184,7 @@ def test_refused_is_refused_with_its_reason(row: dict):
 
 
 def test_more_tensors_than_those_of_dflash_are_refused(monkeypatch: pytest.MonkeyPatch):
-    """As DFlash 2 has them, whose convolutions would otherwise be left out in silence."""
+    """DFlash 2 has them: without a complaint its convolutions would be left out."""
     pair = next(pair for pair in HEADS if pair.format == "DFlash")
     more = pairs.published_tensors(pair) | {"layers.0.convolution.weight": (2560, 2)}
     monkeypatch.setattr(pairs, "published_tensors", lambda pair: more)
