@@ -63,17 +63,17 @@ SLOW_EXAMPLES = {
     "draft_heads.block.block",
     "draft_heads.eagle.eagle",
     "draft_heads.mtp.mtp",
-    "drafters.continuations.as_tree",
+    "drafters.lookups.vote.as_tree",
     "drafters.greedy.greedy",
-    "drafters.ngram_model.first_draft_tokens",
-    "drafters.ngram_model.language_model",
-    "drafters.online_ngram.online_ngram",
-    "drafters.retrieval.retrieval",
-    "drafters.sequences.sequences",
-    "drafters.skip_layers.skip_layers",
-    "drafters.suffix.suffix",
-    "drafters.tree.tree",
-    "drafters.without_backoff.without_backoff",
+    "drafters.lookups.ngram_model.first_draft_tokens",
+    "drafters.lookups.ngram_model.language_model",
+    "drafters.lookups.online_ngram.online_ngram",
+    "drafters.lookups.retrieval.retrieval",
+    "drafters.trees.sequences.sequences",
+    "drafters.self_speculative.skip_layers",
+    "drafters.lookups.suffix.suffix",
+    "drafters.trees.tree.tree",
+    "drafters.lookups.without_backoff.without_backoff",
     "nets.decoder.language_model",
     "nets.t5.language_model",
     "rules.block.block",
@@ -84,7 +84,6 @@ SLOW_EXAMPLES = {
     "trim.trim_vocabulary",
     "vocabulary_map.map_vocabulary",
 }
-LISTED = Path(__file__).parent / "tests" / "slow.txt"  # tests that are yet to be marked in their files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,9 +93,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, the rest as it was; without `--exhaustive`, not what others stand for."""
-    listed = set(LISTED.read_text().splitlines())
     for item in items:
-        if item.nodeid in listed or (isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES):
+        if isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES:
             item.add_marker("slow")
     if not config.getoption("exhaustive"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]

@@ -146,8 +146,6 @@ class Drafter(NamedTuple):
         complete_target_pass: see the protocol; None: the target's pass is its `extend`.
         rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
             (`drafters.cascade`).
-        nested: whether another drafter works inside of it (cascades), so that a draft costs more than its model's
-            passes.
     """
 
     init: DraftInit
@@ -160,7 +158,6 @@ class Drafter(NamedTuple):
     tree_reader: TreeReader | None = None
     complete_target_pass: CompleteTargetPass | None = None
     rollback: Rollback | None = None
-    nested: bool = False
 
 
 class BoundDrafter(NamedTuple):

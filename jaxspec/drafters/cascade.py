@@ -247,7 +247,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
         assert inner.rollback is not None
         return take_back_to(state, row.length - 1)._replace(inner=inner.rollback(state.inner, row))
 
-    return Drafter(init, propose, commit, lm, rollback=rollback, nested=True)
+    return Drafter(init, propose, commit, lm, rollback=rollback)
 
 
 def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDistribution:

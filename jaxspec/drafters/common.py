@@ -159,14 +159,14 @@ def no_commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, f
     return caches
 
 
-def side_by_side(drafters: tuple[Drafter, ...], propose: Propose, *, nested: bool) -> Drafter:
+def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
     """Makes a drafter of several: each keeps a state of its own, and they propose together.
 
     `Weights.draft` and the state are tuples, with an entry for each of the drafters.
 
     Args:
         drafters: of chains.
-        propose, nested: as in `Drafter`.
+        propose: as in `Drafter`.
     """
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> tuple[Any, ...]:
@@ -193,7 +193,6 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose, *, nested: boo
         lm=min(lms, key=lambda lm: lm.max_positions or 1 << 30, default=None),
         may_be_empty=all(drafter.may_be_empty for drafter in drafters),
         rollback=rollback if len(rollbacks) == len(drafters) else None,
-        nested=nested,
     )
 
 

@@ -74,7 +74,7 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
         assert best is not None
         return best, Caches(target, tuple(states))
 
-    return side_by_side(drafters, propose, nested=any(drafter.nested for drafter in drafters))
+    return side_by_side(drafters, propose)
 
 
 def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:

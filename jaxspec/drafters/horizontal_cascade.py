@@ -110,7 +110,7 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
         second = second._replace(length=jnp.minimum(second.length, later.max_draft))
         return _joined(draft._replace(length=length), second), Caches(target, (first_state, then_state))
 
-    return side_by_side((first, then), propose, nested=True)
+    return side_by_side((first, then), propose)
 
 
 def _later(context: DraftContext, first: Float[Array, "B F"]) -> Continues | None:

@@ -100,6 +100,7 @@ def test_one_token_is_measured_on_prefill_alone():
     np.testing.assert_allclose(measured.rate.sums, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_alpha_is_what_speculative_sampling_accepts():
     """With one draft token a round every draft token has a trial, so the share accepted is alpha, within the noise."""
     rows = 64
@@ -126,6 +127,7 @@ def test_distributions_without_common_support():
     assert measured.alpha == 0.0
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_the_batch():
     options = dict(temperature=1.0, max_new_tokens=10, key=jax.random.key(3))
     all_at_once, one_by_one = (measure(TARGET, DRAFT, PROMPT, batch=batch, **options) for batch in (16, 2))
@@ -186,6 +188,7 @@ def test_a_drafter_with_fewer_ids():
     assert measured.alpha == pytest.approx(0.1 + 0.2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_teacher_forcing_is_the_distribution_of_plain_sampling():
     """The product of the teacher-forced distributions along a text is the text's probability."""
     tokens = jnp.array([[4, 2, 0]], jnp.int32)
@@ -201,6 +204,7 @@ T5 = T5Config(11, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, deco
 GPT = GPTConfig(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "config"), [(t5, T5), (gpt, GPT)], ids=["t5", "gpt"])
 def test_alpha_of_a_network_with_itself_is_1_and_with_another_less(net, config):
     init = jax.jit(net.init, static_argnums=0)
@@ -229,6 +233,7 @@ def test_standard_error_of_a_single_row_is_unknown():
     assert Rate.of(one.rate) == Rate(0.75, None, None, None, count=2)
 
 
+@pytest.mark.slow
 def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
     target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
     measured = measure(target, draft, PROMPT, temperature=1.0, max_new_tokens=16, key=jax.random.key(7), batch=1)
@@ -249,6 +254,7 @@ def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
 ALIKE = [table_model_from(jnp.log(jnp.array(distribution))) for distribution in ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2])]
 
 
+@pytest.mark.slow
 def test_conditional_by_draft_token_is_alpha_where_draft_tokens_are_independent():
     rows = 256
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32))
@@ -277,6 +283,7 @@ def test_conditional_counts_what_each_round_tested_and_no_draft_token_after_the_
     assert twice.first(2).tested.tolist() == found.tested.tolist() and len(twice.tested) == 4
 
 
+@pytest.mark.slow
 def test_conditional_of_texts_that_end():
     target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
     options = dict(gamma=3, temperature=1.0, max_new_tokens=32, key=jax.random.key(7))

@@ -44,6 +44,7 @@ def found():
     return list(run(TARGET, settings, config=Config(num_prompts=3, repeats=2, quantities=ALL)))
 
 
+@pytest.mark.slow
 def test_a_group_is_plain_decoding_and_its_settings(found):
     assert [(row.setting.batch, row.setting.drafter, row.setting.policy, row.setting.gamma) for row in found] == [
         *((1, "", "", 0), (1, "small", "", 2), (1, "copy", "", 2), (1, "small", "adaptive", 2)),
@@ -60,6 +61,7 @@ def test_a_group_is_plain_decoding_and_its_settings(found):
         assert row.first_call > 0
 
 
+@pytest.mark.slow
 def test_rounds_are_those_of_generate(found):
     for row in found:
         if row.setting.drafter == "small" and not row.setting.policy:
@@ -79,6 +81,7 @@ def test_rounds_are_those_of_generate(found):
     assert 0 < found[2].drafts.share_of_rounds.value < 1  # a look-up has no draft in some rounds
 
 
+@pytest.mark.slow
 def test_predictions_follow_theorem_3_8(found, tmp_path):
     plain, small, copied, adaptive = found[:4]
     prepared = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9)
@@ -192,6 +195,7 @@ def test_a_group_that_fails_takes_no_other_with_it():
     assert other.error is None and other.tokens == 27
 
 
+@pytest.mark.slow
 def test_untimed_rows_are_of_all_prompts():
     """The paper's Table 3 for any drafters: alpha of a model; of a look-up what was accepted of what was tested."""
     asked = dict(temperature=1.0, max_new_tokens=9, key=jax.random.key(0))
@@ -208,6 +212,7 @@ def test_untimed_rows_are_of_all_prompts():
     assert plain.same_text is small.same_text is None
 
 
+@pytest.mark.slow
 def test_the_plan_chooses_gamma(monkeypatch):
     costs, one = iter([0.01, 9.0]), np.ones(1)
 
@@ -262,6 +267,7 @@ def test_a_backend_is_compared_with_its_own_plain_decoding_and_another_target_is
     assert rows[2].first_call is rows[2].speed_after_prefill is None and rows[3].first_call > 0
 
 
+@pytest.mark.slow
 def test_a_tree_is_a_drafter_as_any():
     _, row = run(TARGET, [Setting(TASK, drafters.tree(DRAFT, (2, 2)))], config=Config(num_prompts=3, repeats=1))
     assert row.setting.drafter == "tree(6 nodes, small)" and row.same_text == 3 and row.tokens_per_round.value > 1

@@ -193,6 +193,7 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
     assert cost.policy_costs(prepared.replace(drafter=both)).c == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [False, True])
 def test_a_search_is_timed_draft_by_draft(encoder):
     """Each proposes and commits, after a row that ends with what the last one drafted."""

@@ -73,6 +73,7 @@ def test_alpha_is_the_mean_over_positions():
     assert divergence.alpha(p, q, lenience=0.5) == pytest.approx((0.5 + 1.0 + 0.6 + 0.0) / 4)
 
 
+@pytest.mark.slow
 def test_beta_is_what_the_rules_do():
     """The share that the rules accept of 20,000 draft tokens, against what is computed here."""
     count, p, q = 20_000, jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])
@@ -90,6 +91,7 @@ def test_beta_is_what_the_rules_do():
         assert accepted.mean() == pytest.approx(float(share), abs=4 * np.sqrt(0.25 / count)), rule.name
 
 
+@pytest.mark.slow
 def test_beta_of_candidates_is_what_the_rejection_rule_does():
     """The share of 20,000 rows of which one of the first k candidates is accepted."""
     count, p, q = 20_000, jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])

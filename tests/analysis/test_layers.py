@@ -18,6 +18,7 @@ def target(count):
     return Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
     """With speeds that grow with what is skipped."""
     best = [5.0]

@@ -18,6 +18,7 @@ def test_a_pair_that_is_exact_differs_nowhere():
     assert numerics.mismatches(prepare(target, PROMPT, drafter=draft, gamma=3, max_new_tokens=16)) == []
 
 
+@pytest.mark.slow
 def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
     """A target whose passes over several tokens see token 1 a little better: 0.01 after, it then wins."""
     target = table_model_from(jnp.array([1.0, 0.99, -3.0]))

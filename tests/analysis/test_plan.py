@@ -90,6 +90,7 @@ def test_no_gamma_but_zero():
     assert planning.plan(0.9, 0.1, [1.0]).gamma == 0
 
 
+@pytest.mark.slow
 def test_a_pair_that_is_one_model_accepts_everything():
     """A drafter that is its own target: everything is accepted, and tokens per round say so."""
     model, done = table_model(jax.random.key(1), vocab=5), []

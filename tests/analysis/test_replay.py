@@ -77,6 +77,7 @@ def rounds_of(rule, gamma, temperature, whole):
     return accepted, rounds
 
 
+@pytest.mark.slow
 @named([rule for rule in INDEPENDENT if rule.exact])
 def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
     """The first round of every exact rule, and all rounds of one."""
@@ -91,6 +92,7 @@ def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
         np.testing.assert_allclose(replayed.counts @ chances, rounds, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_coupled_draft_tokens_agree_as_often_as_gumbel_noise_makes_them():
     p, q = (jax.nn.log_softmax(1.5 * jax.random.normal(jax.random.key(i), (1, 1, 6))) for i in range(2))
     p = p.at[0, 0, 2].set(-jnp.inf)
@@ -129,6 +131,7 @@ def replayed(trace, rule, gamma):
     return replay.tokens_per_round(replay.chain(gamma), replay.chain_ratios(trace, rule), trace.counts)
 
 
+@pytest.mark.slow
 @named(EXACT)
 def test_replay_predicts_what_decoding_yields(rule, stores):
     found, ran = replayed(stores[0.7], rule, 4), decoded(rule, 0.7)
@@ -142,6 +145,7 @@ def test_at_temperature_0_replay_is_the_decoder(rule, stores):
     np.testing.assert_allclose(replayed(stores[0.0], rule, 4).counts, decoded(rule, 0.0).counts)
 
 
+@pytest.mark.slow
 def test_alpha_is_that_of_the_whole_distributions(stores):
     found = replay.acceptance_rate(stores[0.7], rules.rejection())
     options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
@@ -173,6 +177,7 @@ def test_rules_accept_more_in_their_known_order(stores):
     assert found["classical_rejection"] < found["rejection"]
 
 
+@pytest.mark.slow
 def test_a_trace_is_the_targets_text_and_both_logits():
     options = dict(temperature=0.7, max_new_tokens=5, key=jax.random.key(6))
     made = replay.collect(prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)

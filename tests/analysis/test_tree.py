@@ -142,6 +142,7 @@ def test_acceptance_by_rank_is_that_of_multi_round_rejection(draw):
 # --- replay
 
 
+@pytest.mark.slow
 def test_replayed_tokens_per_round_are_those_of_greedy_decoding():
     target = table_model(jax.random.key(1), 7, sharpness=2.0)
     other = table_model(jax.random.key(2), 7, sharpness=2.0)

@@ -44,6 +44,7 @@ def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
     assert name == "landscape" and label in [text.get_text() for text in figure.axes[0].texts]
 
 
+@pytest.mark.slow
 def test_theory_needs_no_models(run, tmp_path):
     run("--theory-only", "--target", "nothing")
     files = sorted(path.name for path in (tmp_path / "out").iterdir())

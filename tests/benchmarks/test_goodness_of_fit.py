@@ -42,6 +42,7 @@ def test_a_context_is_in_the_table(context):
         np.testing.assert_allclose(distribution, table[context.first, token], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rules.rejection(), rules.block()], ids=lambda rule: rule.name)
 def test_a_right_rule_passes(context, rule):
     found = drawn(context, rule)
@@ -51,10 +52,12 @@ def test_a_right_rule_passes(context, rule):
     np.testing.assert_allclose(fitted.pvalue, stats.chi2.sf(fitted.statistic, fitted.cells - 1), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_does_not(context, wrong_rule):
     assert fits.fit(context, drawn(context, wrong_rule).tokens).pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_wrong_about_the_second_token_only(context):
     """Right tokens, but each pair in an order that hides who came first after whom."""
     right = drawn(context, rules.rejection()).tokens
@@ -75,6 +78,7 @@ def test_a_distribution_that_is_nearly_certain_tests_nothing():
     assert fits.fit(context, np.zeros((100, 2), int)) == fits.Fit("chi-square", 1, 100, 1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_bounds_are_kept_and_broken(context):
     """Lenience of 0.5 keeps to its own bound, and breaks that of 0.9."""
     found = drawn(context, rules.lenient(0.5)).tokens

@@ -49,6 +49,7 @@ def prepared():
     return prepare(model, Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2])), max_new_tokens=16)
 
 
+@pytest.mark.slow
 def test_a_profile_is_taken_and_read():
     found = profile.passes(prepared())
     if not isinstance(found, str):

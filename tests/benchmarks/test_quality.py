@@ -110,6 +110,7 @@ def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
     assert {"sacreBLEU", "tokens per round, γ = 3"} <= set(cells)
 
 
+@pytest.mark.slow
 def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
     """The loss per token is that of the examples, computed here without batches."""
     folder = data_folder(tmp_path)

@@ -46,6 +46,7 @@ def few_rules(monkeypatch):
     monkeypatch.setattr(catalogue, "RULES", {name: catalogue.RULES[name] for name in ("block", "typical")})
 
 
+@pytest.mark.slow
 def test_a_peer_that_disagrees_is_an_error(loading, monkeypatch, capsys):
     """The other library is not run here: `test_peer.py` does so."""
     asked = []
@@ -105,6 +106,7 @@ def test_the_papers_rows_are_beside_ours(loading, monkeypatch, zoo, capsys):
     assert "expected random:SHAPE" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_verdicts_of_every_rule_are_timed_beside_passes(few_rules, monkeypatch, capsys):
     monkeypatch.setattr(rule_costs, "LARGE", 12)
     monkeypatch.setattr(rule_costs, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))

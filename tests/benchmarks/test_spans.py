@@ -18,6 +18,7 @@ def without_gaps(spans):
     return [span.start for span in spans] == pytest.approx([0.0, *ends[:-1]]) and all(s.duration >= 0 for s in spans)
 
 
+@pytest.mark.slow
 def test_blocks_of_a_speculative_generation_follow_each_other_without_gaps():
     blocks = spans.record(prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9), repeats=2)
     rounds = int(generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9).stats.rounds[0])

@@ -114,6 +114,7 @@ def model(name: str) -> Model:
     return Model(net.language_model(config), params, None, config, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_text_and_logits(name):
     small = model(name)
@@ -127,6 +128,7 @@ def test_the_same_text_and_logits(name):
     assert len(np.unique(text.tokens)) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_feed_forward_block_grows_and_nothing_else(name):
     small = model(name)
@@ -154,6 +156,7 @@ def test_the_parameters_have_the_shapes_of_a_model_of_that_size():
     assert jax.tree.map(jnp.shape, wide.params) == jax.tree.map(lambda x: x.shape, fresh)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_bfloat16():
     small = model("t5-v1_1")
     wide = widen(small._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), small.params)), 32)

@@ -25,6 +25,7 @@ def run(loading):
     return run
 
 
+@pytest.mark.slow
 def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     axes = ("--draft", "debian-t5-draft,prompt_lookup+debian-t5-draft", "--gamma", "2", "--policy", "adaptive")
     options = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
@@ -42,6 +43,7 @@ def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + len(rows)
 
 
+@pytest.mark.slow
 def test_random_shapes_alone(loading, monkeypatch, tmp_path):
     tiny = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
     monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)

@@ -47,6 +47,7 @@ def words():
     return PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
 
 
+@pytest.mark.slow
 def test_there_and_back_is_bit_equal(theirs, tmp_path):
     """The default is the other format, in the dtype that is there; the chat template comes along."""
     result = run(theirs, tmp_path / "ours", "--json")
@@ -66,6 +67,7 @@ def test_there_and_back_is_bit_equal(theirs, tmp_path):
     assert jaxspec.load(tmp_path / "back").tokenizer.chat_template == TEMPLATE
 
 
+@pytest.mark.slow
 def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
     assert run(theirs, tmp_path / "half", "--format", "huggingface", "--dtype", "bfloat16").exit_code == 0
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"

@@ -41,6 +41,7 @@ def call(*arguments):
     return CliRunner().invoke(app, ["datastore", *arguments])
 
 
+@pytest.mark.slow
 def test_texts_become_a_datastore_that_is_drafted_from(project):
     result = call("texts.txt", "--tokenizer", "target", "--out", "store")
     assert result.exit_code == 0, result.output
@@ -64,6 +65,7 @@ def test_an_interrupted_build_leaves_nothing(project, monkeypatch, where):
     assert set(project.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_terminated_build_leaves_nothing(project):
     """By SIGTERM, as a scheduler ends what it started: the process clears away what it has written."""
     before = set(project.iterdir())

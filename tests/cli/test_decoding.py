@@ -10,6 +10,7 @@ from jaxspec.decode.batches import in_batches
 from jaxspec.weights import loading
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
 def test_rounds_are_reported_whole(mode, report):
     reported = report("--trace", "-t", "1", *mode)
@@ -21,6 +22,7 @@ def test_rounds_are_reported_whole(mode, report):
             assert step["tokens"][:accepted] == step["draft"][:accepted]
 
 
+@pytest.mark.slow
 def test_a_samples_text_depends_on_the_seed_alone(report):
     single, batch, other = report("-t", "1"), report("-t", "1", "--batch", "2"), report("-t", "1", "--seed", "1")
     assert single["tokens"] == batch["tokens"]

@@ -285,6 +285,7 @@ def test_a_file_that_is_no_text(tmp_path, refused):
     assert "is not UTF-8 text" in refused("--prompts", str(file))
 
 
+@pytest.mark.slow
 def test_beams_are_the_librarys(zoo, report, run):
     options = ("--beams", "3", "--length-penalty", "0.6", "--draft", "debian-t5-draft")
     reported = report(PROMPT, *options)

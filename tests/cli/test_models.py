@@ -153,6 +153,7 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "shipped",))
 
 
+@pytest.mark.slow
 def test_shipped_checkpoints_and_sizes_are_in_tables(few):
     result = runner.invoke(app, ["models"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output

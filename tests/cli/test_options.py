@@ -39,6 +39,7 @@ def test_what_is_given_arrives_as_one_argument():
     assert calls == [(2, {"temperature": 0.0}), (1, {})]
 
 
+@pytest.mark.slow
 def test_drafters_over_other_vocabularies():
     assert drafter_names.drafter("trim=512:debian-t5-draft", names.model).params.to_target.shape == (512,)
     target = names.model("debian-t5-large")
@@ -51,6 +52,7 @@ def test_drafters_over_other_vocabularies():
         drafter_names.drafter("share:prompt_lookup", names.model)
 
 
+@pytest.mark.slow
 def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     target = names.model("debian-gpt-base")
     assert drafter_names.drafter("early_exit=1", names.model, target).target is target

@@ -82,6 +82,7 @@ def test_a_pair_is_measured(run):
     assert "speculate" in result.stdout.lower()
 
 
+@pytest.mark.slow
 def test_how_sure_the_numbers_of_a_pair_are(report):
     (plan,) = report("--gamma", "2", "--count", "3", "--max-new-tokens", "12", "--repeats", "2")["plans"]
     alpha, c, v = (plan["measured"][name] for name in ("alpha", "c", "v"))
@@ -91,6 +92,7 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
     assert plan_of_numbers["measured"] is None and 8 in plan_of_numbers["near"]
 
 
+@pytest.mark.slow
 def test_a_tree_is_planned_and_timed(run, report):
     options = ("--tree", "--timed", "--nodes", "3", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
     planned = report(*options)

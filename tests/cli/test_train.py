@@ -68,6 +68,7 @@ def refused(*arguments):
     return result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_dtype_promotion):
     train = run.train
 
@@ -177,6 +178,7 @@ def target(project):
     (project / "pairs.toml").write_text(COUNTED)
 
 
+@pytest.mark.slow
 def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     result = call("pairs.toml")
     assert result.exit_code == 0, result.output

@@ -61,6 +61,7 @@ def test_rules_are_what_they_promise(pair, only):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_rule_is_what_it_promises(only):
     only(block=catalogue.RULES["block"])
     result = verify()
@@ -68,6 +69,7 @@ def test_a_rule_is_what_it_promises(only):
     assert "as stated" in next(line for line in result.stdout.splitlines() if "block" in line)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found(pair, only, wrong_rule):
     """An honest rule beside it is not accused."""
     only(rejection=catalogue.RULES["rejection"], liar=Entry(wrong_rule._replace(name="liar")))
@@ -80,6 +82,7 @@ def test_a_wrong_rule_is_found(pair, only, wrong_rule):
     assert all("as stated" in line for line in shown if "│ rejection" in line)
 
 
+@pytest.mark.slow
 def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
     def hardly_above_p(log_p):
         return jnp.minimum(1.01 * jnp.exp(log_p), 1.0)
@@ -98,6 +101,7 @@ def test_an_inexact_rule_must_state_a_bound(only):
     assert result.exit_code == 2 and "lenient(0.5) is inexact and states no bound" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_wrong_about_trees_is_found(only):
     """It judges chains rightly, and of siblings accepts the first."""
 
@@ -116,6 +120,7 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
     assert row["total_variation"]["tree"] > 1e-2
 
 
+@pytest.mark.slow
 def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch):
     """A text that differs is an error in float32, and only shown in bfloat16."""
     only()

@@ -174,7 +174,9 @@ CASES = {
         dict(ids=(1, 3, 5)),  # transformers' hidden_states[l + 1]
     ),
     "EAGLE-3, DeepSpec's": Published(
-        QWEN3 | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 2, 4, 5], "num_target_layers": LAYERS},
+        QWEN3
+        | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 2, 4, 5]}
+        | {"num_target_layers": LAYERS},
         eagle3_shapes("layers.0", taps=5, qk_norms=True) | {"embed_tokens.weight": (V, D)},
         dict(ids=(1, 2, 3, 5, 6), name="layers.0"),  # transformers' hidden_states[l + 1]
     ),

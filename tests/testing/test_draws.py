@@ -72,6 +72,7 @@ def walk(loop, keys, position, draft, target, bias):
     return Verdict(count, jnp.where(whole, token, replacement(count)), count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop"])
 def test_draws_in_loops_and_branches(loop):
     """A biased rule is caught there as anywhere."""
@@ -96,6 +97,7 @@ def by_scan(keys, log_probs):
     return jax.lax.scan(scanned_draw, (keys, log_probs), jnp.arange(2))[1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [jitted_draw, by_scan])
 def test_traces_of_real_and_of_scripted_draws_are_never_mixed_up(draw):
     def verify(keys, position, draft, target):
@@ -138,6 +140,7 @@ def second_token(draw, target=TOY, steps=2):
     return np.array([sum(p for tokens, p in found.items() if tokens[1:] == (last,)) for last in range(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_without_replacement_is_one_draw_after_the_other(place):
     got = second_token(lambda keys, log_probs: noise.without_replacement(keys, log_probs, 3)[:, place])
@@ -145,6 +148,7 @@ def test_without_replacement_is_one_draw_after_the_other(place):
     np.testing.assert_allclose(got, [first, second, 1 - first - second][place], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_replacement_has_the_distribution_of_the_real_noise():
     """20,000 samples of pairs: 4.5 standard deviations."""
     count = 20_000
@@ -158,6 +162,7 @@ def test_without_replacement_has_the_distribution_of_the_real_noise():
         assert (np.abs(often - scripted) < 4.5 * np.sqrt(scripted * (1 - scripted) / count)).all()
 
 
+@pytest.mark.slow
 def test_without_replacement_where_nothing_is_left():
     """Then tokens of probability 0, those with the lowest numbers first, as in reality."""
     log_probs = jnp.log(jnp.array([0.0, 0.0, 1.0]))
@@ -171,6 +176,7 @@ def test_without_replacement_where_nothing_is_left():
         np.testing.assert_allclose(second_token(lambda *x, place=place: draw(*x)[:, place]), np.eye(3)[real[place]])
 
 
+@pytest.mark.slow
 def test_several_keys_of_a_row_in_one_draw():
     """Keys [batch, nodes]: as many draws, independent of each other."""
 
@@ -188,6 +194,7 @@ def test_several_keys_of_a_row_in_one_draw():
     np.testing.assert_allclose(second_token(draw), total, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_row_may_draw_more_often_than_was_reckoned_with():
     def draw(keys, log_probs):
         at = noise.split(keys, 0, 40)
@@ -207,6 +214,7 @@ def test_a_drafter_with_more_tokens_than_the_target():
     np.testing.assert_allclose(second_token(draw), [0.5, 0.2, 0.3], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_that_are_not_wanted_are_none():
     def draw(keys, log_probs):
         wanted = noise.uniform(keys, 1)[:, 0] < 0.25
@@ -215,6 +223,7 @@ def test_draws_that_are_not_wanted_are_none():
     np.testing.assert_allclose(second_token(draw), 0.25 * P + 0.75 * np.eye(3)[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_whose_mates_make_a_loop_run_longer():
     """What is drawn for a row after it has ended shifts nothing of what it draws after the loop."""
 

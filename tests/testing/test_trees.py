@@ -69,6 +69,7 @@ def off_by(branching, how, said=None, **options):
     return certify(TARGET, drafter=BoundDrafter(tree_drafter(branching, how, said), TABLE), prompt=PROMPT, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["without", "mixed", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("with", "top"))]
 )
@@ -83,10 +84,12 @@ def test_large_trees_are_feasible(how):
     assert off_by((3, 3), how, steps=3) < 1e-6
 
 
+@pytest.mark.slow
 def test_end_tokens_truncation_and_all_of_a_round():
     assert off_by((2, 1), "without", steps=4, temperature=1.3, top_k=2, top_p=0.9, eos_ids=(1,)) < 1e-6
 
 
+@pytest.mark.slow
 def test_nothing_is_taken_for_granted_without_merging():
     drafter = BoundDrafter(tree_drafter((2,), "without"), TABLE)
     prepared = prepare(TARGET, PROMPT, drafter=drafter, temperature=1.0, key=jax.random.key(0))
@@ -94,6 +97,7 @@ def test_nothing_is_taken_for_granted_without_merging():
     assert total_variation(whole, merged) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [("without", Draw.WITH_REPLACEMENT), ("with", Draw.WITHOUT_REPLACEMENT), ("top", Draw.WITH_REPLACEMENT)],
@@ -102,6 +106,7 @@ def test_a_drafter_that_says_the_wrong_thing_of_its_draws_is_caught(how, said):
     assert off_by((2, 1), how, int(said), steps=2) > 1e-3
 
 
+@pytest.mark.slow
 def test_siblings_that_share_their_noise_are_refused():
     drafter = tree_drafter((2,), "without")
 
@@ -153,6 +158,7 @@ def biased():
     return out
 
 
+@pytest.mark.slow
 def test_a_rule_whose_bias_is_known():
     def verify(keys, position, draft, target):
         which, token = judged_by_p_alone(keys, position, draft.tokens)
@@ -174,6 +180,7 @@ def test_a_rule_whose_bias_is_known():
     assert certify(TOY, drafter=drafter, rule=rule, steps=2) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_decoder_of_ones_own_whose_bias_is_known():
     """Written by hand, with a cache of its own making: nothing of `speculative`."""
     prepared = prepare(TOY, PROMPT, temperature=1.0, key=jax.random.key(0))
@@ -190,6 +197,7 @@ def test_a_decoder_of_ones_own_whose_bias_is_known():
     assert total_variation(found, by_hand) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_drafter_that_threads_the_targets_cache():
     """It feeds the target's own cache, and leaves garbage there, which the decoder forgets."""
     lm = TARGET.lm
@@ -209,6 +217,7 @@ def test_a_drafter_that_threads_the_targets_cache():
     assert certify(TARGET, drafter=drafter, gamma=1, steps=3, prompt=PROMPT) < 1e-6
 
 
+@pytest.mark.slow
 def test_more_completions_change_nothing(monkeypatch):
     """What paths are finished is tried; here with ten times as many completions."""
     few = off_by((2, 1), "with", steps=2)

@@ -36,6 +36,7 @@ def test_a_trace_spells_the_rejected_token_after_the_accepted_ones(spelling):
     assert terminal.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
 
 
+@pytest.mark.slow
 def test_a_tree_is_drawn_below_its_line(spelling):
     step = TracedRound([*b"x"], [*b"bdZ"], [*b"abcde"], 2, parent=[0, 0, 1, 2, 2], path=[1, 3])
     drawn = terminal.trace(spelling, 1, step, width=80, colour=False).plain.split("\n")

@@ -64,6 +64,7 @@ class Killed(Exception):
     """The machine went away."""
 
 
+@pytest.mark.slow
 def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_path, promotion, monkeypatch):
     loss = early_exit.loss(CONFIG, EarlyExit(scale=1.0, dropout=0.2, curriculum="gradual"), TRAIN)
     step, start = loop.make_step(loss, loop.optimizer.make(TRAIN)), gpt.init(CONFIG, jax.random.key(0))
@@ -88,6 +89,7 @@ def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_
     jax.tree.map(np.testing.assert_array_equal, trained, resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("gpt", "decoder"))])
 def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     """Without dropout; and a row that skips a layer has the output of the one before it."""

@@ -96,6 +96,7 @@ def load_target(target, monkeypatch):
     monkeypatch.setattr(heads, "load", lambda name, dtype: target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind in SELDOM else ()) for kind in KINDS]
 )
@@ -152,6 +153,7 @@ class Killed(Exception):
     """The machine went away."""
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
     """From a step before the loss changes."""
 
@@ -214,6 +216,7 @@ def test_the_gradient_in_parts_is_that_of_the_sum():
     assert float(in_parts(params, hidden)) == pytest.approx(float(plain(params, hidden)))
 
 
+@pytest.mark.slow
 def test_a_head_of_another_target_is_noticed(target, folder, load_target, promotion):
     """Measured on texts of the target's; a random head is warned of, one that drafts what the target draws is not."""
     recipe = recipe_of("medusa")
@@ -249,6 +252,7 @@ def test_mistakes_in_recipes_are_named(change, message):
         recipes.parse(TABLE | {"family": "eagle", "head": LAYER} | change)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained(target, folder, load_target):
     with pytest.raises(ValueError, match="dtype is 'int8': drafters that read hidden states are stored as float32 or"):
         run.checkpoint(recipe_of("medusa"), folder, folder / "out", folder / "run", dtype="int8")
@@ -256,6 +260,7 @@ def test_what_cannot_be_trained(target, folder, load_target):
         heads.start(recipes.parse(TABLE | {"family": "eagle", "head": LAYER | {"dim": 8, "taps": [0]}}), target, None)
 
 
+@pytest.mark.slow
 def test_shipped_recipes_fit_their_targets():
     """Sizes, taps and mask tokens; no parameters are made."""
     found = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]

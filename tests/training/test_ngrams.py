@@ -15,6 +15,7 @@ TEXTS = [RANDOM.integers(6, size=n).astype(np.int32) for n in (40, 1, 25)]
 HELD = [RANDOM.integers(7, size=n).astype(np.int32) for n in (9, 3, 1)]  # 6 was never seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "start"), [(1, None), (3, None), (2, 0)])
 def test_hits_are_where_the_largest_logit_is(order, start):
     config, tables = count(TEXTS, vocab_size=7, order=order, start_token=start)

@@ -51,6 +51,7 @@ def batch(learner, state, number, **options):
     return out, *learner.update(state, TARGET, prompts, out)
 
 
+@pytest.mark.slow
 def test_the_text_stays_exact_and_nothing_is_compiled_while_the_draft_learns():
     traced = []
     learner = learner_of(traced=traced)
@@ -70,6 +71,7 @@ def test_the_text_stays_exact_and_nothing_is_compiled_while_the_draft_learns():
     assert certify(TARGET, drafter=learner.drafter(state), gamma=1, steps=3) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_resumed_job_goes_on_alike(tmp_path):
     def run(state, learner, numbers):
         texts = []
@@ -137,6 +139,7 @@ def encoder_leaves(model):
     return jax.tree.leaves(model.lm.encoder.params(model.params))
 
 
+@pytest.mark.slow
 def test_what_is_gathered_is_what_the_target_finds_most_probable():
     learner = learner_of(positions="all", top_k=VOCAB, max_new_tokens=20)
     state, prompts = learner.init(), prompts_of(0)
@@ -162,6 +165,7 @@ def test_positions_where_a_draft_token_was_rejected():
     assert np.flatnonzero(to_learn(out, "all")).tolist() == list(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "config"), [(gpt, GPT), (t5, ENCDEC)], ids=["gpt", "t5"])
 def test_in_parts_as_in_one_pass(net, config, monkeypatch):
     """What is read a few positions at a time, and its gradient, against the network's own pass over the whole text."""
@@ -198,6 +202,7 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
         np.testing.assert_array_equal(top, places)
 
 
+@pytest.mark.slow
 def test_a_drafter_keeps_its_functions_and_its_dtypes():
     draft = Model(
         gpt.language_model(GPT), jax.tree.map(lambda x: x.astype(jnp.bfloat16), gpt.init(GPT, jax.random.key(0)))

@@ -59,6 +59,7 @@ def test_too_long_an_example_is_named():
         data.Batches(pairs(), data.buckets([(3, 3)], 30), seed=0)
 
 
+@pytest.mark.slow
 def test_cross_entropy_counts_real_tokens_only():
     for config, examples, net in ((CONFIG, texts(5), gpt), (ENCDEC, pairs(5), t5)):
         params = net.init(config, jax.random.key(0))
@@ -70,6 +71,7 @@ def test_cross_entropy_counts_real_tokens_only():
         assert int(count) == sum(len(e.target) - (config is CONFIG) for e in examples)
 
 
+@pytest.mark.slow
 def test_cross_entropy_against_a_direct_computation():
     params = gpt.init(CONFIG, jax.random.key(0))
     row = jnp.array([[3, 5, 2, 9]])
@@ -81,6 +83,7 @@ def test_cross_entropy_against_a_direct_computation():
     assert int(count) == 3
 
 
+@pytest.mark.slow
 def test_distillation_from_itself_is_zero():
     params = gpt.init(CONFIG, jax.random.key(0))
     teacher = Model(gpt.language_model(CONFIG), params, config=CONFIG)
@@ -94,6 +97,7 @@ def test_distillation_from_itself_is_zero():
     np.testing.assert_allclose(plain, jax.jit(losses.cross_entropy(CONFIG))(other, batch)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
     params = t5.init(ENCDEC, jax.random.key(0))
     teacher, path = Model(t5.language_model(ENCDEC), params, config=ENCDEC), tmp_path / "a.jsonl"
@@ -119,6 +123,7 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
         distil.answers(other, examples, path, 6, progress=False)
 
 
+@pytest.mark.slow
 def test_sampled_answers_are_the_same_in_every_run(tmp_path):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     greedy, *sampled = (
@@ -150,6 +155,7 @@ def test_divergences_are_those_by_hand():
         np.testing.assert_allclose(divergence(log_p, log_p, real), [[0.0]], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
@@ -198,6 +204,7 @@ def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monke
     assert [(len(e.source), len(e.target)) for e in learnt["text"]] == [(0, 10)] * len(rows)
 
 
+@pytest.mark.slow
 def test_a_drafter_learns_on_texts_of_its_own():
     """Some rows are what `generate` samples, the others the data; the loss sees these, and no gradient the sampling."""
     for config, net, examples in ((CONFIG, gpt, texts(8)), (ENCDEC, t5, pairs(8))):
@@ -287,6 +294,7 @@ def test_a_killed_run_resumes_exactly(tmp_path, promotion):
     assert held < float(first[0] / first[1])  # it learnt something
 
 
+@pytest.mark.slow
 def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
     params, recipe = gpt.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, 1, 0.0, average=0.15)
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
@@ -301,6 +309,7 @@ def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
     assert held == pytest.approx(loop.evaluate(jax.jit(loss), expected, batches.once()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_diverging_run_says_so(tmp_path, promotion):
     def broken(params, batch):
         return jnp.sum(params["embedding"]["embedding"]) * jnp.nan, jnp.ones(())
