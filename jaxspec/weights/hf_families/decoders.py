@@ -33,6 +33,11 @@ def read(table: dict, **options: Any) -> DecoderConfig:
         raise FamilyError(str(error)) from error
 
 
+def attention_biases(table: dict) -> dict[str, bool]:
+    """Reads whether the projections of attention have biases, which families say by one key: none by default."""
+    return dict.fromkeys(("qkv_bias", "out_bias"), bool(table.get("attention_bias", False)))
+
+
 def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> dict[str, Any]:
     """Reads options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
 

@@ -38,7 +38,8 @@ def read_gemma3(table: dict) -> DecoderConfig:
 
     Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
     """
-    table = {**table.get("text_config", {}), **_tying(table)} if "text_config" in table else table
+    if "text_config" in table:
+        table = {**table["text_config"], **{key: table[key] for key in ("tie_word_embeddings",) if key in table}}
     table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **table}
     only(table, attn_logit_softcapping=None)
     # Either one table for each kind of layer, or the keys that published files have.
@@ -53,23 +54,17 @@ def read_gemma3(table: dict) -> DecoderConfig:
 
 def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
     local = [(i + 1) % pattern != 0 for i in range(table["num_hidden_layers"])]
-    biases = bool(table.get("attention_bias", False))
     attention_cap, logits_cap = (table.get(key) for key in _CAPS)
     return decoders.read(
         table,
-        qkv_bias=biases,
-        out_bias=biases,
         query_scalar=float(table["query_pre_attn_scalar"]),
         attention_cap=None if attention_cap is None else float(attention_cap),
         logits_cap=None if logits_cap is None else float(logits_cap),
         **_GEMMA,
+        **decoders.attention_biases(table),
         **decoders.windows(table, local),
         **options,
     )
-
-
-def _tying(table: dict) -> dict[str, Any]:
-    return {key: table[key] for key in ("tie_word_embeddings",) if key in table}
 
 
 def write_gemma2(config: DecoderConfig) -> dict[str, Any]:

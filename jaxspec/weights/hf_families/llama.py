@@ -13,8 +13,7 @@ from jaxspec.weights.hf_families.common import Family
 
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json."""
-    biases = bool(table.get("attention_bias", False))
-    return decoders.read(table, qkv_bias=biases, out_bias=biases, ff_bias=bool(table.get("mlp_bias", False)))
+    return decoders.read(table, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False)))
 
 
 def write(config: DecoderConfig) -> dict[str, Any]:

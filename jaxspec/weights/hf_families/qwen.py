@@ -18,9 +18,8 @@ def read_qwen2(table: dict) -> DecoderConfig:
 
 def read_qwen3(table: dict) -> DecoderConfig:
     """Reads the network of a Qwen 3; its heads' dimension is not dim / heads."""
-    biases = bool(table.get("attention_bias", False))
     table = {"head_dim": 128, **table}
-    return decoders.read(table, qkv_bias=biases, out_bias=biases, head_norms=True, **_windows(table))
+    return decoders.read(table, head_norms=True, **decoders.attention_biases(table), **_windows(table))
 
 
 def write_qwen2(config: DecoderConfig) -> dict[str, Any]:
