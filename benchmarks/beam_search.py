@@ -57,12 +57,12 @@ def in_batches(rows, size):
 
 def search(target, batches, **options):
     began = time.perf_counter()
-    found = [jaxspec.beam_search(target, batch, **options) for batch in batches]
-    return found, time.perf_counter() - began
+    searches = [jaxspec.beam_search(target, batch, **options) for batch in batches]
+    return searches, time.perf_counter() - began
 
 
 def same(ours, theirs):
-    """Of each prompt, whether its hypotheses are alike."""
+    """Tells, for each prompt, whether its hypotheses are alike."""
     pairs = zip(ours.records(), theirs.records(), strict=True)
     different = {a["row"] for a, b in pairs if a["tokens"] != b["tokens"]}
     return [row not in different for row in range(len(ours.steps))]
@@ -70,14 +70,14 @@ def same(ours, theirs):
 
 def compare_with_a_drafter(target, draft, batches, options):
     for beams in options.beams:
-        given = dict(beams=beams, max_new_tokens=options.new)
+        settings = dict(beams=beams, max_new_tokens=options.new)
         fast = dict(drafter=draft, gamma=options.gamma, draft_beams=options.draft_beams)
         for extra in ({}, fast):
-            search(target, batches[:1], **given, **extra)  # compiles
+            search(target, batches[:1], **settings, **extra)  # compiles
         seconds, ratio = ([], []), []
         for _ in range(options.repeats):
-            plain, a = search(target, batches, **given)
-            quick, b = search(target, batches, **given, **fast)
+            plain, a = search(target, batches, **settings)
+            quick, b = search(target, batches, **settings, **fast)
             seconds[0].append(a)
             seconds[1].append(b)
             ratio.append(a / b)
@@ -124,12 +124,12 @@ def compare_with_transformers(target, rows, options):
                         length_penalty=penalty, early_stopping=False, eos_token_id=end, pad_token_id=0,
                         return_dict_in_generate=True, output_scores=True,
                     )  # fmt: skip
-                given = 1 if encoder else prompt.tokens.shape[1]
-                found = theirs.sequences[:, given:].reshape(len(part), beams, -1).tolist()
-                found = [[x[: x.index(end) + 1] if end in x else x for x in row] for row in found]
+                start = 1 if encoder else prompt.tokens.shape[1]
+                sequences = theirs.sequences[:, start:].reshape(len(part), beams, -1).tolist()
+                sequences = [[x[: x.index(end) + 1] if end in x else x for x in row] for row in sequences]
                 for row in range(len(part)):
-                    own = [r["tokens"] for r in ours.records() if r["row"] == row]
-                    wrong += own != [x[: len(y)] for x, y in zip(found[row], own, strict=True)]
+                    hypotheses = [r["tokens"] for r in ours.records() if r["row"] == row]
+                    wrong += hypotheses != [x[: len(y)] for x, y in zip(sequences[row], hypotheses, strict=True)]
                 off = max(off, np.abs(ours.scores.ravel() - theirs.sequences_scores.numpy()).max())
                 count += len(part)
             print(

@@ -1,4 +1,4 @@
-"""How often one of K draft tokens for a position can be accepted at all, and how often each rule accepts one.
+"""The chance that one of K draft tokens for a position can be accepted at all, and that each rule accepts one.
 
 Functions of one pair of distributions over V tokens, in float64: p is the target's and q the drafter's. `draw` is how
 the K draft tokens are chosen from q, by the names of `drafters.tree`:
@@ -14,15 +14,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from jaxspec.analysis.divergence import beta_of_candidates, residual
+from jaxspec.drafters.trees.children import DrawName, check
 
-DrawName = Literal["without_replacement", "replacement", "top", "mixed"]
 MOST = 200_000  # drafts that are enumerated
 STEP, FIRST, LAST = 0.25, -24.0, 40.0  # of the logarithm of time, see `_arrivals`
 
@@ -92,11 +92,11 @@ def _of_rejection(p: Probabilities, q: Probabilities, count: int, draw: DrawName
     accepted = 0.0
     for drafted in _drafts(q, count, draw):
         left, missed = p, 1.0
-        for token, own in zip(drafted.tokens, drafted.distributions, strict=True):
-            missed *= 1 - min(1.0, left[token] / own[token])
+        for token, distribution in zip(drafted.tokens, drafted.distributions, strict=True):
+            missed *= 1 - min(1.0, left[token] / distribution[token])
             if missed == 0:
                 break
-            left = residual(left, own)
+            left = residual(left, distribution)
         accepted += drafted.probability * (1 - missed)
     return accepted
 
@@ -140,7 +140,7 @@ class _Drafted(NamedTuple):
 
 
 def _drafts(q: Probabilities, count: int, draw: DrawName) -> Iterator[_Drafted]:
-    """All drafts that are distinct by construction."""
+    """Yields all drafts that are distinct by construction."""
     vocab = len(q)
     if draw == "without_replacement":
         support = np.flatnonzero(q)
@@ -151,8 +151,10 @@ def _drafts(q: Probabilities, count: int, draw: DrawName) -> Iterator[_Drafted]:
                 f"most {MOST} drafts"
             )
         for tokens in itertools.permutations(support.tolist(), count):
-            own = [_without(q, tokens[:i]) for i in range(count)]
-            yield _Drafted(tokens, tuple(own), math.prod(float(x[t]) for x, t in zip(own, tokens, strict=True)))
+            distributions = [_without(q, tokens[:i]) for i in range(count)]
+            yield _Drafted(
+                tokens, tuple(distributions), math.prod(float(x[t]) for x, t in zip(distributions, tokens, strict=True))
+            )
         return
     fixed = tuple(np.argsort(-q, kind="stable")[: count if draw == "top" else count - 1].tolist())
     points = tuple(np.eye(vocab)[token] for token in fixed)
@@ -189,7 +191,7 @@ def _all_inside(q: Probabilities, count: int) -> Float[np.ndarray, " V+1"]:
     log_time = np.arange(FIRST, LAST, STEP)
     time = np.exp(log_time)
     rung = np.zeros((count + 1, len(time)))  # 0, 1, ..., count or more of the first tokens
-    rung[0], found = 1.0, [0.0]
+    rung[0], chances = 1.0, [0.0]
     outside = np.append(np.cumsum(q[::-1])[::-1][1:], 0.0)
     for rate, rest in zip(q, outside, strict=True):
         chance = -np.expm1(-rate * time)
@@ -197,8 +199,8 @@ def _all_inside(q: Probabilities, count: int) -> Float[np.ndarray, " V+1"]:
         rung -= moved
         rung[1:] += moved[:-1]
         rung[-1] += moved[-1]
-        found.append(1.0 if rest <= 0 else float((rung[-1] * rest * time * np.exp(-rest * time)).sum() * STEP))
-    return np.minimum(np.array(found), 1.0)
+        chances.append(1.0 if rest <= 0 else float((rung[-1] * rest * time * np.exp(-rest * time)).sum() * STEP))
+    return np.minimum(np.array(chances), 1.0)
 
 
 def _checked(p: ArrayLike, q: ArrayLike, count: int, draw: str) -> tuple[Probabilities, Probabilities]:
@@ -209,6 +211,5 @@ def _checked(p: ArrayLike, q: ArrayLike, count: int, draw: str) -> tuple[Probabi
         raise ValueError(f"got distributions of shapes {first.shape} and {second.shape}: expected one of each")
     if not 1 <= count <= len(first):
         raise ValueError(f"count is {count}: expected 1 to {len(first)} draft tokens, the vocabulary's size")
-    if draw not in get_args(DrawName):
-        raise ValueError(f"draw is {draw!r}: expected one of {', '.join(get_args(DrawName))}")
+    check(draw)
     return first / first.sum(), second / second.sum()

@@ -69,11 +69,11 @@ def main() -> None:
     for checkout in (options.old, options.new):
         environment = os.environ | {"PYTHONPATH": os.path.abspath(checkout), "JAX_PLATFORMS": "cpu"}
         command = [sys.executable, os.path.abspath(__file__), "--worker"]
-        made = subprocess.Popen(
+        process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
         )
-        assert made.stdout is not None and made.stdout.readline() == "ready\n"
-        running.append(made)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        running.append(process)
 
     def decoded(process: subprocess.Popen, setting: str) -> tuple[float, str]:
         process.stdin.write(setting + "\n")
@@ -90,8 +90,8 @@ def main() -> None:
         ratios, times = [], []
         for repeat in range(options.repeats):
             order = running if repeat % 2 else running[::-1]
-            found = {id(process): seconds(process, setting) for process in order}
-            old, new = (found[id(process)] for process in running)
+            taken_by = {id(process): seconds(process, setting) for process in order}
+            old, new = (taken_by[id(process)] for process in running)
             ratios.append(new / old)
             times.append(new)
         row = {

@@ -29,7 +29,7 @@ GAMMA = 4
 
 
 def variants(distil, answers):
-    """What the table compares: labels of the texts and of the loss, and the recipe's [distil]."""
+    """Yields the lines of the table: labels of the texts and of the loss, and the recipe's [distil]."""
     none = dataclasses.replace(distil, answers=(), own=0.0, texts=0, weight=1.0)
     generated = dataclasses.replace(none, answers=answers, temperatures=(0.0, 1.0))
     greedy = dataclasses.replace(generated, temperatures=(0.0,))
@@ -55,41 +55,43 @@ def main():
     parser.add_argument("--task", help="of the held-out prompts; else the target's first")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="+", help='lines of the table: "text kl" "own, 50%% of rows kl"')
-    given = parser.parse_args()
-    recipe = recipes.load(given.recipe)
+    options = parser.parse_args()
+    recipe = recipes.load(options.recipe)
     assert isinstance(recipe, recipes.Recipe) and recipe.distil is not None, "expected the recipe of a drafter"
     target = jaxspec.load(recipe.distil.teacher)
-    task = given.task or corpus.tasks_of(target)[0]
-    examples = corpus.heldout(task)[: given.count]
+    task = options.task or corpus.tasks_of(target)[0]
+    examples = corpus.heldout(task)[: options.count]
     prompts, references = [row["input"] for row in examples], [row["reference"] for row in examples]
     metric, score = model_card.SCORES.get(task, ("", None))
     print(f"| text | loss | held-out loss |{f' {metric} |' if metric else ''} α, T = 0 | α, T = 1 | tokens a round |")
     print("|---|---|---|---|---|---|" + "---|" * bool(metric), flush=True)
-    train = dataclasses.replace(recipe.train, steps=given.steps, evaluate_every=given.steps, save_every=given.steps)
-    answers = tuple(given.answers for _ in recipe.data.tasks or ("text",))
+    train = dataclasses.replace(
+        recipe.train, steps=options.steps, evaluate_every=options.steps, save_every=options.steps
+    )
+    answers = tuple(options.answers for _ in recipe.data.tasks or ("text",))
     for text, loss, distil in variants(recipe.distil, answers):
-        if given.only and f"{text} {loss}" not in given.only:
+        if options.only and f"{text} {loss}" not in options.only:
             continue
-        work = given.work / recipe.name / f"{text} {loss}".replace(" ", "-").replace(",", "").replace("%", "")
+        work = options.work / recipe.name / f"{text} {loss}".replace(" ", "-").replace(",", "").replace("%", "")
         out = work / "out"
-        for path in given.work.glob(f"{recipe.name}/*/answers*.jsonl"):  # made once
+        for path in options.work.glob(f"{recipe.name}/*/answers*.jsonl"):  # made once
             work.mkdir(parents=True, exist_ok=True)
             if not (work / path.name).exists():
                 shutil.copy(path, work)
         if not out.exists():
             trained = dataclasses.replace(recipe, distil=distil, train=train)
-            print(f"<!-- {run.checkpoint(trained, given.data, out, work)} -->", flush=True)
+            print(f"<!-- {run.checkpoint(trained, options.data, out, work)} -->", flush=True)
         draft, cells = jaxspec.load(out), [text, loss.replace("_", " ")]
-        cells.append(f"{model_card.heldout_loss(draft, given.data, task):.2f}")
+        cells.append(f"{model_card.heldout_loss(draft, options.data, task):.2f}")
         if score is not None:
-            cells.append(f"{score(model_card.decode(draft, prompts, given.max_new_tokens), references):.1f}")
+            cells.append(f"{score(model_card.decode(draft, prompts, options.max_new_tokens), references):.1f}")
         rounds = []
         for temperature in (0.0, 1.0):
             key = jax.random.key(0) if temperature else None
-            options = dict(max_new_tokens=given.max_new_tokens, temperature=temperature, key=key)
-            rate = acceptance.measure(prepare(target, prompts, drafter=draft, **options)).rate
+            sampling = dict(max_new_tokens=options.max_new_tokens, temperature=temperature, key=key)
+            rate = acceptance.measure(prepare(target, prompts, drafter=draft, **sampling)).rate
             cells.append(f"{rate.value:.3f} ± {rate.stderr:.3f}")
-            stats = jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **options).stats
+            stats = jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **sampling).stats
             rounds.append(f"{(stats.emitted - 1).sum() / stats.rounds.sum():.2f}")
         print("| " + " | ".join([*cells, ", ".join(rounds)]) + " |", flush=True)
 

@@ -1,4 +1,4 @@
-"""Whether a pair's samples have the target's distribution, or keep the bound of an inexact rule: tests of fit.
+"""Tests of fit: a pair's samples have the target's distribution, or keep the bound of an inexact rule.
 
     python -m benchmarks.goodness_of_fit --target debian-t5-base --draft debian-t5-small
 
@@ -65,7 +65,7 @@ class LikelyToken(NamedTuple):
     Attributes:
         token: its id.
         target: its probability, by the target.
-        drawn: how often it was drawn.
+        drawn: the number of times that it was drawn.
         low, high: the Clopper-Pearson interval of its probability by the draws. All intervals of a `RuleFits` together
             hold what they are of with 95% confidence (Bonferroni).
     """
@@ -123,7 +123,7 @@ class RuleFits(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How much to sample: the prompts (the shortest) to sample after, how often after each, and the seed."""
+    """The number of prompts (the shortest) to sample after, of draws after each, and the seed."""
 
     prompts: int
     count: int
@@ -153,12 +153,12 @@ def fit(context: Context, tokens: Int[np.ndarray, "N 2"]) -> Fit:
     observed, wanted = merge_last(counts, np.array(list(numbers.values())))
     if len(observed) < 2:
         return Fit("chi-square", 1, len(tokens), 1.0, 0.0)
-    found = stats.chisquare(observed, wanted)
-    return Fit("chi-square", len(observed), len(tokens), float(found.pvalue), float(found.statistic))
+    test = stats.chisquare(observed, wanted)
+    return Fit("chi-square", len(observed), len(tokens), float(test.pvalue), float(test.statistic))
 
 
 def expected(context: Context, draws: int) -> dict[tuple[int, ...], float]:
-    """How many draws each cell should have: a pair of tokens, a token and any other after it, or (): all else.
+    """Computes the draws that each cell should have: a pair of tokens, a token and any other after it, or (): all else.
 
     >>> context = Context(0, np.array([0.75, 0.25]), {0: np.array([0.5, 0.5])})
     >>> expected(context, 40)
@@ -166,16 +166,16 @@ def expected(context: Context, draws: int) -> dict[tuple[int, ...], float]:
     >>> expected(context, 12)
     {(0,): 9.0, (): 3.0}
     """
-    found: dict[tuple[int, ...], float] = {}
+    cells: dict[tuple[int, ...], float] = {}
     for x in np.flatnonzero(draws * context.next_probs >= EXPECTED).tolist():
-        whole = float(draws * context.next_probs[x])
-        pairs = whole * context.second_probs[x] if x in context.second_probs else np.zeros(0)
+        with_first = float(draws * context.next_probs[x])
+        pairs = with_first * context.second_probs[x] if x in context.second_probs else np.zeros(0)
         frequent = {(x, y): float(pairs[y]) for y in np.flatnonzero(pairs >= EXPECTED).tolist()}
-        found |= frequent
-        left = whole - sum(frequent.values())
+        cells |= frequent
+        left = with_first - sum(frequent.values())
         if left >= EXPECTED:
-            found[(x,)] = left
-    return found | {(): max(draws - sum(found.values()), 0.0)}
+            cells[(x,)] = left
+    return cells | {(): max(draws - sum(cells.values()), 0.0)}
 
 
 def merge_last(observed: Float[np.ndarray, " cells"], wanted: Float[np.ndarray, " cells"]):
@@ -207,10 +207,10 @@ def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable
         False
         True
     """
-    found = _tails(context.next_probs, tokens[:, 0], bound)
+    pvalues = _tails(context.next_probs, tokens[:, 0], bound)
     for x, probs in context.second_probs.items():
-        found += _tails(probs, tokens[tokens[:, 0] == x, 1], bound)
-    return Fit("bound", len(found), len(tokens), min(1.0, len(found) * min(found)) if found else 1.0)
+        pvalues += _tails(probs, tokens[tokens[:, 0] == x, 1], bound)
+    return Fit("bound", len(pvalues), len(tokens), min(1.0, len(pvalues) * min(pvalues)) if pvalues else 1.0)
 
 
 def _tails(
@@ -232,27 +232,27 @@ def _tails(
 def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> RuleFits:
     """Tests the samples of plain decoding, which shows what chance does, and of every rule of `rules.catalogue`."""
     shortest = batches.take(prepared, np.argsort(np.asarray(prepared.prompt.length), kind="stable")[: draws.prompts])
-    key, found = jax.random.key(draws.seed), []
+    key, results = jax.random.key(draws.seed), []
     plain = catalogue.Entry(rules.exact_match()._replace(name="plain decoding"))
     for row in range(len(shortest.prompt.length)):
         first, after = jax.random.split(jax.random.fold_in(key, row))
         for temperature in TEMPERATURES:
-            one = batches.take(shortest, [row]).replace(temperature=temperature, key=first)
-            context = samples.context(one, draws.count)
+            prompt = batches.take(shortest, [row]).replace(temperature=temperature, key=first)
+            context = samples.context(prompt, draws.count)
             for number, entry in enumerate((plain, *catalogue.RULES.values())):
                 doing(f"{entry.rule.name}, T = {temperature:g}")
-                variant = one.replace(rule=entry.rule) if number else one.plain()
+                variant = prompt.replace(rule=entry.rule) if number else prompt.plain()
                 drawn = samples.draw(variant, context.first, jax.random.fold_in(after, number), draws.count)
-                about = entry.rule.name, entry.rule.exact, temperature, row, drawn.acceptance_rate
+                labels = entry.rule.name, entry.rule.exact, temperature, row, drawn.acceptance_rate
                 fitted, likely = _tested(context, drawn.tokens, entry), _likeliest(context, drawn.tokens)
-                found.append(RuleFit(*about, *fitted, likely))
-    error = UNSURE / max(sum(len(one.frequent) for one in found), 1)
+                results.append(RuleFit(*labels, *fitted, likely))
+    error = UNSURE / max(sum(len(result.frequent) for result in results), 1)
     tests = []
-    for one, pvalue in zip(found, holm_adjust([one.pvalue for one in found]), strict=True):
-        sure = tuple(_with_interval(token, one.draws, error) for token in one.frequent)
-        tests.append(one._replace(frequent=sure, corrected=pvalue, as_stated=pvalue > UNLIKELY))
-    asked = tests[0].draws, len(shortest.prompt.length), TEMPERATURES
-    return RuleFits(*asked, false_alarm=UNLIKELY, confidence=1 - UNSURE, tests=tuple(tests))
+    for result, pvalue in zip(results, holm_adjust([result.pvalue for result in results]), strict=True):
+        frequent = tuple(_with_interval(token, result.draws, error) for token in result.frequent)
+        tests.append(result._replace(frequent=frequent, corrected=pvalue, as_stated=pvalue > UNLIKELY))
+    effort = tests[0].draws, len(shortest.prompt.length), TEMPERATURES
+    return RuleFits(*effort, false_alarm=UNLIKELY, confidence=1 - UNSURE, tests=tuple(tests))
 
 
 def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.Entry) -> Fit:
@@ -277,9 +277,9 @@ def _with_interval(token: LikelyToken, draws: int, error: float) -> LikelyToken:
 
 def table_of(fits: RuleFits) -> Table:
     """A line for each rule and temperature: its worst p-value, and how many likely tokens are where they should be."""
-    about = f"{fits.prompts} prompts, {fits.draws} draws each"
+    size = f"{fits.prompts} prompts, {fits.draws} draws each"
     heads = ["T", "accepted", "p", "intervals\nthat hold", "verdict"]
-    table = console.table(heads, first="rule", title=f"Samples against the target's distribution: {about}")
+    table = console.table(heads, first="rule", title=f"Samples against the target's distribution: {size}")
     for temperature, rule in dict.fromkeys((test.temperature, test.rule) for test in fits.tests):
         group = [test for test in fits.tests if (test.temperature, test.rule) == (temperature, rule)]
         tokens = list(itertools.chain(*(test.frequent for test in group)))
@@ -293,7 +293,7 @@ def table_of(fits: RuleFits) -> Table:
 
 
 def about(fits: RuleFits) -> str:
-    """What the table of samples is of."""
+    """Describes the table of samples."""
     return (
         "Of two tokens after each prompt; * marks rules that are inexact. "
         f"p: the least p-value of a rule, corrected for all {len(fits.tests)} tests (Holm): χ² tests of fit, or of "

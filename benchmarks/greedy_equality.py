@@ -58,28 +58,28 @@ def main():
     parser.add_argument("--batch", type=int, default=0, help="prompts decoded at a time; 0: all")
     parser.add_argument("--only", nargs="*", default=[""], help="drafters whose names have one of these in them")
     parser.add_argument("--heads", nargs="*", default=[], help="what jaxspec.load_drafter takes")
-    given = parser.parse_args()
-    target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
-    texts = heldout_for(target, given.count)
-    tables = drafters.ngram(references(target, given.count), target, order=3)
+    options = parser.parse_args()
+    target, draft = jaxspec.load(options.target), jaxspec.load(options.draft)
+    texts = heldout_for(target, options.count)
+    tables = drafters.ngram(references(target, options.count), target, order=3)
     plain, differ = jaxspec.generate(target, texts, max_new_tokens=NEW), 0
-    size = given.batch or len(texts)
+    size = options.batch or len(texts)
     width = max(map(len, target.tokenizer(texts)["input_ids"]))  # of all batches, so that they share programs
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
     compared = every_drafter(target, draft, tables)
-    for head in given.heads:
+    for head in options.heads:
         drafter = jaxspec.load_drafter(head, target=target)
         compared |= {head: drafter, f"{head}, a tree": drafters.tree(drafter, (3, 2, 1))}
     for name, drafter in compared.items():
-        if not any(part in name for part in given.only):
+        if not any(part in name for part in options.only):
             continue
-        began, found, emitted, rounds = time.perf_counter(), [], 0, 0
+        began, generated, emitted, rounds = time.perf_counter(), [], 0, 0
         for start in range(0, len(texts), size):
-            some = token_rows.pad(target.tokenizer(texts[start : start + size])["input_ids"], width)
-            out = jaxspec.generate(target, some, drafter=drafter, gamma=GAMMA, max_new_tokens=NEW)
-            found += out.texts
+            prompts = token_rows.pad(target.tokenizer(texts[start : start + size])["input_ids"], width)
+            out = jaxspec.generate(target, prompts, drafter=drafter, gamma=GAMMA, max_new_tokens=NEW)
+            generated += out.texts
             emitted, rounds = emitted + (out.stats.emitted - 1).sum(), rounds + out.stats.rounds.sum()
-        same = sum(a == b for a, b in zip(found, plain.texts, strict=True))
+        same = sum(a == b for a, b in zip(generated, plain.texts, strict=True))
         differ += same < len(texts)
         rate = emitted / rounds
         print(f"| {name} | {same} of {len(texts)} | {rate:.2f} |", flush=True)

@@ -1,4 +1,4 @@
-"""What a draft token of each drafter that reads hidden states costs, in passes of its target, and a trimmed head saves.
+"""The cost of a draft token of each drafter on hidden states, in passes of its target, and what a trimmed head saves.
 
     python -m benchmarks.head_costs --vocab 32768 --few 4096
 
@@ -47,26 +47,26 @@ def main():
     for name, default in dict(vocab=32768, few=4096, dim=512, layers=8, gamma=4, repeats=9).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", default="", help="drafters whose names have this in them")
-    given = parser.parse_args()
-    sizes = dict(ff_dim=4 * given.dim, layers=given.layers, heads=8, kv_heads=4, head_dim=given.dim // 8)
-    shape = decoder.DecoderConfig(given.vocab, given.dim, **sizes)
+    options = parser.parse_args()
+    sizes = dict(ff_dim=4 * options.dim, layers=options.layers, heads=8, kv_heads=4, head_dim=options.dim // 8)
+    shape = decoder.DecoderConfig(options.vocab, options.dim, **sizes)
     plain = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), None, shape, "random")
-    few = jaxspec.trim_vocabulary(plain, size=given.few)
+    few = jaxspec.trim_vocabulary(plain, size=options.few)
     prompt = Prompt(jnp.arange(32)[None], jnp.array([32]))
 
     def costs(drafter):
-        found = []
+        costs = []
         for temperature in (0.0, 1.0):
-            how = dict(gamma=given.gamma, max_new_tokens=32, temperature=temperature, key=jax.random.key(0))
-            found.append(cost.policy_costs(prepare(plain, prompt, drafter=drafter, **how), repeats=given.repeats).c)
-        return ", ".join(f"{c:.3f}" for c in found)
+            how = dict(gamma=options.gamma, max_new_tokens=32, temperature=temperature, key=jax.random.key(0))
+            costs.append(cost.policy_costs(prepare(plain, prompt, drafter=drafter, **how), repeats=options.repeats).c)
+        return ", ".join(f"{c:.3f}" for c in costs)
 
-    print(f"target of {int8.count(plain.params):,} parameters, γ = {given.gamma}; c at temperatures 0 and 1\n")
+    print(f"target of {int8.count(plain.params):,} parameters, γ = {options.gamma}; c at temperatures 0 and 1\n")
     print(
-        f"| drafter | its own parameters | c | c, {given.few:,} of {given.vocab:,} tokens |\n|---|---|---|---|",
+        f"| drafter | its own parameters | c | c, {options.few:,} of {options.vocab:,} tokens |\n|---|---|---|---|",
         flush=True,
     )
-    every = {name: config for name, config in kinds(shape, given.gamma).items() if given.only in name}
+    every = {name: config for name, config in kinds(shape, options.gamma).items() if options.only in name}
     for name, config in every.items():
         kind = kind_of(config)
         network = DraftHead(kind.head(config), kind.init(config, jax.random.key(1)))
@@ -75,10 +75,10 @@ def main():
         if requirements.head:
             trimmed = kind.drafter(network, target, few)
         else:
-            small = dataclasses.replace(config, draft_vocab=given.few)
+            small = dataclasses.replace(config, draft_vocab=options.few)
             trimmed = kind.drafter(DraftHead(kind.head(small), kind.init(small, jax.random.key(1))), target, None)
-        own, whole = int8.count(network.params), kind.drafter(network, target, None)
-        print(f"| {name} | {own:,} | {costs(whole)} | {costs(trimmed)} |", flush=True)
+        parameters, untrimmed = int8.count(network.params), kind.drafter(network, target, None)
+        print(f"| {name} | {parameters:,} | {costs(untrimmed)} | {costs(trimmed)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SPARE = 2 * 10**9  # bytes of the disk to leave
 
 
 class Loaded(NamedTuple):
-    """What loading a folder took.
+    """The time and memory of loading a folder.
 
     Attributes:
         files, largest: how many, and bytes of the largest.
@@ -92,19 +92,19 @@ class Peak:
 
 def in_fresh_processes(shape: str, dtype: str, folder: Path) -> str:
     """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory."""
-    written, found = apart(write, shape, dtype, folder), apart(load, dtype, folder)
-    size, extra, largest = map(filesize.decimal, (found.size, found.extra, found.largest))
-    same = "the same parameters" if written == found.bits else "OTHER PARAMETERS THAN WRITTEN"
-    share = found.extra / found.largest
+    written, loaded = apart(write, shape, dtype, folder), apart(load, dtype, folder)
+    size, extra, largest = map(filesize.decimal, (loaded.size, loaded.extra, loaded.largest))
+    same = "the same parameters" if written == loaded.bits else "OTHER PARAMETERS THAN WRITTEN"
+    share = loaded.extra / loaded.largest
     return (
-        f"Loading {size} from {found.files} files took {found.seconds:.0f} s and {extra} of host memory: {share:.2f} "
-        f"of the largest file ({largest}; {found.how}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; "
+        f"Loading {size} from {loaded.files} files took {loaded.seconds:.0f} s and {extra} of host memory: {share:.2f} "
+        f"of the largest file ({largest}; {loaded.how}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; "
         f"{same}."
     )
 
 
 def apart(function: Any, *arguments: Any) -> Any:
-    """What a function returns in a new process, which ends with it and lets go of the device."""
+    """Calls a function in a new process, which ends with it and lets go of the device, and returns its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 

@@ -73,7 +73,7 @@ def card(
     tasks, pair = tasks_of(target), (target, draft)
     if set(tasks) & set(SCORES):
         quality.check()
-    found = []
+    cards = []
     for name in tasks:
         doing(f"{name}: loss")
         loss = (heldout_loss(target, folder, name), heldout_loss(untrimmed(draft), folder, name))
@@ -90,8 +90,8 @@ def card(
         settings += product(task=task, drafter=draft, gamma=GAMMAS[-1], sampling={"temperature": 1.0})
         config = Config(quantities=("alpha",))
         rows_ = run(target, settings, config=config, doing=lambda what, share: doing(what))
-        found.append(Card(name, loss, metric, scored, list(rows_)))
-    return found
+        cards.append(Card(name, loss, metric, scored, list(rows_)))
+    return cards
 
 
 def heldout_loss(model: Model, folder: Path, task: str) -> float:
@@ -121,13 +121,13 @@ def table(cards: list[Card], target: str, draft: str) -> Table:
     view.add_column("held-out", no_wrap=True)
     for head in (target, draft, "pair"):
         view.add_column(head, justify="right", vertical="bottom")
-    for one in cards:
-        drafting = [row for row in one.rows if not row.setting.is_plain]
+    for card in cards:
+        drafting = [row for row in card.rows if not row.setting.is_plain]
         view.add_section()
-        view.add_row(f"{one.task}, {drafting[0].texts} prompts", style="bold")
-        view.add_row("loss per token, nats", *(f"{loss:.3f}" for loss in one.loss))
-        if one.quality is not None:
-            view.add_row(one.metric, *(f"{score:.1f}" for score in one.quality))
+        view.add_row(f"{card.task}, {drafting[0].texts} prompts", style="bold")
+        view.add_row("loss per token, nats", *(f"{loss:.3f}" for loss in card.loss))
+        if card.quality is not None:
+            view.add_row(card.metric, *(f"{score:.1f}" for score in card.quality))
         for heat in (0.0, 1.0):
             row = next(row for row in drafting if row.setting.temperature == heat)
             view.add_row(f"α, temperature {heat:g}", "", "", words(row.alpha, 3))

@@ -47,27 +47,27 @@ def arguments():
     return parser.parse_args()
 
 
-def batches_of(target, texts, given):
+def batches_of(target, texts, options):
     """Prompts of one width, so that all batches share a program."""
     rows = [row for row in target.tokenizer([TASK + text for text in texts])["input_ids"] if len(row) <= LONGEST]
-    count = min(given.batches, len(rows) // given.rows)
-    return [token_rows.pad(rows[i * given.rows : (i + 1) * given.rows], LONGEST) for i in range(count)]
+    count = min(options.batches, len(rows) // options.rows)
+    return [token_rows.pad(rows[i * options.rows : (i + 1) * options.rows], LONGEST) for i in range(count)]
 
 
 def counts_of(out):
-    """Of each row: accepted and tested draft tokens, rounds and the tokens that they committed."""
+    """Counts, for each row, accepted and tested draft tokens, rounds and the tokens that they committed."""
     trace = out.trace
     tested, committed = np.sum(trace.num_tested, axis=1), np.sum(trace.num_committed, axis=1)
     return np.stack([np.sum(trace.num_accepted, axis=1), tested, out.stats.rounds, committed], axis=1)
 
 
-def run(target, batches, given, temperature, drafter, update=None):
+def run(target, batches, options, temperature, drafter, update=None):
     """Counts of each row [batches, rows, 4]; texts; and seconds of generating and of learning [batches, 2]."""
     counts, texts, seconds = [], [], []
     for number, prompts in enumerate(batches):
-        options = dict(gamma=given.gamma, max_new_tokens=given.new, temperature=temperature)
+        sampling = dict(gamma=options.gamma, max_new_tokens=options.new, temperature=temperature)
         began = time.perf_counter()
-        out = jaxspec.generate(target, prompts, drafter=drafter(), key=jax.random.key(number), **options)
+        out = jaxspec.generate(target, prompts, drafter=drafter(), key=jax.random.key(number), **sampling)
         middle = time.perf_counter()
         if update is not None:
             update(target, prompts, out)
@@ -85,61 +85,61 @@ def rates(counts):
 
 
 def line(name, frozen, *others):
-    alpha, tokens, own = rates(frozen)
+    alpha, tokens, deviations = rates(frozen)
     cells = [name, f"{alpha:.3f}", f"{tokens:.2f}"]
     for counts in others:
         learnt, more, deviation = rates(counts)
-        error = np.std(deviation - own, ddof=1) / np.sqrt(len(own))
+        error = np.std(deviation - deviations, ddof=1) / np.sqrt(len(deviations))
         cells += [f"{learnt:.3f} ({learnt - alpha:+.3f} ± {error:.3f})", f"{more:.2f}"]
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def learning(target, draft, german, english, given, temperature, positions):
+def learning(target, draft, german, english, options, temperature, positions):
     """Counts on the German batches and, without learning, the English ones; the texts; and seconds."""
-    adam = optax.scale_by_adam(), optax.scale_by_param_block_rms(0.02), optax.scale_by_learning_rate(given.rate)
+    adam = optax.scale_by_adam(), optax.scale_by_param_block_rms(0.02), optax.scale_by_learning_rate(options.rate)
     learner = online(
         draft,
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), *adam),
         max_prompt=LONGEST,
-        max_new_tokens=given.new,
-        steps=given.steps,
+        max_new_tokens=options.new,
+        steps=options.steps,
         positions=positions,
-        divergence=given.divergence,
+        divergence=options.divergence,
     )
     held = [learner.init()]
 
     def update(*batch):
         held[0], _ = learner.update(held[0], *batch)
 
-    counts, texts, seconds = run(target, german, given, temperature, lambda: learner.drafter(held[0]), update)
-    afterwards, _, _ = run(target, english, given, temperature, lambda: learner.drafter(held[0]))
+    counts, texts, seconds = run(target, german, options, temperature, lambda: learner.drafter(held[0]), update)
+    afterwards, _, _ = run(target, english, options, temperature, lambda: learner.drafter(held[0]))
     return counts, afterwards, texts, seconds
 
 
 def main():
-    given = arguments()
-    target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
+    options = arguments()
+    target, draft = jaxspec.load(options.target), jaxspec.load(options.draft)
     rows = corpus.heldout("translation")
-    german = batches_of(target, [row["reference"] for row in rows], given)
-    english = batches_of(target, [row["input"].removeprefix(TASK) for row in rows], given)[:8]
-    for temperature in given.temperature:
-        frozen, texts, _ = run(target, german, given, temperature, lambda: draft)
-        before, _, _ = run(target, english, given, temperature, lambda: draft)
-        learnt = [learning(target, draft, german, english, given, temperature, x) for x in given.positions]
+    german = batches_of(target, [row["reference"] for row in rows], options)
+    english = batches_of(target, [row["input"].removeprefix(TASK) for row in rows], options)[:8]
+    for temperature in options.temperature:
+        frozen, texts, _ = run(target, german, options, temperature, lambda: draft)
+        before, _, _ = run(target, english, options, temperature, lambda: draft)
+        learnt = [learning(target, draft, german, english, options, temperature, x) for x in options.positions]
         if temperature == 0:
-            assert all(found[2] == texts for found in learnt), "greedy text is the target's, whatever drafts it"
-        print(f"\n**T = {temperature:g}**, {len(german)} batches of {given.rows} prompts\n")
+            assert all(results[2] == texts for results in learnt), "greedy text is the target's, whatever drafts it"
+        print(f"\n**T = {temperature:g}**, {len(german)} batches of {options.rows} prompts\n")
         print(
             "| batches | α as shipped | tokens a round | "
-            + " | | ".join(f"learning: {x}" for x in given.positions)
+            + " | | ".join(f"learning: {x}" for x in options.positions)
             + " | |"
         )
         print("|---" * (3 + 2 * len(learnt)) + "|")
-        for part in np.array_split(np.arange(len(german)), given.parts):
-            line(f"{part[0] + 1} to {part[-1] + 1}", frozen[part], *(found[0][part] for found in learnt))
-        line("English, afterwards", before, *(found[1] for found in learnt))
-        for name, found in zip(given.positions, learnt, strict=True):
-            share = np.quantile(found[3][1:, 1] / found[3][1:, 0], (0.25, 0.5, 0.75))
+        for part in np.array_split(np.arange(len(german)), options.parts):
+            line(f"{part[0] + 1} to {part[-1] + 1}", frozen[part], *(results[0][part] for results in learnt))
+        line("English, afterwards", before, *(results[1] for results in learnt))
+        for name, results in zip(options.positions, learnt, strict=True):
+            share = np.quantile(results[3][1:, 1] / results[3][1:, 0], (0.25, 0.5, 0.75))
             print(
                 f"\n{name}: an update takes {share[1]:.2f} of its batch's generation ({share[0]:.2f} to {share[2]:.2f})"
             )

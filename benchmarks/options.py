@@ -1,4 +1,4 @@
-"""What several scripts share: the options of `jaxspec bench`, parsed for a script, and how a script ends."""
+"""Options of `jaxspec bench`, parsed for a script, and the end of a script, for several scripts."""
 
 from __future__ import annotations
 

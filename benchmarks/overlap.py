@@ -1,4 +1,4 @@
-"""How much of its distribution a model in other dtypes, or another model, shares with the first: E[sum min(p, q)].
+"""The overlap of a model's distribution with that of the model in other dtypes, or of another one: E[sum min(p, q)].
 
     python -m benchmarks.overlap debian-t5-base --dtype bfloat16 int8
     python -m benchmarks.overlap debian-t5-base --others unrounded/debian-t5-base

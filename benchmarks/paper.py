@@ -89,12 +89,12 @@ def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 12
         Setting(
             task,
             draft,
-            one.gamma,
-            random_verdicts_for_benchmarks(one.alpha),
-            sampling={"temperature": one.temperature},
+            row.gamma,
+            random_verdicts_for_benchmarks(row.alpha),
+            sampling={"temperature": row.temperature},
             name=draft.name,
         )
-        for one in TABLE_2
+        for row in TABLE_2
     ]
 
 
@@ -134,7 +134,7 @@ BESIDE_THE_PAPER = (
 
 
 class Floor(NamedTuple):
-    """What reading a token's bytes takes.
+    """The time of reading a token's bytes.
 
     Attributes:
         token_bytes, draft_bytes: that a token of the target, or of the drafter, needs.
@@ -232,10 +232,10 @@ def of_own_pair(table: str, arguments: list[str]) -> None:
     """Runs `jaxspec measure` with a table's options before one's own, which win."""
     options = [*TABLES[table], *arguments]
     if table == "3":
-        own = parser_of(None)
-        own.add_argument("--target", default=TARGET)
-        own.add_argument("--draft", "-d", default="")
-        names, _ = own.parse_known_args(arguments)
+        peers = parser_of(None)
+        peers.add_argument("--target", default=TARGET)
+        peers.add_argument("--draft", "-d", default="")
+        names, _ = peers.parse_known_args(arguments)
         options += ["--draft", f"{names.draft or drafter_names.default(names.target)},{BESIDE}"]
     app(["measure", *options])
 

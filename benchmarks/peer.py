@@ -42,7 +42,7 @@ MATCH = 3  # the longest match that either library looks up
 
 
 def check() -> None:
-    """Raises ImportError, with what to do, where there is no PyTorch."""
+    """Checks that there is a PyTorch, or raises an ImportError that says what to do."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -72,8 +72,8 @@ def decode(
     elif not setting.is_plain:
         lookup = {"prompt_lookup_num_tokens": parts[0].decoder.gamma, "max_matching_ngram_size": MATCH}
         options = functools.partial(dict, lookup)
-    given = [inputs(part.prompt, left=target.lm.start_token is None) for part in parts]
-    calls = [functools.partial(_decode, module, one, new_tokens, options) for one in given]
+    batches = [inputs(part.prompt, left=target.lm.start_token is None) for part in parts]
+    calls = [functools.partial(_decode, module, batch, new_tokens, options) for batch in batches]
     with counting(module) as passes:
         texts = [row for call in calls for row in call()]
     return list(calls), texts, passes[0]
@@ -129,7 +129,7 @@ def speeds(results: Sequence[BenchResult]) -> list[str]:
 
 
 def refuse(setting: Setting, prepared: Prepared) -> None:
-    """Raises ValueError for what the two libraries cannot both do."""
+    """Refuses settings that the two libraries cannot both run, by a ValueError."""
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu for a comparison"
@@ -145,8 +145,10 @@ def refuse(setting: Setting, prepared: Prepared) -> None:
     if setting.is_plain:
         return
     lookup = drafters.prompt_lookup(MATCH).functions
-    known = len(models) == 2 or (isinstance(setting.drafter, BoundDrafter) and setting.drafter.functions is lookup)
-    if not known or setting.policy is not None or setting.rule.lenience != 1:
+    is_supported = len(models) == 2 or (
+        isinstance(setting.drafter, BoundDrafter) and setting.drafter.functions is lookup
+    )
+    if not is_supported or setting.policy is not None or setting.rule.lenience != 1:
         raise ValueError(
             "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"
         )
@@ -202,11 +204,11 @@ def inputs(prompt: Prompt, left: bool) -> dict[str, Any]:
 
 
 def _decode(
-    module: Any, given: dict[str, Any], new_tokens: int, options: Callable[[], dict[str, Any]]
+    module: Any, arguments: dict[str, Any], new_tokens: int, options: Callable[[], dict[str, Any]]
 ) -> list[list[int]]:
     """The new tokens of each row, up to and with its end token."""
-    ids = module.generate(**given, max_new_tokens=new_tokens, **options())
-    start = 1 if module.config.is_encoder_decoder else given["input_ids"].shape[1]
+    ids = module.generate(**arguments, max_new_tokens=new_tokens, **options())
+    start = 1 if module.config.is_encoder_decoder else arguments["input_ids"].shape[1]
     return [_cut(row, module.generation_config.eos_token_id) for row in ids[:, start:].tolist()]
 
 

@@ -62,7 +62,7 @@ class KernelGroup(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What passes are made of.
+    """The parts of passes.
 
     Attributes:
         kernels_per_pass: how many.
@@ -79,7 +79,7 @@ class Profile(NamedTuple):
 
 
 def passes(prepared: Prepared, folder: Path | None = None) -> Profile | str:
-    """What one-token passes of a generation's target are made of."""
+    """Profiles one-token passes of a generation's target."""
     headroom = token_rows.headroom(prepared.max_new_tokens, 1)
     try:
         timed = cost.timed_loops(prepared.target, prepared.prompt, headroom, INNER, prepared.is_sampled)(1)
@@ -104,10 +104,10 @@ def stages(prepared: Prepared, rounds: int = INNER) -> dict[str, float]:
                 f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"
             )
 
-    taken: dict[str, float] = {name: 0.0 for name in (*STAGES, "other")}
+    times: dict[str, float] = {name: 0.0 for name in (*STAGES, "other")}
     for kernel in profiled(run):
-        taken[of_kernel.get(kernel.name, "other")] += kernel.duration / rounds / 1e6
-    return taken
+        times[of_kernel.get(kernel.name, "other")] += kernel.duration / rounds / 1e6
+    return times
 
 
 def stage_of_each(program: str) -> dict[str, str]:
@@ -122,7 +122,7 @@ def stage_of_each(program: str) -> dict[str, str]:
 
 
 def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Kernel]:
-    """What ran on the device during a call."""
+    """Lists the kernels that ran on the device during a call."""
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch) if folder is None else folder
         with jax.profiler.trace(str(where)):
@@ -132,8 +132,9 @@ def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Ker
 
 
 def kernels(profile: Any) -> list[Kernel]:
-    """What ran on the device: the streams of an accelerator; on a CPU, the operations of all threads (where
-    XLA makes one function of a small loop, that is not among them).
+    """Lists the kernels that ran on the device: the streams of an accelerator; on a CPU, the operations of all threads.
+
+    On a CPU a small loop that XLA makes one function of is not among them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of types without a module, in jax 0.12
@@ -144,8 +145,8 @@ def kernels(profile: Any) -> list[Kernel]:
             lines = streams or [line for lines in devices for line in lines if line.name == "XLA Ops"]
             return [Kernel(e.name, e.start_ns, e.duration_ns) for line in lines for e in line.events]
         events = [e for line in planes.get("/host:CPU", []) for e in line.events if "hlo_op" in dict(e.stats)]
-        whole = ("while", "call", "conditional")  # what these contain is listed, too
-        return [Kernel(e.name, e.start_ns, e.duration_ns) for e in events if not e.name.startswith(whole)]
+        containers = ("while", "call", "conditional")  # what these contain is listed, too
+        return [Kernel(e.name, e.start_ns, e.duration_ns) for e in events if not e.name.startswith(containers)]
 
 
 def summary(ran: Iterable[Kernel], count: int) -> Profile:
@@ -178,41 +179,41 @@ def summary(ran: Iterable[Kernel], count: int) -> Profile:
     return Profile(len(ran) / count, span / count / 1e3, busy / count / 1e3, busy / span, tuple(by_kind))
 
 
-def advice(found: Profile | str, floor_us: float, target_us: float, c: float) -> str:
-    """What a drafter's profile shows, and what would help.
+def advice(profile: Profile | str, floor_us: float, target_us: float, c: float) -> str:
+    """Says what a drafter's profile shows, and what would help.
 
     >>> found = Profile(kernels_per_pass=200.0, pass_us=800.0, busy_us=320.0, busy=0.4)
     >>> text = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)
     >>> "busy for 40%" in text, "0.10 of the target's" in text, "XLA_FLAGS" in text
     (True, True, True)
     """
-    if isinstance(found, str):
+    if isinstance(profile, str):
         return (
-            f"No profile could be had ({found}). A drafter's pass takes {c * target_us:.0f} µs; reading its "
+            f"No profile could be had ({profile}). A drafter's pass takes {c * target_us:.0f} µs; reading its "
             f"weights would take {floor_us:.0f} µs."
         )
     made_of = (
-        f"A drafter's pass is {found.kernels_per_pass:.0f} kernels in {found.pass_us:.0f} µs, and the device is "
-        f"busy for {100 * found.busy:.0f}% of them; reading its weights takes {floor_us:.0f} µs."
+        f"A drafter's pass is {profile.kernels_per_pass:.0f} kernels in {profile.pass_us:.0f} µs, and the device is "
+        f"busy for {100 * profile.busy:.0f}% of them; reading its weights takes {floor_us:.0f} µs."
     )
-    if found.busy < WAITING:
+    if profile.busy < WAITING:
         return (
-            f"{made_of} Most of c is waiting for launches: without the gaps a pass would take {found.busy_us:.0f} "
-            f"µs, {found.busy_us / target_us:.2f} of the target's. Plan: launch a round's draft as one CUDA graph "
+            f"{made_of} Most of c is waiting for launches: without the gaps a pass would take {profile.busy_us:.0f} "
+            f"µs, {profile.busy_us / target_us:.2f} of the target's. Plan: launch a round's draft as one CUDA graph "
             "(try XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE), then fewer kernels a layer: one product for "
             "queries, keys and values, one for gate and input; or a drafter of fewer, wider layers."
         )
-    if found.busy_us > TOLERANCE * floor_us:
+    if profile.busy_us > TOLERANCE * floor_us:
         return (
-            f"{made_of} The device is busy with small kernels, most of which move little: {_largest(found)}. Plan: "
+            f"{made_of} The device is busy with small kernels, most of which move little: {_largest(profile)}. Plan: "
             "fewer of them (one product for queries, keys and values, one for gate and input; norms and attention "
             f"fused), or a drafter of fewer, wider layers; at the memory's speed c would be {floor_us / target_us:.3f}."
         )
     return f"{made_of} That is what its weights take: only a smaller drafter, or one in int8, has a smaller c."
 
 
-def _largest(found: Profile) -> str:
-    return ", ".join(f"{one.name} {100 * one.share:.0f}%" for one in found.largest[:3])
+def _largest(profile: Profile) -> str:
+    return ", ".join(f"{kernel.name} {100 * kernel.share:.0f}%" for kernel in profile.largest[:3])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How good the text is: BLEU for translations, ROUGE-L for summaries. Both need the `train` extra."""
+"""The quality of texts: BLEU for translations, ROUGE-L for summaries. Both need the `train` extra."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxspec import optional_imports
 
 
 def check() -> None:
-    """Raises ImportError, with what to install, if a package that this file needs is missing."""
+    """Checks that the packages of this file are there, or raises an ImportError that names them."""
     for name in ("sacrebleu", "rouge_score"):
         _imported(name)
 

@@ -1,4 +1,4 @@
-"""How near decoding comes to reading each weight once per token.
+"""The share of the memory's bandwidth that decoding reaches, if each weight is read once per token.
 
     python -m benchmarks.read_bandwidth gemma-3-270m-q4_k_m.gguf
 
@@ -29,12 +29,12 @@ NEW, REPEATS = 64, 15
 def report(what: str, size: int, run: Callable[[], object]) -> None:
     """Prints the median and the best of some runs, in bytes of weights per second."""
     jax.block_until_ready(run())
-    taken = []
+    seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         jax.block_until_ready(run())
-        taken.append(time.perf_counter() - start)
-    rates = size / np.median(taken) / 1e9, size / min(taken) / 1e9
+        seconds.append(time.perf_counter() - start)
+    rates = size / np.median(seconds) / 1e9, size / min(seconds) / 1e9
     print(f"{what:38} {size / 1e6:7.0f} MB  {rates[0]:5.1f} GB/s (best {rates[1]:5.1f})", flush=True)
 
 
@@ -60,9 +60,12 @@ def main(source: str) -> None:
     report(f"one row with the {len(rest)} others", sum(x.nbytes for x in rest), lambda: products(rest))
 
     size = sum(x.nbytes for x in jax.tree.leaves(model.params))
-    one, prompt = jnp.ones((1, 1), jnp.int32), jaxspec.Prompt(jnp.ones((1, 8), jnp.int32), jnp.full((1,), 8, jnp.int32))
+    token, prompt = (
+        jnp.ones((1, 1), jnp.int32),
+        jaxspec.Prompt(jnp.ones((1, 8), jnp.int32), jnp.full((1,), 8, jnp.int32)),
+    )
     _, cache = jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, 128)
-    step = jax.jit(lambda params, cache: jnp.argmax(model.lm.extend(params, cache, one)[0].logits, axis=-1))
+    step = jax.jit(lambda params, cache: jnp.argmax(model.lm.extend(params, cache, token)[0].logits, axis=-1))
     report("a step", size, lambda: step(model.params, cache))
     out = jaxspec.generate(model, prompt, max_new_tokens=NEW, eos_ids=())
     assert int(out.lengths[0]) == NEW

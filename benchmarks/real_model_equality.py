@@ -73,12 +73,12 @@ def main():
     parser.add_argument("--count", type=int, default=len(PROMPTS), help="of the prompts")
     parser.add_argument("--new", type=int, default=64, help="tokens")
     parser.add_argument("--heads", nargs="*", default=[], help="what jaxspec.load_drafter takes")
-    given = parser.parse_args()
-    prompts, folder = PROMPTS[: given.count], Path(tempfile.mkdtemp())
+    options = parser.parse_args()
+    prompts, folder = PROMPTS[: options.count], Path(tempfile.mkdtemp())
     model = jaxspec.load(gemma.assemble(folder / gemma.MODEL_NAME))
-    expected = list(theirs(model, folder / "written", prompts, given.new))
+    expected = list(theirs(model, folder / "written", prompts, options.new))
     few = jaxspec.trim_vocabulary(model, size=32768)
-    own = jaxspec.Model(model.lm, model.params, model.tokenizer, model.config, model.name)
+    plain = jaxspec.Model(model.lm, model.params, model.tokenizer, model.config, model.name)
     every = {
         "plain": None,
         "prompt_lookup": drafters.prompt_lookup(),
@@ -91,24 +91,24 @@ def main():
         "early_exit after 12 of 18 layers, trimmed": drafters.early_exit(model, 12, head=few),
         "early_exit after 16, trimmed, a tree": drafters.tree(drafters.early_exit(model, 16, head=few), (2, 1)),
         "skip_layers": drafters.skip_layers(model, attention=[6, 9, 12], mlp=[6, 9, 12]),
-        "cascade, the model itself drafting": drafters.cascade(own, drafters.prompt_lookup(), gamma=2),
-        "cascade of three": drafters.cascade(own, drafters.cascade(own, drafters.suffix(), gamma=2), gamma=2),
+        "cascade, the model itself drafting": drafters.cascade(plain, drafters.prompt_lookup(), gamma=2),
+        "cascade of three": drafters.cascade(plain, drafters.cascade(plain, drafters.suffix(), gamma=2), gamma=2),
         "horizontal_cascade": drafters.horizontal_cascade(
             drafters.early_exit(model, 16, head=few), drafters.prompt_lookup(), tokens=2
         ),
     }
     every |= {f"{name}, untrained": untrained(model, name) for name in recipes.shipped() if name.startswith("gemma3")}
-    every |= {name: jaxspec.load_drafter(name, target=model) for name in given.heads}
-    every = {name: drafter for name, drafter in every.items() if name == "plain" or given.only in name}
+    every |= {name: jaxspec.load_drafter(name, target=model) for name in options.heads}
+    every = {name: drafter for name, drafter in every.items() if name == "plain" or options.only in name}
     differ = 0
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
     for name, drafter in every.items():
         how = {} if drafter is None else dict(drafter=drafter, gamma=4)
-        out = jaxspec.generate(model, prompts, max_new_tokens=given.new, **how)
-        found = [row[:count].tolist() for row, count in zip(out.tokens, out.lengths, strict=True)]
+        out = jaxspec.generate(model, prompts, max_new_tokens=options.new, **how)
+        texts = [row[:count].tolist() for row, count in zip(out.tokens, out.lengths, strict=True)]
         same = sum(
-            mine == other[: len(mine)] and (len(mine) == given.new or mine[-1] == model.tokenizer.eos_token_id)
-            for mine, other in zip(found, expected, strict=True)
+            mine == other[: len(mine)] and (len(mine) == options.new or mine[-1] == model.tokenizer.eos_token_id)
+            for mine, other in zip(texts, expected, strict=True)
         )
         differ += same < len(prompts)
         rate = (out.stats.emitted - 1).sum() / max(1, out.stats.rounds.sum())

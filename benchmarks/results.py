@@ -37,11 +37,11 @@ def fill(page: Path, store: Path) -> None:
             f"{page} has no console block of jaxspec bench, measure or a benchmark before a line <!-- measured -->"
         )
 
-    for found in BLOCK.finditer(text):
-        commands = [line.removeprefix("$ ") for line in found["commands"].splitlines()]
+    for block in BLOCK.finditer(text):
+        commands = [line.removeprefix("$ ") for line in block["commands"].splitlines()]
         tables = "\n".join(printed(command, store) for command in commands)
         now = read_text(page)  # with the tables before, and whatever was edited meanwhile
-        write_text(page, [now.replace(found[0], f"{found[1]}\n{tables}\n")])
+        write_text(page, [now.replace(block[0], f"{block[1]}\n{tables}\n")])
 
 
 def printed(command: str, store: Path) -> str:

@@ -1,4 +1,4 @@
-"""How much each exact rule accepts along the target's own texts, by replay; and how often one of several candidates is.
+"""The acceptance of each exact rule along the target's own texts, by replay; and of one of several candidates.
 
     python -m benchmarks.rule_acceptance --target debian-t5-base --draft debian-t5-small --gamma 7 --count 64
 

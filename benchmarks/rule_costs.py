@@ -1,4 +1,4 @@
-"""What each acceptance rule costs: one verdict, compiled and called by itself, beside a pass of a model.
+"""The cost of each acceptance rule: one verdict, compiled and called by itself, beside a pass of a model.
 
     python -m benchmarks.rule_costs --batch 1 32 --markdown
 
@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
 
 
 class RuleCost(NamedTuple):
-    """What a verdict of one rule takes.
+    """The time of a verdict of one rule.
 
     Attributes:
         usual_us, all_accepted_us: microseconds, where some draft tokens are rejected, and where none is.
@@ -55,7 +55,7 @@ class RuleCost(NamedTuple):
 
 
 class RuleCosts(NamedTuple):
-    """What verdicts take at one batch size and vocabulary.
+    """The times of verdicts at one batch size and vocabulary.
 
     Attributes:
         batch, vocab: rows, and tokens of the vocabulary.
@@ -102,23 +102,23 @@ def beside_passes(
 ) -> list[RuleCosts]:
     """Microseconds of every rule, and of a pass of a model with random weights at a published shape."""
     doing(f"making {shape}")
-    model, found = random_model(shape, "float32", seed=0), []
+    model, results = random_model(shape, "float32", seed=0), []
     every = [entry.rule for entry in catalogue.RULES.values()]
     for batch in batches:
         doing(f"{shape}, batch {batch}")
         prompt = random_prompt(model, batch, SOURCE)
-        taken = cost.measure(prepare(model, prompt, drafter=model, gamma=gamma, max_new_tokens=64), repeats=5, inner=2)
+        passes = cost.measure(prepare(model, prompt, drafter=model, gamma=gamma, max_new_tokens=64), repeats=5, inner=2)
         for vocab in sorted({model.lm.vocab_size, max(model.lm.vocab_size, LARGE)}):
             doing(f"rules, batch {batch}, vocabulary {vocab}")
             sizes = Sizes(vocab, batch, gamma)
             usual, alike = (costs(every, sizes, repeats=repeats, alike=same) for same in (False, True))
             lines = {}
             for name in usual:
-                some, every_one = (Spread.of(1e6 * seconds[name]) for seconds in (usual, alike))
-                share = max(some.median, every_one.median) / 1e3 / taken.verify_ms
-                lines[name] = RuleCost(some, every_one, share if vocab == model.lm.vocab_size else None)
-            found.append(RuleCosts(batch, vocab, lines, taken.target_ms, taken.verify_ms))
-    return found
+                usual_us, alike_us = (Spread.of(1e6 * seconds[name]) for seconds in (usual, alike))
+                share = max(usual_us.median, alike_us.median) / 1e3 / passes.verify_ms
+                lines[name] = RuleCost(usual_us, alike_us, share if vocab == model.lm.vocab_size else None)
+            results.append(RuleCosts(batch, vocab, lines, passes.target_ms, passes.verify_ms))
+    return results
 
 
 def _call(function: Callable[..., object], *arguments: Any) -> Callable[[], object]:
@@ -143,13 +143,13 @@ def _logits(
 
 @functools.partial(jax.jit, static_argnames=("shares_noise",))
 def _draft(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G V"], shares_noise: bool) -> Draft:
-    """As of `drafters.model`: draft tokens with their distributions, or with the noise that they were drawn with."""
+    """Drafts as `drafters.model` does: tokens with their distributions, or with the noise that they were drawn with."""
     purpose, gamma = noise.Purpose.TOKEN if shares_noise else noise.Purpose.DRAFT, log_probs.shape[1]
 
-    def one(i: Int[Array, ""]) -> Float[Array, "B V"]:
+    def noise_at(i: Int[Array, ""]) -> Float[Array, "B V"]:
         return noise.gumbel(noise.at(keys, position + i, purpose), log_probs.shape[2])
 
-    gumbel = jnp.moveaxis(jax.lax.map(one, jnp.arange(gamma, dtype=jnp.int32)), 0, 1)
+    gumbel = jnp.moveaxis(jax.lax.map(noise_at, jnp.arange(gamma, dtype=jnp.int32)), 0, 1)
     tokens, length = noise.first_largest(log_probs + gumbel), jnp.full_like(position, gamma)
     if shares_noise:
         return Draft(tokens, length, aux={"gumbel": gumbel})
@@ -160,13 +160,13 @@ def table_of(size: RuleCosts, shape: str, gamma: int) -> Table:
     title = f"batch {size.batch}, V = {size.vocab:,}, γ = {gamma}; a pass of {shape} takes "
     title += f"{size.one_token_ms:.1f} ms over 1 token, {size.verify_ms:.1f} ms over {gamma + 1}"
     heads = ["µs", "min..max", "µs, all\naccepted", "min..max", "of the\nlong pass"]
-    made = console.table(heads, first="", title=title)
-    for name, one in size.rules.items():
+    view = console.table(heads, first="", title=title)
+    for name, rule in size.rules.items():
         cells = []
-        for taken in (one.usual_us, one.all_accepted_us):
-            cells += [f"{taken.median:,.0f}", f"{taken.min:,.0f}..{taken.max:,.0f}"]
-        made.add_row(name, *cells, f"{one.share:.1%}" if one.share is not None else "–")
-    return made
+        for spread in (rule.usual_us, rule.all_accepted_us):
+            cells += [f"{spread.median:,.0f}", f"{spread.min:,.0f}..{spread.max:,.0f}"]
+        view.add_row(name, *cells, f"{rule.share:.1%}" if rule.share is not None else "–")
+    return view
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

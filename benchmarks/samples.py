@@ -1,4 +1,4 @@
-"""What a decoder samples after a prompt, many times over, and the target's own distribution there.
+"""Samples of a decoder after a prompt, many times over, and the target's own distribution there.
 
 For models too large to enumerate (`jaxspec.testing.certify`). All draws have one prompt and one first token (which
 comes from prefill, whatever the rule), and each its own key; the shipped decoder goes on from there. Two tokens of each
@@ -29,7 +29,7 @@ TOKENS = 2  # of each draw
 
 
 class Context(NamedTuple):
-    """Where tokens are drawn, and the target's distributions there.
+    """The place where tokens are drawn, and the target's distributions there.
 
     Attributes:
         first: the token after the prompt, which all draws share.
@@ -43,7 +43,7 @@ class Context(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What was drawn.
+    """The drawn tokens.
 
     Attributes:
         tokens: the two tokens after the first.
@@ -64,9 +64,10 @@ def context(prepared: Prepared, draws: int) -> Context:
 
     def distributions(cache: Cache, tokens: np.ndarray) -> tuple[Float[np.ndarray, "B V"], Cache]:
         """The distribution after each row and a token, in float64, and the cache with that token."""
-        made = _distributions(plain.target.lm, plain.sampler, plain.target.params, params, cache, jnp.asarray(tokens))
-        probs = np.exp(np.asarray(made[0], np.float64))
-        return probs / probs.sum(axis=-1, keepdims=True), made[1]
+        static = plain.target.lm, plain.sampler
+        log_probs, cache = _distributions(*static, plain.target.params, params, cache, jnp.asarray(tokens))
+        probs = np.exp(np.asarray(log_probs, np.float64))
+        return probs / probs.sum(axis=-1, keepdims=True), cache
 
     after, cache = distributions(cache, np.full(BATCH, first, np.int32))
     order = np.argsort(-after[0], kind="stable")[:BATCH].astype(np.int32)
@@ -86,7 +87,7 @@ def draw(prepared: Prepared, first: int, key: Key[Array, ""], draws: int) -> Sam
         >>> found.tokens.shape, 0 < found.acceptance_rate < 1
         ((256, 2), True)
     """
-    prepared, found, counts = _unlimited(prepared), [], []
+    prepared, drawn, counts = _unlimited(prepared), [], []
     for start in range(0, draws, BATCH):
         keys = noise.row_keys(jax.random.fold_in(key, start), BATCH)
 
@@ -103,10 +104,10 @@ def draw(prepared: Prepared, first: int, key: Key[Array, ""], draws: int) -> Sam
         )  # a round commits at least one
         if bool(jnp.any(state.failed)):
             raise FloatingPointError("the target's logits were not finite after the prompt: check its parameters")
-        found.append(np.asarray(token_rows.window(state.tokens, state.start + 1, TOKENS)))
+        drawn.append(np.asarray(token_rows.window(state.tokens, state.start + 1, TOKENS)))
         counts.append((int(jnp.sum(state.stats.accepted)), int(jnp.sum(state.stats.drafted))))
     accepted, drafted = np.sum(counts, axis=0)
-    return Samples(np.concatenate(found), float(accepted / max(drafted, 1)))
+    return Samples(np.concatenate(drawn), float(accepted / max(drafted, 1)))
 
 
 def _unlimited(prepared: Prepared) -> Prepared:

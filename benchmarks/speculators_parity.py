@@ -80,8 +80,8 @@ FORMATS = {
 
 def random_params(net, config, random):
     """Parameters away from norms of one; a vocabulary of its own is some of the target's ids."""
-    made = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
-    params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), jnp.float32), made)
+    shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), jnp.float32), shapes)
     if "vocabulary" in params:
         ids = np.sort(random.choice(VOCAB, config.draft_vocab, replace=False))
         params["vocabulary"] = jnp.asarray(ids, jnp.int32)
@@ -100,41 +100,41 @@ def ours(target, config, params, states, tokens):
     starts = DraftStarts(forward, after, place, depths, lambda *_: forward)
     hidden = kind.hidden_states(config, params, shared, starts)[0]
     ahead = jnp.asarray(tokens[:, ANCHOR : ANCHOR + depths]) if block else after[0][:, None]
-    found, memory = [], None
+    by_depth, memory = [], None
     for depth in range(depths):
         logits, memory = kind.logits(config, params, shared, hidden, ahead, depth, memory)
-        found.append(logits)
-    logits = np.concatenate(found)
+        by_depth.append(logits)
+    logits = np.concatenate(by_depth)
     return logits[:, np.asarray(params["vocabulary"])] if "vocabulary" in params else logits
 
 
 def theirs(folder, config, states, tokens):
     """The same, by the class that speculators chooses for the folder."""
-    about = SpeculatorModelConfig.from_pretrained(folder)
-    about.transformer_layer_config._attn_implementation = "eager"
-    model = SpeculatorModel.from_pretrained(folder, config=about).eval().float()
+    settings = SpeculatorModelConfig.from_pretrained(folder)
+    settings.transformer_layer_config._attn_implementation = "eager"
+    model = SpeculatorModel.from_pretrained(folder, config=settings).eval().float()
     if not isinstance(config, MTPConfig):
         # transformers leaves what the folder lacks as the memory was, and speculators fills in only what is NaN.
-        own = dict(overwrite_embed_tokens=not config.own_embedding, overwrite_lm_head=not config.own_head)
-        model._load_verifier_weights(**own)
+        overwritten = dict(overwrite_embed_tokens=not config.own_embedding, overwrite_lm_head=not config.own_head)
+        model._load_verifier_weights(**overwritten)
     ids, states = torch.tensor(tokens).long(), torch.tensor(states)
-    one, caught = torch.zeros(1, POSITIONS, dtype=torch.long), []
+    zeros, caught = torch.zeros(1, POSITIONS, dtype=torch.long), []
     with torch.no_grad():
         if isinstance(config, MTPConfig):
             return model(ids, states)[0][0][0].numpy()
         if isinstance(config, EagleConfig):
-            model.lm_head.register_forward_hook(lambda module, given, made: caught.append(made))
-            model(states[:, :-1], ids[:, 1:], one[:, 1:], ttt_steps=1)
+            model.lm_head.register_forward_hook(lambda module, _, logits: caught.append(logits))
+            model(states[:, :-1], ids[:, 1:], zeros[:, 1:], ttt_steps=1)
             return caught[0][0].numpy()
-        anchors, last = one.float(), torch.zeros(1, POSITIONS, WIDTH)
+        anchors, last = zeros.float(), torch.zeros(1, POSITIONS, WIDTH)
         anchors[0, ANCHOR] = 1
         if not config.markov_rank:
-            made = model._backbone_forward(states, ids, anchors, last, one, max_anchors=1)[1]
+            logits = model._backbone_forward(states, ids, anchors, last, zeros, max_anchors=1)[1]
         else:
             with mock.patch.object(dspark, "compute_metrics", lambda logits, *_, **__: (caught.append(logits), {})):
-                model(states, ids, anchors, last, one, max_anchors=1)
-            made = caught[0]
-    return made[0, config.block - config.count :].numpy()
+                model(states, ids, anchors, last, zeros, max_anchors=1)
+            logits = caught[0]
+    return logits[0, config.block - config.count :].numpy()
 
 
 def main():
@@ -156,9 +156,9 @@ def main():
             states = random.standard_normal((1, POSITIONS, read * WIDTH)).astype(np.float32)
             tokens = random.integers(0, VOCAB, (1, POSITIONS)).astype(np.int32)
             expected = theirs(folder, config, states, tokens)
-            found = ours(target, config, params, states, tokens)[: len(expected)]
-            worst = max(worst, float(np.abs(found - expected).max()))
-            print(f"| {name} | {np.abs(found - expected).max():.1e} | {np.ptp(expected):.1f} |", flush=True)
+            actual = ours(target, config, params, states, tokens)[: len(expected)]
+            worst = max(worst, float(np.abs(actual - expected).max()))
+            print(f"| {name} | {np.abs(actual - expected).max():.1e} | {np.ptp(expected):.1f} |", flush=True)
     if worst > TOLERANCE:
         sys.exit(f"logits differ by {worst:.1e}: expected at most {TOLERANCE}")
 

@@ -1,4 +1,4 @@
-"""What accepting and committing a tree of 32 nodes takes beside the target's pass over it, by stage of a real round.
+"""The time of accepting and committing a tree of 32 nodes beside the target's pass over it, by stage of a real round.
 
     python -m benchmarks.tree_overhead --repeats 5
 
@@ -28,21 +28,21 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rule", nargs="*", default=[rule.name for rule in RULES], help="names; all by default")
     parser.add_argument("--shape", default=SHAPE)
-    given = parser.parse_args()
-    chosen = [rule for rule in RULES if rule.name in given.rule]
-    target, other = (synthetic.random_model(given.shape, "float32", seed) for seed in (0, 1))
+    options = parser.parse_args()
+    chosen = [rule for rule in RULES if rule.name in options.rule]
+    target, other = (synthetic.random_model(options.shape, "float32", seed) for seed in (0, 1))
     prompt = synthetic.random_prompt(target, 1, 64)
     print("| drafted by | temperature | rule | " + " | ".join(STAGES) + " | accept and commit of the pass |")
     print("|---|---|---|" + "---|" * (len(STAGES) + 1), flush=True)
     for name, draft in (("the target", target), ("another model", other)):
         for temperature, all_rules in ((0.0, chosen[:1]), (1.0, chosen)):
             for rule in all_rules:
-                options = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=128, eos_ids=())
-                prepared = prepare(target, prompt, drafter=drafters.tree(draft, BRANCHING), rule=rule, **options)
-                rounds = [profile.stages(prepared) for _ in range(given.repeats)]
-                found = {stage: np.array([one.get(stage, 0.0) for one in rounds]) for stage in STAGES}
-                cells = [f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})" for x in found.values()]
-                share = np.median((found["accept"] + found["commit"]) / found["target"])
+                sampling = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=128, eos_ids=())
+                prepared = prepare(target, prompt, drafter=drafters.tree(draft, BRANCHING), rule=rule, **sampling)
+                rounds = [profile.stages(prepared) for _ in range(options.repeats)]
+                by_stage = {stage: np.array([times.get(stage, 0.0) for times in rounds]) for stage in STAGES}
+                cells = [f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})" for x in by_stage.values()]
+                share = np.median((by_stage["accept"] + by_stage["commit"]) / by_stage["target"])
                 print(f"| {name} | {temperature:g} | {rule.name} | {' | '.join(cells)} | {share:.1%} |", flush=True)
 
 

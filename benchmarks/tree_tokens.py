@@ -33,20 +33,20 @@ SAMPLED = ("without_replacement", "replacement", "top", "mixed")
 
 def sequoia(size, ratios, counts):
     """The best tree of a size, by what rounds with it are replayed to yield."""
-    known, tried = ratios.mean(axis=0), []
+    acceptance, tried = ratios.mean(axis=0), []
     for _ in range(2):
-        shapes = [best_of_size(np.clip(known, 0, 1), size, depth) for depth in range(1, DEEPEST + 1)]
+        shapes = [best_of_size(np.clip(acceptance, 0, 1), size, depth) for depth in range(1, DEEPEST + 1)]
         tried += [(replay.tokens_per_round(shape, ratios, counts).value, shape) for shape in shapes]
-        known = replay.by_depth(max(tried)[1], ratios, counts)
+        acceptance = replay.by_depth(max(tried)[1], ratios, counts)
     return max(tried)[1]
 
 
 def promised(shape, ratios, counts):
     """1 and the probabilities that each node is accepted: that of its parent times its own."""
-    known, reached = replay.by_depth(shape, ratios, counts), {(): 1.0}
+    acceptance, reached = replay.by_depth(shape, ratios, counts), {(): 1.0}
     for node in sorted(map(tuple, shape), key=len):
         siblings = sum(other[:-1] == node[:-1] for other in map(tuple, shape))
-        reached[node] = reached[node[:-1]] * known[len(node) - 1, siblings - 1, node[-1]]
+        reached[node] = reached[node[:-1]] * acceptance[len(node) - 1, siblings - 1, node[-1]]
     return sum(reached.values())
 
 
@@ -58,32 +58,32 @@ def main():
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--draw", nargs="*", choices=SAMPLED, help="all by default; at temperature 0 they are one")
     parser.add_argument("--nodes", type=int, nargs="+", default=list(UNIFORM), help="sizes of trees")
-    given = parser.parse_args()
-    target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
-    all_rules = RULES if given.temperature else {"rejection": rules.rejection}  # greedy text leaves them no choice
-    options = dict(max_new_tokens=NEW, temperature=given.temperature, key=jax.random.key(0))
-    both = heldout_for(target, 2 * given.count)
-    texts, others = both[: given.count], both[given.count :]
-    trace = replay.collect(prepare(target, others, drafter=draft, **options))
+    options = parser.parse_args()
+    target, draft = jaxspec.load(options.target), jaxspec.load(options.draft)
+    all_rules = RULES if options.temperature else {"rejection": rules.rejection}  # greedy text leaves them no choice
+    sampling = dict(max_new_tokens=NEW, temperature=options.temperature, key=jax.random.key(0))
+    both = heldout_for(target, 2 * options.count)
+    texts, others = both[: options.count], both[options.count :]
+    trace = replay.collect(prepare(target, others, drafter=draft, **sampling))
 
     def measured(drafter, rule, gamma):
-        out = jaxspec.generate(target, texts, drafter=drafter, rule=rule(), gamma=gamma, **options)
+        out = jaxspec.generate(target, texts, drafter=drafter, rule=rule(), gamma=gamma, **sampling)
         return (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
 
     print("| draft | nodes | draw | program | replayed |" + "".join(f" {rule} |" for rule in all_rules))
     print("|---|---|---|---|---|" + "---|" * len(all_rules), flush=True)
-    for draw in (given.draw or SAMPLED) if given.temperature else ("top",):
+    for draw in (options.draw or SAMPLED) if options.temperature else ("top",):
         ratios = replay.tree_ratios(trace, draw, CHILDREN)
-        made = [("chain", branching((1,) * 4))] if draw in ("top", "without_replacement") else []
-        made += [("uniform", branching(levels)) for size, levels in UNIFORM.items() if size in given.nodes]
-        made += [("hand-made", HAND_MADE)] if draw in ("top", "mixed") else []
+        shapes = [("chain", branching((1,) * 4))] if draw in ("top", "without_replacement") else []
+        shapes += [("uniform", branching(levels)) for size, levels in UNIFORM.items() if size in options.nodes]
+        shapes += [("hand-made", HAND_MADE)] if draw in ("top", "mixed") else []
         if draw != "replacement":
-            made += [("Sequoia's", sequoia(size, ratios, trace.counts)) for size in given.nodes]
-        for name, shape in made:
+            shapes += [("Sequoia's", sequoia(size, ratios, trace.counts)) for size in options.nodes]
+        for name, shape in shapes:
             drafter, depth = drafters.tree(draft, shape=shape, draw=draw), max(map(len, shape))
             expected = promised(shape, ratios, trace.counts), replay.tokens_per_round(shape, ratios, trace.counts).value
-            found = [measured(drafter, rule, depth) for rule in all_rules.values()]
-            values = "".join(f" {value:.2f} |" for value in found)
+            tokens = [measured(drafter, rule, depth) for rule in all_rules.values()]
+            values = "".join(f" {value:.2f} |" for value in tokens)
             print(
                 f"| {name}, {depth} deep | {len(shape)} | {draw} | {expected[0]:.2f} | {expected[1]:.2f} |{values}",
                 flush=True,

@@ -70,9 +70,9 @@ def of_pair(prepared: Prepared, repeats: int) -> Iterator[tuple[str, Figure]]:
     p, q, tokens = distributions(batches.take(prepared, range(min(4, len(prepared.prompt.length)))))
     yield "decomposition", sampling.decomposition(p, q, tokens)
 
-    one = batches.take(prepared, [0])
-    rows = {f"γ = {some}": spans.record(one.replace(gamma=some), repeats=repeats) for some in (7, 3)}
-    rows["plain"] = spans.record(one.plain(), repeats=repeats)
+    single = batches.take(prepared, [0])
+    rows = {f"γ = {gamma}": spans.record(single.replace(gamma=gamma), repeats=repeats) for gamma in (7, 3)}
+    rows["plain"] = spans.record(single.plain(), repeats=repeats)
     yield "figure-5", timeline.trace_diagram(rows)
 
 

@@ -1,4 +1,4 @@
-"""How two distributions make a third: what is accepted of a draft, what replaces it, and what many rounds add up to."""
+"""Figures of two distributions that make a third: the accepted part of a draft, its replacement, and their sum."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def l1_distance(tokens: Int[np.ndarray, " N"], p: ArrayLike, counts: ArrayLike) 
 
 
 def noise_distance(p: ArrayLike, counts: ArrayLike) -> Float[np.ndarray, " counts"]:
-    """What `l1_distance` is on average for n independent samples of p itself: sum_x sqrt(2 p (1 - p) / (pi n)), nearly.
+    """Computes, nearly, the mean of `l1_distance` for n samples of p itself: sum_x sqrt(2 p (1 - p) / (pi n)).
 
     >>> noise_distance([0.5, 0.5], [100, 10_000]).round(4).tolist()
     [0.0798, 0.008]

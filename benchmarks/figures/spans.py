@@ -1,4 +1,4 @@
-"""When a generation does what: the passes of target and drafter, timed round by round, for a trace diagram."""
+"""The passes of target and drafter in a generation, timed round by round, for a trace diagram."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def record(prepared: Prepared, *, repeats: int = 5) -> list[Span]:
     runs = np.median(every[1:], axis=0)  # the first one compiles
     spans = [Span("target prefill", 0.0, float(first))]
     if prepared.drafter is None:
-        return spans + _after(spans[-1], [[("target", float(taken))] for taken in runs[1:]])
+        return spans + _after(spans[-1], [[("target", float(ms))] for ms in runs[1:]])
     spans.append(Span("draft prefill", float(first), max(0.0, float(runs[0] - first))))
     passes, gamma = cost.measure(prepared, repeats=repeats, inner=5), prepared.decoder.gamma
     shares = np.array([passes.draft_ms] * gamma + [passes.verify_ms])
     shares, kinds = shares / shares.sum(), ["draft"] * gamma + ["target"]
-    return spans + _after(spans[-1], [list(zip(kinds, (taken * shares).tolist(), strict=True)) for taken in runs[1:]])
+    return spans + _after(spans[-1], [list(zip(kinds, (ms * shares).tolist(), strict=True)) for ms in runs[1:]])
 
 
 def _after(last: Span, rounds: Sequence[Sequence[tuple[str, float]]]) -> list[Span]:

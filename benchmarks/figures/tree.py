@@ -41,8 +41,8 @@ def tree_diagram(
     reached = {(): 1.0}
     for node in nodes[1:]:
         count = len(children[node[:-1]])
-        own = 0.5 if acceptance is None else float(np.asarray(acceptance)[count - 1][node[-1]])
-        reached[node] = own if acceptance is None else reached[node[:-1]] * own
+        chance = 0.5 if acceptance is None else float(np.asarray(acceptance)[count - 1][node[-1]])
+        reached[node] = chance if acceptance is None else reached[node[:-1]] * chance
     deepest = max(map(len, nodes))
     figure, axes = canvas(max(4.0, 0.32 * leaves + 1.5), 0.8 * deepest + 1.6)
     from matplotlib.collections import LineCollection

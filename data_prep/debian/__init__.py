@@ -26,15 +26,15 @@ def prepare(
     if lists is None:
         lists = data / "lists"
         index.fetch(lists)
-    made = examples.build(lists, data) | edits.build(data)
+    counts = examples.build(lists, data) | edits.build(data)
     if releases:
         index.fetch(data / "releases", releases=releases)
-        made |= examples.build_releases(lists, data / "releases", data)
+        counts |= examples.build_releases(lists, data / "releases", data)
     if wider:
         if missing := catalogues.fetch(data / "packages"):
             log(f"{len(missing)} packages were not to be had (`apt-get update` first?): {', '.join(missing)}")
-        made |= catalogues.build(data / "packages", data)
-    for file, rows in made.items():
+        counts |= catalogues.build(data / "packages", data)
+    for file, rows in counts.items():
         log(f"{data / file}: {rows:,} rows")
     folders = [data / name for name in TOKENIZERS]
     if all((folder / "tokenizer.json").is_file() for folder in folders):

@@ -84,8 +84,8 @@ def fetch(packages_dir: str | Path, packages: Sequence[str] = PACKAGES, timeout:
     folder = Path(packages_dir)
     folder.mkdir(parents=True, exist_ok=True)
     shown = subprocess.run(["apt-cache", "show", *packages], capture_output=True, text=True, check=False).stdout
-    known = set(re.findall(r"^Package: (\S+)$", shown, re.MULTILINE))
-    wanted = [name for name in packages if name in known and not any(folder.glob(f"{name}_*.deb"))]
+    available = set(re.findall(r"^Package: (\S+)$", shown, re.MULTILINE))
+    wanted = [name for name in packages if name in available and not any(folder.glob(f"{name}_*.deb"))]
     if wanted:
         subprocess.run(["apt-get", "download", *wanted], cwd=folder, capture_output=True, check=False, timeout=timeout)
     return [name for name in packages if not any(folder.glob(f"{name}_*.deb"))]
@@ -121,8 +121,8 @@ def _is_prose(source: str, target: str) -> bool:
         return False
     if _NOT_PROSE.search(source) or _NOT_PROSE.search(target):
         return False
-    words, own = source.split(), set(target.split())
-    return len(words) >= _FEWEST_WORDS and len(own.intersection(words)) <= _MOST_UNTRANSLATED * len(own)
+    words, translation = source.split(), set(target.split())
+    return len(words) >= _FEWEST_WORDS and len(translation.intersection(words)) <= _MOST_UNTRANSLATED * len(translation)
 
 
 def read_packages(folder: Path) -> Iterator[tuple[str, str, str]]:

@@ -189,11 +189,11 @@ def build_releases(lists_dir: str | Path, others_dir: str | Path, out_dir: str |
     the same text in another package.
     """
     with Progress() as progress:
-        own, own_german = (_load(lists_dir, language, progress) for language in LANGUAGES)
-        stems = heldout_stems({record.package for record in own})
+        english, german = (_load(lists_dir, language, progress) for language in LANGUAGES)
+        stems = heldout_stems({record.package for record in english})
         english, german = (
             _once([*first, *_load(others_dir, language, progress)])
-            for first, language in zip((own, own_german), LANGUAGES, strict=True)
+            for first, language in zip((english, german), LANGUAGES, strict=True)
         )
     held = {_letters(row[key]) for row in read_jsonl(Path(out_dir) / "t5.heldout.jsonl") for key in ("input", "output")}
     rows = []

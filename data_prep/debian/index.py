@@ -64,13 +64,13 @@ def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases:
 def index_files(lists_dir: str | Path, language: str) -> list[Path]:
     """Lists the description indices of one language in a directory, by name."""
     pattern = f"*i18n_Translation-{language}"
-    found = sorted([*Path(lists_dir).glob(pattern), *Path(lists_dir).glob(pattern + ".lz4")])
-    if not found:
+    files = sorted([*Path(lists_dir).glob(pattern), *Path(lists_dir).glob(pattern + ".lz4")])
+    if not files:
         raise FileNotFoundError(
             f"no {pattern}[.lz4] in {lists_dir}. Call fetch({str(lists_dir)!r}); if that brought nothing, "
             "check that the sources in /etc/apt name a reachable Debian or Ubuntu mirror with translations."
         )
-    return found
+    return files
 
 
 def read_records(path: str | Path) -> Iterator[Record]:

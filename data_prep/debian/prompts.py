@@ -78,7 +78,7 @@ def _pair(row: Row) -> Row:
 
 
 def _is_body_text(row: Row) -> bool:
-    """Whether the English side is a running paragraph; synopses have no full stop, by Debian's custom."""
+    """Tells whether the English side is a running paragraph; synopses have no full stop, by Debian's custom."""
     text = row["input"].removeprefix(TRANSLATE)
     return len(text) in _TRANSLATION_CHARS and text[-1] in ".!?" and "* " not in text
 

@@ -1,5 +1,4 @@
-"""Whether the text of an inexact rule keeps a bound, from the exact distributions of its tokens and of plain
-sampling's."""
+"""The bound of an inexact rule's text, by the exact distributions of its tokens and of plain sampling's."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from jaxspec.testing.tables import SequenceDistribution
 def excess(
     distribution: SequenceDistribution, plain: SequenceDistribution, bound: Callable[[Array], Array], vocab: int
 ) -> float:
-    """The most by which the probability of any beginning of a text exceeds what a bound allows; 0 or less: none does.
+    """Computes the most by which the probability of a beginning of a text exceeds a bound; 0 or less: none does.
 
     A bound says, of the target's distribution, how probable each token may be given what precedes it. Probabilities
     of what precedes are those of `distribution`: a beginning that is rare cannot exceed by much.
@@ -31,19 +30,19 @@ def excess(
         >>> excess({(0,): 0.9, (1,): 0.1}, plain, lambda log_p: 1.5 * jnp.exp(log_p), vocab=2)
         0.15
     """
-    ours, theirs = _followers(distribution, vocab), _followers(plain, vocab)
+    followers, plain_followers = _followers(distribution, vocab), _followers(plain, vocab)
     most = -np.inf
-    for before, mass in ours.items():
-        p = theirs[before]
+    for before, mass in followers.items():
+        p = plain_followers[before]
         allowed = np.asarray(bound(jnp.log(jnp.asarray(p / p.sum(), jnp.float32))), np.float64)
         most = max(most, float((mass - mass.sum() * allowed).max()))
     return round(most, 12)
 
 
 def _followers(distribution: SequenceDistribution, vocab: int) -> dict[tuple[int, ...], Float[np.ndarray, " V"]]:
-    """The probability of each beginning of a text and each token after it."""
-    found: dict[tuple[int, ...], Float[np.ndarray, " V"]] = {}
+    """Returns the probability of each beginning of a text with each token after it."""
+    followers: dict[tuple[int, ...], Float[np.ndarray, " V"]] = {}
     for tokens, probability in distribution.items():
         for at, token in enumerate(tokens):
-            found.setdefault(tokens[:at], np.zeros(vocab))[token] += probability
-    return found
+            followers.setdefault(tokens[:at], np.zeros(vocab))[token] += probability
+    return followers

@@ -1,9 +1,9 @@
-"""The exact distribution of what a decoder emits, by enumeration of everything it can draw.
+"""The exact distribution of the tokens that a decoder emits, by enumeration of everything it can draw.
 
 The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that the functions of
-`jaxspec.core.noise` return what a script holds and write down what they were asked for (`script`). Round after round,
-each text that was committed so far is a row with a weight, and all that a round can lead to from it is enumerated
-(`outcomes`): what nothing depends on is left open, which makes trees feasible.
+`jaxspec.core.noise` return the entries of a script and record the draws (`script`). Round after round, each text that
+was committed so far is a row with a weight, and all outcomes of a round from it are enumerated (`outcomes`): draws that
+nothing depends on are left open, which makes trees feasible.
 
 Nothing here knows what a draft is. So drafters that draw nothing, rules that take several things from one uniform,
 drafts of varying length, trees, and draws inside of scans, loops and conds are no special cases. But a decoder must
@@ -46,21 +46,20 @@ def certify(
     sampling_params: Any = None,
     **options: Any,
 ) -> float:
-    """How far a decoder's tokens are from plain sampling's: the total variation of the two exact distributions.
+    """Computes the total variation of the exact distributions of a decoder's tokens and of plain sampling's.
 
     0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means
     that some event, such as "the second token is 5", has a probability that is off by 0.01.
 
     It speaks of these parameters, of a row by itself, and of float32, so certify more than one pair. Draws that share a
-    key are refused; that draws with different keys are independent is taken for granted, and that nothing else in the
-    decoder depends on keys is tried with other keys, not proved. `outcomes` says what is tried, not proved, where a
-    round makes many draws.
+    key are refused; draws with different keys are assumed to be independent. That nothing else in the decoder depends
+    on keys is tried with other keys, not proved; nor is all proved where a round makes many draws (`outcomes`).
 
     Args:
         target: a model with few tokens, such as `table_model(key, vocab=3)`.
         drafter, rule, gamma, eos_ids, policy: as in `generate`; no end token by default. What a policy remembers is
             part of every path (`decoder_distribution(merge=False)`), so keep `steps` small.
-        steps: how many tokens the distributions are over.
+        steps: the number of tokens that the distributions are over.
         prompt: one row; by default the token 0.
         sampler, sampling_params: in place of the sampling options: your own sampler, and its parameters for one row.
         **options: sampling options, as `generate` has them; temperature 1 by default.
@@ -75,14 +74,14 @@ def certify(
         True
     """
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
-    given: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
+    settings: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
     method: dict[str, Any] = dict(drafter=drafter, rule=rule, gamma=gamma, policy=policy, eos_ids=eos_ids)
-    prepared = prepare(target, prompt, **method, **given)
+    prepared = prepare(target, prompt, **method, **settings)
     return certify_prepared(prepared if sampler is None else with_sampler(prepared, sampler, sampling_params), steps)
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:
-    """How far the first `steps` tokens of a generation's one row are from plain sampling's: see `certify`.
+    """Certifies the first `steps` tokens of a generation's one row, as `certify` does.
 
     Raises:
         ValueError, FloatingPointError, RuntimeError: see `decoder_distribution`.
@@ -98,7 +97,7 @@ def certify_prepared(prepared: Prepared, steps: int) -> float:
 def with_sampler(
     prepared: Prepared, sampler: Sampler, sampling_params: Any, draft_sampling_params: Any = None
 ) -> Prepared:
-    """The same generation with a sampler of your own.
+    """Returns the same generation with a sampler of your own.
 
     Args:
         prepared: of `prepare`.
@@ -119,7 +118,7 @@ def with_sampler(
 
 
 def total_variation(first: SequenceDistribution, second: SequenceDistribution) -> float:
-    """Half the sum of the absolute differences: the most by which the probability of any event differs.
+    """Computes half the sum of the absolute differences: the most by which the probability of any event differs.
 
     >>> total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 0.75, (2,): 0.25})
     0.5
@@ -130,7 +129,7 @@ def total_variation(first: SequenceDistribution, second: SequenceDistribution) -
 def decoder_distribution(
     prepared: Prepared, *, steps: int, limit: int | None = None, merge: bool = True
 ) -> SequenceDistribution:
-    """The exact distribution of the first `steps` tokens that a decoder emits; the top of this file has the method.
+    """Enumerates the exact distribution of the first `steps` tokens of a decoder; the top of this file has the method.
 
     Args:
         prepared: of `prepare`, with one row; its `decoder` may be your own (`prepared._replace(decoder=...)`). Its key
@@ -139,9 +138,9 @@ def decoder_distribution(
         limit: the limit on new tokens that the decoder is given. By default so many that no draft is cut short by it
             before the last of the `steps` is there; `steps` itself proves the cut drafts exact, too.
         merge: whether paths with the same committed tokens are merged after each round, which keeps them
-            fewer than the sequences. It takes for granted that what else a state holds (garbage after the
-            lengths, a drafter's memory of past rounds) does not change the distribution. Without, nothing is taken for
-            granted: only paths with the same state are merged.
+            fewer than the sequences. It assumes that the rest of a state (garbage after the lengths, a drafter's memory
+            of past rounds) does not change the distribution. Without, nothing is assumed: only paths with the same
+            state are merged.
 
     Returns:
         The probability of each sequence that has one.
@@ -185,13 +184,13 @@ def decoder_distribution(
 
 
 def _committed(rows: State, steps: int) -> list[np.ndarray]:
-    """The first new tokens of each row, and whether it goes on."""
+    """Returns the first new tokens of each row, and whether it goes on."""
     enough = rows.length - rows.start >= steps
     return [new_tokens(rows)[:, :steps], *map(np.asarray, (np.logical_or(rows.done, enough), rows.failed))]
 
 
 def _everything(rows: State, steps: int) -> list[np.ndarray]:
-    """All that a row's future depends on."""
+    """Returns everything that a row's future depends on."""
     live = ~_committed(rows, steps)[1]
 
     def of_live(leaf: np.ndarray) -> np.ndarray:
@@ -201,16 +200,16 @@ def _everything(rows: State, steps: int) -> list[np.ndarray]:
 
 
 def _merge(rows: State, weight: Weight, used: Used, watch: Any) -> tuple[State, Weight, Used]:
-    """One of the rows that are the same to `watch`, with the weight and the used keys of all of them."""
+    """Merges rows that are the same to `watch`: one of them stays, with the weight and the used keys of all."""
     flat = [np.ascontiguousarray(leaf).reshape(len(weight), -1) for leaf in watch(rows) if leaf.size]
-    each = np.concatenate([leaf.view(np.uint8).reshape(len(weight), -1) for leaf in flat], axis=1)
-    _, first, which = np.unique(each, axis=0, return_index=True, return_inverse=True)
+    row_bytes = np.concatenate([leaf.view(np.uint8).reshape(len(weight), -1) for leaf in flat], axis=1)
+    _, first, which = np.unique(row_bytes, axis=0, return_index=True, return_inverse=True)
     which = which.reshape(-1)
     return take(rows, first), np.bincount(which, weights=weight), merged(used, which)
 
 
 def _retire(rows: State, weight: Weight, steps: int) -> tuple[np.ndarray, SequenceDistribution]:
-    """Which rows go on, and the sequences of those that do not."""
+    """Returns which rows go on, and the sequences of those that do not."""
     if rows.failed.any():
         raise FloatingPointError("the target's logits are not finite, on a path of nonzero probability")
     tokens, over, _ = _committed(rows, steps)

@@ -1,8 +1,8 @@
-"""Whether the draws on a path are independent of each other, as their enumeration takes for granted.
+"""The independence of the draws on a path, which their enumeration assumes.
 
-They are if no two of those that matter have the same key, be it in one call or in two. Where a verdict depends on draft
-tokens after the accepted ones, as under `rules.block`, a later round that drafts tokens with their noise again is
-biased indeed.
+They are independent if no two of those that matter have the same key, be it in one call or in two. Where a verdict
+depends on draft tokens after the accepted ones, as under `rules.block`, a later round that drafts tokens with their
+noise again is biased indeed.
 
 A decoder that shares noise on purpose (`rules.coupled` with a drafter that is coupled, too) needs another proof: if
 every token that is committed is the outcome of a draw with the TOKEN noise of its position, from a distribution that
@@ -28,20 +28,20 @@ from jaxspec.testing.script import row_keys
 from jaxspec.testing.tables import SequenceDistribution
 from jaxspec.testing.tape import CALL
 
-Used = np.ndarray  # [N], of each path the keys that it has used: {key: the place in the code that drew with it}
-Distributions = dict[tuple[int, ...], list[np.ndarray]]  # after each prefix, what its next token may be a draw from
+Used = np.ndarray  # [N], the keys that each path has used: {key: the place in the code that drew with it}
+Distributions = dict[tuple[int, ...], list[np.ndarray]]  # that the token after each prefix may be a draw from
 
 
 def nothing_used(count: int) -> Used:
-    """Of as many paths."""
+    """Returns the used keys of paths that have used none."""
     return np.array([{} for _ in range(count)], object)
 
 
 class Draws:
-    """What the draws of an enumeration have in common, call after call.
+    """The noise that draws of an enumeration share, call after call.
 
     Args:
-        steps: how many tokens of a text are looked at.
+        steps: the number of tokens of a text that are looked at.
     """
 
     def __init__(self, steps: int) -> None:
@@ -55,11 +55,11 @@ class Draws:
 
         Args:
             sites: the places in the code that draw.
-            ends: what it led to.
-            used: of each row that it began with, the keys that were used.
+            ends: its outcomes.
+            used: the used keys of each row that it began with.
 
         Returns:
-            Of each path the keys that are used now.
+            The used keys of each path after it.
 
         Raises:
             ValueError: draws share a key, and not every token is plain sampling's.
@@ -77,8 +77,7 @@ class Draws:
         return used
 
     def distribution(self, enumerated: SequenceDistribution) -> SequenceDistribution:
-        """The distribution of the sequences that were found: as enumerated, if draws were independent, or plain
-        sampling's."""
+        """Returns the distribution of the sequences: as enumerated, if draws were independent, or plain sampling's."""
         if self._shared is None:
             return enumerated
         after = self._distributions
@@ -101,28 +100,30 @@ class Draws:
         return now
 
     def _are_plain(self, ends: Ends) -> bool:
-        """Whether every token that a call committed is a draw from one of its prefix's distributions; leaves only those
-        that fit."""
+        """Tells whether every token that a call committed is a draw from a distribution of its prefix.
+
+        Of the distributions of a prefix only those stay that fit all of its draws.
+        """
         count, capacity = ends.state.tokens.shape
         position, start = jnp.arange(capacity, dtype=jnp.int32), ends.state.start
         at = noise.at(row_keys(jnp.zeros(capacity, jnp.int32)), position, noise.Purpose.TOKEN)
-        own = _numbers(np.asarray(jax.random.key_data(at)))
+        token_keys = _numbers(np.asarray(jax.random.key_data(at)))
         probs, token = normalised(ends.drawn.log_probs), ~is_uniform(ends.drawn.number)
         for path in range(count):
             row, fixed, drawn = ends.state.tokens[path], ends.fixed[path], take(ends.drawn, path)
             for at_end in range(ends.before[path], min(ends.state.length[path], start[path] + self._steps)):
-                right = fixed & token[path] & (drawn.key == own[at_end]) & (drawn.value == row[at_end])
+                right = fixed & token[path] & (drawn.key == token_keys[at_end]) & (drawn.value == row[at_end])
                 prefix = tuple(row[start[path] : at_end].tolist())
-                found = [probs[path, index] for index in np.flatnonzero(right)]
-                known = self._distributions.get(prefix, found)
-                self._distributions[prefix] = [x for x in known if any(np.abs(x - y).max() < SAME for y in found)]
+                matching = [probs[path, index] for index in np.flatnonzero(right)]
+                fitting = self._distributions.get(prefix, matching)
+                self._distributions[prefix] = [x for x in fitting if any(np.abs(x - y).max() < SAME for y in matching)]
                 if not self._distributions[prefix]:
                     return False
         return True
 
 
 def merged(used: Used, which: Int[np.ndarray, " N"]) -> Used:
-    """What any of the paths has used that are merged into one; `which` one, for each path."""
+    """Joins the used keys of paths that are merged; `which` has the merged one of each path."""
     together = nothing_used(which.max(initial=-1) + 1)
     for group, keys in zip(which, used, strict=True):
         together[group] = together[group] | keys
@@ -130,5 +131,5 @@ def merged(used: Used, which: Int[np.ndarray, " N"]) -> Used:
 
 
 def _numbers(keys: Int[np.ndarray, "N 2"]) -> UInt64[np.ndarray, " N"]:
-    """Data of keys, each as one number."""
+    """Returns the data of keys, each as one number."""
     return (keys[:, 0].astype(np.uint64) << np.uint64(32)) | keys[:, 1].astype(np.uint64)

@@ -1,4 +1,4 @@
-"""All that one call of a decoder can lead to, by splitting what it draws until nothing is open that matters.
+"""The outcomes of one call of a decoder, by splitting its draws until no open one matters.
 
 A *path* fixes some of a row's draws: a token has one value, a uniform lies in an interval. The others are open. A path
 is finished when the call does the same in all completions of it that are tried:
@@ -57,13 +57,13 @@ Weight = Float[np.ndarray, " N"]
 
 
 class Ends(NamedTuple):
-    """What a call leads to.
+    """The outcomes of a call.
 
     Attributes:
         state: after the call, its keys taken out.
         weight: the probability of each path.
         source: the row that it began with.
-        before: how long that row was; for a call that makes rows, where their new tokens begin.
+        before: the length of that row; for a call that makes rows, where their new tokens begin.
         drawn: the draws of each path.
         fixed: those that the path fixes, on which the outcome depends.
     """
@@ -81,9 +81,9 @@ class Outcomes:
 
     Args:
         program: see `script.Program`.
-        shared: what the rows have in common.
+        shared: arguments that all rows have in common.
         rows: a tree of numpy arrays, rows first.
-        watch: of the state after the call, what tells paths apart; by default everything.
+        watch: the part of the state after the call that tells paths apart; by default everything.
     """
 
     def __init__(self, program: Program, shared: Any, rows: Any, watch: Watch = jax.tree.leaves):
@@ -93,7 +93,7 @@ class Outcomes:
         self.runs = Runs(program, shared, rows, watch, chunk)
 
     def enumerate(self, weight: Weight) -> Ends:
-        """Everything that the call leads to from rows of the given weights.
+        """Enumerates the outcomes of the call from rows of the given weights.
 
         Raises:
             ValueError: the result depends on the keys otherwise than by scripted draws, or a draw not on the row's key.
@@ -107,23 +107,29 @@ class Outcomes:
                 continue
 
     def _finished(self, count: int) -> tuple[Paths, Int[np.ndarray, " N"]]:
-        """Paths that are finished, and a completion of each."""
+        """Splits paths until all are finished, and returns them with a completion of each."""
         paths, turn, ready, stuck = fresh(count), 0, [], 0
         while len(paths.source):
             turn += TURNS
-            some, paths = take(paths, slice(-AT_ONCE, None)), take(paths, slice(None, -AT_ONCE))
-            some, finished, contexts = self._look(some, turn)
-            ready.append((take(some, finished), np.full(finished.sum(), turn)))
-            children = split(self.runs, take(some, ~finished), contexts)
-            stuck = stuck + 1 if len(children.source) == len(some.source) and not finished.any() else 0
+            last, paths = take(paths, slice(-AT_ONCE, None)), take(paths, slice(None, -AT_ONCE))
+            last, finished, contexts = self._look(last, turn)
+            ready.append((take(last, finished), np.full(finished.sum(), turn)))
+            children = split(self.runs, take(last, ~finished), contexts)
+            stuck = stuck + 1 if len(children.source) == len(last.source) and not finished.any() else 0
             if stuck > PATIENCE:
                 raise RuntimeError("the outcome of a call changes with its draws, but not with any one of them")
             paths = joined([paths, children])
         return joined([part for part, _ in ready]), np.concatenate([turns for _, turns in ready])
 
     def _look(self, paths: Paths, turn: int) -> tuple[Paths, Bool[np.ndarray, " N"], Contexts]:
-        """The paths that are possible, which are finished, and completions of each of which two differ, if not."""
+        """Tries completions of each path.
+
+        Returns:
+            The paths that are possible; which of them are finished; and three completions of each unfinished one, of
+            which the first two differ.
+        """
         count = len(paths.source)
+        # A few completions of each path first: LOOKS rows for each of N paths.
         path, row = np.arange(count).repeat(LOOKS), np.arange(count * LOOKS)
         turns, no = np.tile(turn + np.arange(LOOKS), count), np.zeros(count * LOOKS, bool)
         seen = self.runs.look(take(paths, path), turns, no)
@@ -132,10 +138,11 @@ class Outcomes:
         finished = np.logical_not(np.any(other, axis=1))
         differs = np.arange(count) * LOOKS + np.where(finished, 1, other.argmax(axis=1))
         total = seen.drawn.total.reshape(count, LOOKS).max(axis=1)
-        some = np.clip(ALL_TRIED * share, LEAST, MOST).astype(np.int64)
-        each = np.where(finished, np.where(total <= EVERY, total, some), 0)
-        path = np.arange(count).repeat(each)
-        number = np.arange(len(path)) - (np.cumsum(each) - each)[path]
+        # Paths whose completions all did the same get more: every one, or the more, the likelier the path is.
+        sample = np.clip(ALL_TRIED * share, LEAST, MOST).astype(np.int64)
+        tries = np.where(finished, np.where(total <= EVERY, total, sample), 0)
+        path = np.arange(count).repeat(tries)
+        number = np.arange(len(path)) - (np.cumsum(tries) - tries)[path]  # of a completion among its path's
         every = (total <= EVERY)[path]
         looks = Contexts(turns, no, seen)
         if len(path):
@@ -151,10 +158,10 @@ class Outcomes:
         return take(paths, possible), finished[possible], unfinished
 
     def _ends(self, paths: Paths, turn: np.ndarray, weight: Weight) -> Ends:
-        """Where the paths end, which is to be the same with any keys: few paths are tried with many."""
+        """Runs each path to its outcome, with other keys too: the outcome must be the same with any."""
         count, chunk = len(paths.source), self.runs.chunk
         order = np.argsort(paths.source, kind="stable")
-        order = order[np.arange(max(count, chunk)) % count]
+        order = order[np.arange(max(count, chunk)) % count]  # few paths are tried with many keys
         paths, turn = take((paths, turn), order)
         no = np.zeros(len(turn), bool)
         state, drawn = self.runs.states(paths, turn, no)
@@ -168,28 +175,28 @@ class Outcomes:
                 "Draw tokens by noise.categorical (with `drawn`, if the noise is there already), and numbers by "
                 "noise.uniform"
             )
-        made = matches(paths, drawn.key, drawn.number).any(axis=2)
-        for row, draw in np.argwhere(made & (drawn.key == again.key))[:1]:
+        is_fixed = matches(paths, drawn.key, drawn.number).any(axis=2)
+        for row, draw in np.argwhere(is_fixed & (drawn.key == again.key))[:1]:
             where = self.runs.program.sites[drawn.site[row, draw]]
             raise ValueError(f"{where} has the same key in every row: make it of the row's keys, by noise.at")
-        state, drawn, made, paths = take((state, drawn, made, paths), slice(0, count))
+        state, drawn, is_fixed, paths = take((state, drawn, is_fixed, paths), slice(0, count))
         share = shares(paths, drawn)
         if np.abs(np.bincount(paths.source, share, len(weight)) - 1).max() > 1e-5:
             raise RuntimeError("what a draw is made from depends on another one in a way that was not found")
         rows = self.runs.rows
         before = rows.length[paths.source] if isinstance(rows, State) else state.start
-        return Ends(state, weight[paths.source] * share, paths.source, np.asarray(before), drawn, made)
+        return Ends(state, weight[paths.source] * share, paths.source, np.asarray(before), drawn, is_fixed)
 
 
 def shares(paths: Paths, drawn: Drawn) -> Weight:
-    """The probability of each path, given the row that it began with."""
-    found = matches(drawn, paths.key, paths.number)
-    log_probs = np.take_along_axis(drawn.log_probs, found.argmax(axis=2)[:, :, None], axis=1)
+    """Computes the probability of each path, given the row that it began with."""
+    entries = matches(drawn, paths.key, paths.number)
+    log_probs = np.take_along_axis(drawn.log_probs, entries.argmax(axis=2)[:, :, None], axis=1)
     uniform = is_uniform(paths.number)
     value = np.where(uniform, 0, paths.low)
-    token = np.take_along_axis(normalised(log_probs), value[:, :, None], axis=2)[:, :, 0] * found.any(axis=2)
-    each = np.where(uniform, (paths.high - paths.low) / UNIFORMS, token)
-    return np.where(paths.number == -1, 1.0, each).prod(axis=1)
+    token = np.take_along_axis(normalised(log_probs), value[:, :, None], axis=2)[:, :, 0] * entries.any(axis=2)
+    shares_of_draws = np.where(uniform, (paths.high - paths.low) / UNIFORMS, token)
+    return np.where(paths.number == -1, 1.0, shares_of_draws).prod(axis=1)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -198,7 +205,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def new_tokens(rows: State) -> Int[np.ndarray, "N S"]:
-    """The new tokens of each row from column 0, and -1 after them."""
+    """Returns the new tokens of each row from column 0, and -1 after them."""
     slot = np.arange(rows.tokens.shape[1])[None, :]
     new = np.take_along_axis(np.asarray(rows.tokens), (slot + rows.start[:, None]) % slot.size, axis=1)
     return np.where(slot < (rows.length - rows.start)[:, None], new, -1)

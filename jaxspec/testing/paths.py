@@ -1,4 +1,4 @@
-"""Paths, which fix some of a row's draws, and running them: what a call does and what it draws, in numpy.
+"""Paths, which fix draws of a row, and running them: what a call does and what it draws, in NumPy.
 
 N is a number of paths, M one of rows that are run, S of draws that a path fixes, E of draws that a row makes, W and F
 are widths of what is compared.
@@ -23,7 +23,7 @@ Watch = Callable[[Any], list[np.ndarray]]  # of a state, what tells paths apart:
 
 
 class Paths(NamedTuple):
-    """Which draws are fixed, and how; `tape.Script` has the meaning of the entries.
+    """The draws that paths fix, and their values; `tape.Script` has the meaning of the entries.
 
     Attributes:
         source: the row that each path continues.
@@ -49,46 +49,46 @@ class Drawn(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What rows have done, to be compared.
+    """The watched state of rows after a call, to be compared.
 
     Attributes:
-        whole: what is watched and exact.
-        real: what is watched and rounded, and the distribution of each draw that the path fixes.
+        exact: its integers.
+        real: its floats, which are rounded, and the distribution of each draw that the path fixes.
         drawn: their draws.
     """
 
-    whole: Int[np.ndarray, "M W"]
+    exact: Int[np.ndarray, "M W"]
     real: Float[np.ndarray, "M F"]
     drawn: Drawn
 
 
 def take(tree: Any, index: Any) -> Any:
-    """Some rows of every array."""
+    """Takes rows of every array of a tree."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def fresh(count: int) -> Paths:
-    """One path from each row, with all its draws open."""
+    """Makes one path from each row, with all its draws open."""
     none = np.zeros((count, 0), np.int32)
     return Paths(np.arange(count), none.astype(np.uint64), none, none, none)
 
 
 def joined(parts: list[Paths]) -> Paths:
-    """All paths of some."""
+    """Concatenates paths."""
     most = max(part.number.shape[1] for part in parts)
 
     def together(name: str) -> np.ndarray:
         fill = NONE if name == "number" else 0
-        each = [getattr(part, name) for part in parts]
-        return np.concatenate([np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in each])
+        entries = [getattr(part, name) for part in parts]  # padded to as many draws as any path fixes
+        return np.concatenate([np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in entries])
 
     return Paths(np.concatenate([part.source for part in parts]), *map(together, Paths._fields[1:]))
 
 
 def fixing(paths: Paths, key: np.ndarray, number: np.ndarray, low: np.ndarray, high: np.ndarray) -> Paths:
-    """Each path with one more draw fixed, or with a smaller interval for a uniform."""
-    known = matches(paths, key[:, None], number[:, None])[:, 0]
-    old = paths.key, np.where(known, NONE, paths.number), paths.low, paths.high
+    """Fixes one more draw of each path, or makes the interval of a uniform smaller."""
+    is_fixed = matches(paths, key[:, None], number[:, None])[:, 0]
+    old = paths.key, np.where(is_fixed, NONE, paths.number), paths.low, paths.high
     pairs = zip(old, (key, number, low, high), strict=True)
     key, number, low, high = (np.column_stack(pair) for pair in pairs)
     order = np.argsort(number == NONE, axis=1, kind="stable")  # no path grows by what others fix
@@ -97,14 +97,14 @@ def fixing(paths: Paths, key: np.ndarray, number: np.ndarray, low: np.ndarray, h
 
 
 def is_uniform(number: Int[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    """Whether draws with these numbers are uniforms; see `tape.Record`."""
+    """Tells which numbers are those of uniforms; see `tape.Record`."""
     return np.asarray(number % 2 == 1)
 
 
 def matches(
     having: Paths | Drawn, key: UInt64[np.ndarray, "M K"], number: Int[np.ndarray, "M K"]
 ) -> Bool[np.ndarray, "M K S"]:
-    """Which of a path's entries, or of a row's draws, have a key and a number."""
+    """Finds the entries of a path, or the draws of a row, that have a key and a number."""
     same = having.key[:, None, :] == key[:, :, None]
     return np.logical_and(same, having.number[:, None, :] == number[:, :, None]) & (number[:, :, None] != NONE)
 
@@ -112,15 +112,15 @@ def matches(
 def distributions(
     drawn: Drawn, key: UInt64[np.ndarray, "M K"], number: Int[np.ndarray, "M K"]
 ) -> Float[np.ndarray, "M K V"]:
-    """What the given draws were made from: probabilities, -2 for NaN; 0 for a uniform, -1 where there is none."""
-    found = matches(drawn, key, number)
-    log_probs = np.take_along_axis(drawn.log_probs, found.argmax(axis=2)[:, :, None], axis=1)
+    """Returns the distributions of draws: probabilities, -2 for NaN; 0 for a uniform, -1 for a missing draw."""
+    entries = matches(drawn, key, number)
+    log_probs = np.take_along_axis(drawn.log_probs, entries.argmax(axis=2)[:, :, None], axis=1)
     probs = np.where(is_uniform(number)[:, :, None], 0.0, np.nan_to_num(normalised(log_probs), nan=-2.0))
-    return np.where(np.any(found, axis=2, keepdims=True), probs, -1.0)
+    return np.where(np.any(entries, axis=2, keepdims=True), probs, -1.0)
 
 
 def normalised(log_probs: Float[np.ndarray, "*shape V"]) -> Float[np.ndarray, "*shape V"]:
-    """The distribution that `noise.categorical` draws from, in float64; token 0 if no token has a probability.
+    """Returns the distribution that `noise.categorical` draws from, in float64; token 0 if no token has a probability.
 
     >>> normalised(np.array([[-np.inf, 1.0], [-np.inf, -np.inf]])).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
@@ -133,16 +133,20 @@ def normalised(log_probs: Float[np.ndarray, "*shape V"]) -> Float[np.ndarray, "*
 
 
 def differ(
-    one: Look, first: np.ndarray, other: Look, second: np.ndarray, impossible: Bool[np.ndarray, " K"] | bool = False
+    first: Look,
+    first_rows: np.ndarray,
+    second: Look,
+    second_rows: np.ndarray,
+    impossible: Bool[np.ndarray, " K"] | bool = False,
 ) -> Bool[np.ndarray, " K"]:
-    """Which rows `first` of a look have done something else than the rows `second` of another one.
+    """Tells which rows of a look have another state than as many rows of a second one.
 
     Of the `impossible` ones, whose fixed draws have probability 0, only these probabilities are of interest.
     """
-    a, b = one.real[first], other.real[second]
+    a, b = first.real[first_rows], second.real[second_rows]
     apart = np.any(np.abs(a - b) > SAME * (1 + np.abs(a)), axis=1)
-    whole = np.any(one.whole[first] != other.whole[second], axis=1)
-    return np.logical_or(apart, np.logical_and(whole, np.logical_not(impossible)))
+    unequal = np.any(first.exact[first_rows] != second.exact[second_rows], axis=1)
+    return np.logical_or(apart, np.logical_and(unequal, np.logical_not(impossible)))
 
 
 class Runs:
@@ -150,9 +154,9 @@ class Runs:
 
     Args:
         program: see `script.Program`.
-        shared: what the rows have in common.
+        shared: arguments that all rows have in common.
         rows: a tree of numpy arrays, rows first.
-        watch: of the state after a call, what tells paths apart.
+        watch: the part of the state after a call that tells paths apart.
         chunk: rows of one run.
     """
 
@@ -160,16 +164,16 @@ class Runs:
         self.program, self.shared, self.rows, self.watch, self.chunk = program, shared, rows, watch, chunk
 
     def look(self, paths: Paths, turn: np.ndarray, every: np.ndarray, fixed: Paths | None = None) -> Look:
-        """What each path does in a completion; `fixed`: whose draws' distributions are compared, if not its own."""
+        """Runs completions of paths for their watched state; `fixed`: paths whose draws are compared in its place."""
         watched, drawn = self._run(paths, turn, every, self.watch)
         flat = [np.asarray(leaf).reshape(len(turn), -1) for leaf in watched]
-        whole = [leaf.astype(np.int64) for leaf in flat if leaf.dtype.kind != "f"]
+        exact = [leaf.astype(np.int64) for leaf in flat if leaf.dtype.kind != "f"]
         real = [np.nan_to_num(leaf.astype(np.float64), nan=-1e30) for leaf in flat if leaf.dtype.kind == "f"]
         fixed = paths if fixed is None else fixed
         made_from = distributions(drawn, fixed.key, fixed.number)
         nothing = np.zeros((len(turn), 0))
         real = np.concatenate([nothing, *real, made_from.reshape(len(turn), -1)], axis=1)
-        return Look(np.concatenate([nothing.astype(np.int64), *whole], axis=1), real, drawn)
+        return Look(np.concatenate([nothing.astype(np.int64), *exact], axis=1), real, drawn)
 
     def states(
         self,
@@ -179,11 +183,11 @@ class Runs:
         which: Int[np.ndarray, " M"] | None = None,
         played: Int[np.ndarray, "M E"] | None = None,
     ) -> tuple[Any, Drawn]:
-        """The state that each path leads to, with other keys (`which`) and fixed draws (`played`) if given."""
+        """Runs completions of paths to their states, with other keys (`which`) and fixed draws (`played`), if any."""
         return self._run(paths, turn, every, lambda state: state, which, played)
 
     def _run(self, paths, turn, every, pick, which=None, played=None) -> tuple[Any, Drawn]:
-        size, found = self.program.capacity, []
+        size, results = self.program.capacity, []
         which = np.zeros(len(turn), np.int32) if which is None else which
         played = np.full((len(turn), size), NONE, np.int32) if played is None else played
         for first in range(0, max(len(turn), 1), self.chunk):
@@ -192,8 +196,8 @@ class Runs:
             script = _script(take(paths, part), turn[part], every[part], played[part])
             state, record = self.program.run(which[part], self.shared, take(self.rows, paths.source[part]), script)
             out = pick(jax.tree.map(np.asarray, state)), _drawn(jax.tree.map(np.asarray, record))
-            found.append(take(out, slice(0, real)))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
+            results.append(take(out, slice(0, real)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 
 def _script(paths: Paths, turn: np.ndarray, every: np.ndarray, played: np.ndarray) -> Script:
@@ -208,6 +212,6 @@ def _script(paths: Paths, turn: np.ndarray, every: np.ndarray, played: np.ndarra
 
 def _drawn(record: Any) -> Drawn:
     key = (record.key[..., 0].astype(np.uint64) << np.uint64(32)) | record.key[..., 1].astype(np.uint64)
-    made = np.arange(key.shape[1])[None, :] < record.count[:, None]
-    number = np.where(made, record.number, NONE)
+    exists = np.arange(key.shape[1])[None, :] < record.count[:, None]
+    number = np.where(exists, record.number, NONE)
     return Drawn(key, number, record.value, record.log_probs, record.site, record.total)

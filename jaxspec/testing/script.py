@@ -1,4 +1,4 @@
-"""A call of a decoder with its draws scripted, compiled: what each row is to draw, and what it has drawn.
+"""A compiled call of a decoder whose draws are scripted, and recorded.
 
 Axis letters as in `jaxspec.core`; E is the most draws that a row can write down, which is the size of a script, too.
 """
@@ -32,16 +32,16 @@ class Program:
         self._compiled = jax.jit(functools.partial(_played, call, self.sites), static_argnames="vocab")
 
     def run(self, which: Int[np.ndarray, " B"], shared: Any, rows: Any, script: Script) -> tuple[Any, Record]:
-        """One call.
+        """Runs one call.
 
         Args:
             which: the number of each row's key, see `row_keys`.
-            shared: what the rows have in common.
+            shared: arguments that all rows have in common.
             rows: a tree of arrays, rows first.
-            script: what they draw.
+            script: their draws.
 
         Returns:
-            The state after the call, its keys taken out, and what was drawn.
+            The state after the call, its keys taken out, and the record of the draws.
 
         Raises:
             OverflowError: a row has drawn more than E times: try again.
@@ -51,8 +51,8 @@ class Program:
             try:
                 state, record = self._compiled(which, shared, rows, script, vocab=self._vocab)
                 break
-            except Wider as found:
-                self._vocab = found.args[0]
+            except Wider as error:
+                self._vocab = error.args[0]
         if int(np.max(np.asarray(record.count))) > script.key.shape[1]:
             self.capacity = 2 * script.key.shape[1]
             raise OverflowError(f"a row draws more than {script.key.shape[1]} times in one call")
@@ -61,7 +61,7 @@ class Program:
 
 @functools.lru_cache
 def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
-    """`decoder.init`, on rows of (prompt, request without keys); `shared` are the weights."""
+    """Makes the program of `decoder.init`, on rows of (prompt, request without keys); `shared` are the weights."""
 
     def call(keys: Keys, weights: Any, rows: Any) -> Any:
         prompt, request = rows
@@ -72,7 +72,7 @@ def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
 
 @functools.lru_cache
 def step_program(decoder: Decoder, vocab: int) -> Program:
-    """`decoder.step`, on rows of State without keys; `shared` are the weights."""
+    """Makes the program of `decoder.step`, on rows of State without keys; `shared` are the weights."""
 
     def call(keys: Keys, weights: Any, rows: Any) -> Any:
         return decoder.step(weights, rows._replace(request=rows.request._replace(keys=keys)))[0]
@@ -81,7 +81,7 @@ def step_program(decoder: Decoder, vocab: int) -> Program:
 
 
 def row_keys(which: Int[Array, " B"]) -> Keys:
-    """Keys of rows by their numbers."""
+    """Makes the keys of rows from their numbers."""
     return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0, impl="threefry2x32")))(which)
 
 

@@ -1,4 +1,4 @@
-"""Which draw to split a path by, and where.
+"""Splitting paths: the choice of the draw that decides most, and of the value to split it at.
 
 Each open draw is changed by itself, in three completions of the path: a draw matters if the call then does something
 else. Uniforms come first, if the value at which the call begins to do something else is one for all completions; then
@@ -38,8 +38,8 @@ class Contexts(NamedTuple):
     """Completions in which the draws of each path are changed, C of them for each.
 
     Attributes:
-        turn, every: which completions: see `script.Script`.
-        look: what the call does in each.
+        turn, every: of the completions, as `tape.Script` has them.
+        look: the state after the call in each.
     """
 
     turn: Int[np.ndarray, " NC"]
@@ -51,19 +51,19 @@ class Changes(NamedTuple):
     """Runs in each of which one draw of one completion has another value.
 
     Attributes:
-        path: whose, 0 .. N - 1.
-        context: which completion, 0 .. N C - 1.
-        draw: which of the completion's draws.
-        known: which of the draws of the path's first completion that is; -1: none.
+        path: of the draw, 0 .. N - 1.
+        context: its completion, 0 .. N C - 1.
+        draw: its number among the completion's draws.
+        in_first: its number among the draws of the path's first completion; -1: it is not there.
         old, new: its values.
-        look: what the call did.
-        changed: whether that is something else.
+        look: the state after the call.
+        changed: whether that is another one.
     """
 
     path: Int[np.ndarray, " R"]
     context: Int[np.ndarray, " R"]
     draw: Int[np.ndarray, " R"]
-    known: Int[np.ndarray, " R"]
+    in_first: Int[np.ndarray, " R"]
     old: Int[np.ndarray, " R"]
     new: Int[np.ndarray, " R"]
     look: Look
@@ -71,7 +71,7 @@ class Changes(NamedTuple):
 
 
 def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
-    """Two or more paths for each one; the same one again where no draw was found that matters in these contexts.
+    """Splits each path into two or more; one stays where no draw was found that matters in these contexts.
 
     Raises:
         FloatingPointError: a draw from NaN matters.
@@ -97,7 +97,7 @@ def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
 
 
 def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
-    """Each open draw of each context, changed."""
+    """Changes each open draw of each context, and runs the call."""
     drawn = contexts.look.drawn
     owner = np.arange(len(drawn.number)) // WIDTH
     entry = matches(take(paths, owner), drawn.key, drawn.number)
@@ -108,6 +108,7 @@ def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
     else:
         low = high = np.zeros(drawn.number.shape, np.int32)
     low, high = np.where(fixed, low, 0), np.where(fixed, high, UNIFORMS)
+    # Another value of each draw: a uniform's farther end, a token's next one that has a probability.
     far_end = np.where(2 * drawn.value >= low + high, low, high - 1)
     vocab = drawn.log_probs.shape[2]
     following = (drawn.value[:, :, None] + np.arange(1, vocab + 1)) % vocab
@@ -118,16 +119,17 @@ def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
     context, draw = np.nonzero((other != drawn.value) & (drawn.number != NONE))
     path, old, new = owner[context], drawn.value[context, draw], other[context, draw]
     look = runs.look(*_completion(paths, contexts, context, draw, new), take(paths, path))
-    there = matches(take(drawn, path * WIDTH), *(x[context, draw][:, None] for x in (drawn.key, drawn.number)))[:, 0]
-    known = np.where(there.any(axis=1), there.argmax(axis=1), NONE)
+    key, number = drawn.key[context, draw][:, None], drawn.number[context, draw][:, None]
+    same_draw = matches(take(drawn, path * WIDTH), key, number)[:, 0]  # among the draws of the path's first context
+    in_first = np.where(same_draw.any(axis=1), same_draw.argmax(axis=1), NONE)
     changed = differ(look, np.arange(len(path)), contexts.look, context)
-    return Changes(path, context, draw, known, old, new, look, changed)
+    return Changes(path, context, draw, in_first, old, new, look, changed)
 
 
 def _completion(
     paths: Paths, contexts: Contexts, context: np.ndarray, draw: np.ndarray, value: np.ndarray
 ) -> tuple[Paths, np.ndarray, np.ndarray]:
-    """All that was drawn in a context, but for one draw: what `Runs.look` takes."""
+    """Fixes all draws of a context, one of them at another value; returns the arguments of `Runs.look`."""
     drawn, low = contexts.look.drawn, contexts.look.drawn.value[context].copy()
     low[np.arange(len(draw)), draw] = value
     script = Paths(paths.source[context // WIDTH], drawn.key[context], drawn.number[context], low, low + 1)
@@ -137,46 +139,52 @@ def _completion(
 def _roles(
     changes: Changes, base: Look, key: np.ndarray, number: np.ndarray
 ) -> tuple[Float[np.ndarray, "N E"], Bool[np.ndarray, "N E"], Float[np.ndarray, "N E"]]:
-    """Of each draw of the first contexts: how often it matters, whether what it is made from is known, and how often
-    it changes what others are made from."""
+    """Summarises the changes of each draw of the first contexts.
+
+    Returns:
+        How often it changes the state; whether its own distribution is settled, whatever the open draws are; and how
+        often it changes the distributions of other draws.
+    """
     owner = np.arange(len(base.drawn.number)) // WIDTH
     before = distributions(base.drawn, key[owner], number[owner])
     ready = np.all(~_apart(before, before[owner * WIDTH]).reshape(len(key), WIDTH, -1), axis=1)
     after = distributions(changes.look.drawn, key[changes.path], number[changes.path])
     moved = _apart(after, before[changes.context])
-    moved &= np.arange(moved.shape[1])[None, :] != changes.known[:, None]
+    moved &= np.arange(moved.shape[1])[None, :] != changes.in_first[:, None]
     np.logical_and.at(ready, changes.path, ~moved)
     matters, effect = np.zeros(key.shape), np.zeros(key.shape)
-    known = changes.known != NONE
-    np.add.at(matters, (changes.path[known], changes.known[known]), changes.changed[known])
-    np.add.at(effect, (changes.path[known], changes.known[known]), moved[known].sum(axis=1))
+    has_draw = changes.in_first != NONE
+    np.add.at(matters, (changes.path[has_draw], changes.in_first[has_draw]), changes.changed[has_draw])
+    np.add.at(effect, (changes.path[has_draw], changes.in_first[has_draw]), moved[has_draw].sum(axis=1))
     return matters, ready & (number != NONE), effect
 
 
-def _apart(one: Float[np.ndarray, "R E V"], other: Float[np.ndarray, "R E V"]) -> Bool[np.ndarray, "R E"]:
-    return np.asarray(np.any(~(np.abs(one - other) < SAME), axis=2))
+def _apart(first: Float[np.ndarray, "R E V"], second: Float[np.ndarray, "R E V"]) -> Bool[np.ndarray, "R E"]:
+    return np.asarray(np.any(~(np.abs(first - second) < SAME), axis=2))
 
 
 def _best(score: Float[np.ndarray, "N E"]) -> tuple[Int[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """The first of the largest, and whether it is more than 0."""
+    """Finds the first of the largest scores, and whether it is more than 0."""
     return score.argmax(axis=1), score.max(axis=1, initial=0) > 0
 
 
 def _turning_points(
     runs: Runs, paths: Paths, contexts: Contexts, changes: Changes, chosen: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """The smallest value of a uniform at which each path does something else, in one context; and whether so in others.
+    """Finds the smallest value of a uniform at which each path has another state, in one context; is it so in others?
 
-    chosen: which uniform, a draw of the path's first context; -1: none.
+    chosen: the uniform, a draw of the path's first context; -1: none.
     """
     point, agreed = np.zeros(len(chosen), np.int64), np.zeros(len(chosen), bool)
-    here = np.flatnonzero(changes.changed & (changes.known == chosen[changes.path]) & (changes.known != NONE))
-    if not len(here):
+    candidates = np.flatnonzero(
+        changes.changed & (changes.in_first == chosen[changes.path]) & (changes.in_first != NONE)
+    )
+    if not len(candidates):
         return point, agreed
-    path, at = np.unique(changes.path[here], return_index=True)
-    run = here[at]
+    path, at = np.unique(changes.path[candidates], return_index=True)
+    run = candidates[at]
     point[path] = _first_change(runs, paths, contexts, take(changes, run))
-    others = np.setdiff1d(here, run)
+    others = np.setdiff1d(candidates, run)
     if len(others):
         both = others.repeat(2)
         value = point[changes.path[both]] - np.tile([1, 0], len(others))
@@ -189,22 +197,22 @@ def _turning_points(
 
 
 def _first_change(runs: Runs, paths: Paths, contexts: Contexts, changes: Changes) -> Int[np.ndarray, " K"]:
-    """The smallest value of a uniform, between its old one and its new one, at which the call does something else.
+    """Finds the smallest value of a uniform, between its old and its new one, at which the state is another one.
 
-    Bisection, but into as many parts as fill a chunk, because a short one takes as long.
+    By bisection, but into as many parts as fill a chunk, because a short one takes as long.
     """
     both = np.sort(np.stack([changes.old, changes.new]).astype(np.int64), axis=0)
     (low, high), count, owner = both, both.shape[1], take(paths, changes.path)
     old_is_low, old = (changes.old == low)[:, None], take(contexts.look, changes.context)
-    whole = np.where(old_is_low, old.whole, changes.look.whole)
-    at_low = Look(whole, np.where(old_is_low, old.real, changes.look.real), old.drawn)
+    exact = np.where(old_is_low, old.exact, changes.look.exact)
+    at_low = Look(exact, np.where(old_is_low, old.real, changes.look.real), old.drawn)
     inner = np.arange(1, max(1, runs.chunk // count) + 1)[None, :]
-    each = np.arange(count).repeat(inner.size)
+    rows = np.arange(count).repeat(inner.size)
     while (high - low).max() > 1:
         points = low[:, None] + (high - low)[:, None] * inner // (inner.size + 1)
-        script = _completion(paths, contexts, changes.context[each], changes.draw[each], points.reshape(-1))
-        look = runs.look(*script, take(owner, each))
-        same = ~differ(look, np.arange(len(each)), at_low, each).reshape(points.shape)
+        script = _completion(paths, contexts, changes.context[rows], changes.draw[rows], points.reshape(-1))
+        look = runs.look(*script, take(owner, rows))
+        same = ~differ(look, np.arange(len(rows)), at_low, rows).reshape(points.shape)
         before = np.cumprod(same, axis=1).sum(axis=1)  # points before the first change
         edges = np.concatenate([low[:, None], points, high[:, None]], axis=1)
         low, high = (edges[np.arange(count), before + at] for at in range(2))
@@ -212,13 +220,13 @@ def _first_change(runs: Runs, paths: Paths, contexts: Contexts, changes: Changes
 
 
 def _picked(drawn, draw: Int[np.ndarray, " N"], which: Bool[np.ndarray, " N"]) -> tuple[np.ndarray, np.ndarray]:
-    """Key and number of one draw of each path."""
+    """Returns the key and the number of one draw of each path."""
     row = np.flatnonzero(which)
     return drawn.key[row, draw[row]], drawn.number[row, draw[row]]
 
 
 def _halves(paths: Paths, key: np.ndarray, number: np.ndarray, point: np.ndarray) -> list[Paths]:
-    """Both parts of a uniform's interval."""
+    """Splits the interval of a uniform in two."""
     entry = matches(paths, key[:, None], number[:, None])[:, 0]
     low = np.where(entry, paths.low, 0).sum(axis=1)
     high = np.where(entry.any(axis=1), np.where(entry, paths.high, 0).sum(axis=1), UNIFORMS)
@@ -226,7 +234,7 @@ def _halves(paths: Paths, key: np.ndarray, number: np.ndarray, point: np.ndarray
 
 
 def _each_token(paths: Paths, key: np.ndarray, number: np.ndarray, log_probs: Float[np.ndarray, "N V"]) -> Paths:
-    """One path for each token, whatever its probability is here: it may be another one with other open draws."""
+    """Makes a path for each token, whatever its probability: it may be another one with other open draws."""
     if np.isnan(log_probs).any():
         raise FloatingPointError("a draw from a distribution with NaN in it, on a path of nonzero probability")
     path, token = np.indices(log_probs.shape).reshape(2, -1)

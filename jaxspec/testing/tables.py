@@ -1,5 +1,4 @@
-"""Language models whose distribution is a table, and the distribution of the sequences that plain sampling draws from a
-model.
+"""Language models whose distribution is a table, and the distribution of plain sampling's sequences.
 
 Axis letters as in `jaxspec.core`; O is the order of a table (how many tokens it looks at), N a number of rows.
 """
@@ -25,11 +24,11 @@ SequenceDistribution = dict[tuple[int, ...], float]  # sequences of new tokens, 
 
 
 class TableConfig(NamedTuple):
-    """What kind of table a table model's parameters are.
+    """The kind of table that a table model's parameters are.
 
     Attributes:
         vocab: number of token ids.
-        order: how many tokens of the row the next one depends on.
+        order: the number of tokens of the row that the next one depends on.
         encoder: whether it is an encoder-decoder; it knows its prompt by the sum of the tokens modulo vocab.
     """
 
@@ -49,7 +48,7 @@ class TableCache(NamedTuple):
 def table_model(
     key: Key[Array, ""], vocab: int, order: int = 2, *, sharpness: float = 1.0, encoder: bool = False
 ) -> Model:
-    """A model whose next token depends on the last `order` tokens of its row, through a random table.
+    """Makes a model whose next token depends on the last `order` tokens of its row, through a random table.
 
     It keeps its row in a cache as a network does: prefill, extend (token trees too), select and rewind at each row's
     own length, with garbage after it. A row that outgrows the cache gets NaN logits, not a clamped write. Its features
@@ -74,7 +73,7 @@ def table_model(
 
 
 def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> Model:
-    """A model with a given table of logits; see `table_model`.
+    """Makes a model of a table of logits; see `table_model`.
 
     Args:
         table: `table[t2, t1]` [V] are the logits of what follows the tokens t2 t1; as many axes before the
@@ -102,10 +101,10 @@ def _language_model(config: TableConfig) -> LanguageModel:
     vocab, order, encoder = config
 
     def read(table: Array, cache: TableCache, slot: Int[Array, "B T O"], last: Int[Array, "B K"]) -> Forward:
-        """What follows each of T tokens, of which the O last ones lie at `slot`: logits of the K tokens `last` only."""
+        """Reads the logits after T tokens, whose O last ones lie at `slot`; only those after the K tokens `last`."""
         flat = jnp.maximum(slot, 0).reshape(slot.shape[0], -1)
-        known = jnp.take_along_axis(cache.tokens, flat, axis=1, mode="clip").reshape(slot.shape)
-        context = jnp.where(slot >= 0, known, 0)
+        last_ids = jnp.take_along_axis(cache.tokens, flat, axis=1, mode="clip").reshape(slot.shape)
+        context = jnp.where(slot >= 0, last_ids, 0)
         index = jnp.broadcast_to(cache.topic[:, None], slot.shape[:2])
         for token in range(order):
             index = index * vocab + context[:, :, token]
@@ -153,7 +152,7 @@ def _language_model(config: TableConfig) -> LanguageModel:
 def _last_tokens(
     length: Int[Array, " B"], step: int, order: int, parent: Int[Array, "B N"] | None = None
 ) -> Int[Array, "B T O"]:
-    """Where the last `order` tokens of each fed token's path lie, oldest first; negative: before the row.
+    """Finds the slots of the last `order` tokens of each fed token's path, oldest first; negative: before the row.
 
     Three tokens after a row of length 5, of order 2: a chain gives [[4 5], [5 6], [6 7]], a token with two children
     [[4 5], [5 6], [5 7]].
@@ -172,8 +171,7 @@ def _last_tokens(
 def plain_distribution(
     target: Model, prompt: Prompt, sampler: Sampler, sampling_params: Any, steps: int, eos: Sequence[int] = ()
 ) -> SequenceDistribution:
-    """The distribution of the first `steps` tokens that plain sampling gives: the product of the next-token
-    distributions.
+    """Computes the distribution of plain sampling's first `steps` tokens: the product of the next-token distributions.
 
     A table model's logits are read off its table, in numpy, without its prefill and extend; any other model
     is fed whole sequences in one pass, so that no cache is ever rewound. The sampler makes each next-token distribution
@@ -215,11 +213,11 @@ def plain_distribution(
 
 
 def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Prefix:
-    """What precedes each of the t + 1 tokens after the prompt and 0, 1, ... of the new ones, a row for each."""
+    """Makes the prefix of each of t + 1 tokens, the prompt and 0, 1, ... of the new ones, a row for each."""
     read = np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
     read = read if lm.start_token is None else np.array([lm.start_token], np.int32)
-    whole = np.concatenate([np.tile(read, (len(new), 1)), new], axis=1)
-    rows = np.repeat(whole, new.shape[1] + 1, axis=0)
+    complete = np.concatenate([np.tile(read, (len(new), 1)), new], axis=1)
+    rows = np.repeat(complete, new.shape[1] + 1, axis=0)
     length = np.tile(np.arange(new.shape[1] + 1, dtype=np.int32) + len(read), len(new))
     start = np.full_like(length, len(read))
     return Prefix(Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
@@ -238,7 +236,7 @@ def _probabilities(distribution: Distribution, vocab: int) -> Float[np.ndarray, 
 
 
 def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
-    """What follows the prompt and 0, 1, ... of the new tokens, straight from the table."""
+    """Reads the logits after the prompt and 0, 1, ... of the new tokens, straight from the table."""
     _, order, encoder = target.config
     table, read = np.asarray(target.params), np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
     table = table[read.sum() % table.shape[0]] if encoder else table
@@ -250,7 +248,7 @@ def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
 
 
 def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
-    """The same of any model, from one prefill and one extend."""
+    """Computes the same of any model, from one prefill and one extend."""
     many = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(new), axis=0), prompt)
     return np.asarray(_network(target.lm, target.params, many, jnp.asarray(new)), np.float32)
 
@@ -264,8 +262,9 @@ def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N 
 
 
 def prepared_table(**options: Any) -> Prepared:
-    """A small generation for examples: two table models over five tokens, two prompts, greedy; `options` are
-    `prepare`'s.
+    """Prepares a small generation for examples: two table models over five tokens, two prompts, greedy.
+
+    `options` are those of `prepare`.
 
     >>> prepared_table(gamma=2).prompt.length.tolist()
     [2, 1]
@@ -274,5 +273,5 @@ def prepared_table(**options: Any) -> Prepared:
 
     target, draft = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
     prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-    given: dict[str, Any] = {"drafter": draft, **options}
-    return prepare(target, prompt, **given)
+    arguments: dict[str, Any] = {"drafter": draft, **options}
+    return prepare(target, prompt, **arguments)

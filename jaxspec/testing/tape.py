@@ -1,4 +1,4 @@
-"""Scripted draws: while a decoder is traced, the functions of `noise` play a script, and write down what was asked.
+"""Scripted draws: while a decoder is traced, the functions of `noise` play a script, and record the draws.
 
 A draw is known by its row, its key, and how many draws the row has made with that key before; so it does not matter in
 which loop or branch it happens, nor whether other rows make a loop run longer. What was drawn is kept in mutable arrays
@@ -30,17 +30,17 @@ _PLAYING = jax.make_user_context(None)  # part of the key of every cache of trac
 
 
 class Script(NamedTuple):
-    """What each row is to draw.
+    """The draws that each row is to make.
 
     Attributes:
-        key, number: which draw an entry is about; see `Record`. Number -1: no entry.
+        key, number: of the draw that an entry fixes; see `Record`. Number -1: no entry.
         low, high: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 / UNIFORMS.
-        turn: which of the completions to play, where draws are left open: those without an entry, and uniforms with
+        turn: the completion to play, where draws are left open: those without an entry, and uniforms with
             more than one value.
         every: turns 0, 1, ... go through all combinations of what the open draws can be (a uniform: its ends).
             Otherwise they are well spread: in as many turns as a draw has values it takes each of them (a uniform: both
             ends and one in between), and draws are not in step.
-        played: what to draw, in order, whatever the keys are; -1: by the script.
+        played: the values to draw, in order, whatever the keys are; -1: by the script.
     """
 
     key: UInt32[Array, "B E 2"]
@@ -53,17 +53,17 @@ class Script(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What each row has drawn, in order.
+    """The draws that each row has made, in order.
 
     Attributes:
-        count: how many draws; more than E: the last ones were not written down.
+        count: the number of draws; more than E: the last ones were not recorded.
         key: the data of their keys.
         number: CALL times how often the key was used before in this call, plus 2 times the number of a draw among those
             of one `noise.without_replacement`, plus 1 for a uniform.
         value: the token; a uniform, in units of 1 / UNIFORMS.
-        log_probs: what a token was drawn from, not normalised.
+        log_probs: the distribution of a token, not normalised.
         site: the place in the code, an index of `Program.sites`.
-        total: how many combinations of open draws there are; at least MANY: too many to count.
+        total: the number of combinations of open draws; at least MANY: too many to count.
     """
 
     count: Int[Array, " B"]
@@ -104,12 +104,13 @@ class Tape:
         wanted: Bool[Array, " B *n"] | None = None,
         drawn: Float[Array, " B *n V"] | None = None,
     ) -> Int[Array, " B *n"]:
-        """Where a draw is not wanted it is token 0."""
+        """Plays `noise.categorical`; a draw that is not wanted is token 0."""
         used, site = jnp.ones(keys.shape, bool) if wanted is None else wanted, self._site("token")
         other = jnp.zeros(keys.shape, jnp.int32)
         if drawn is not None:
-            own = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)
-            used, other = jnp.logical_and(used, own), jnp.where(own, other, noise.first_largest(log_probs + drawn))
+            is_gumbel = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)
+            used = jnp.logical_and(used, is_gumbel)
+            other = jnp.where(is_gumbel, other, noise.first_largest(log_probs + drawn))
 
         def draw(key: Array, log_probs: Array, used: Array) -> Int[Array, " B"]:
             return self._token(key, self._first(key), log_probs, used, site)
@@ -119,20 +120,21 @@ class Tape:
     def without_replacement(
         self, keys: Key[Array, " B *n"], log_probs: Float[Array, " B *n V"], count: int
     ) -> Int[Array, " B *n count"]:
-        """Draws one after the other, each from what the earlier ones have left; then the rest, in order."""
+        """Plays `noise.without_replacement`: each draw is from the tokens that are left; the rest is in order."""
         site, tokens = self._site("token"), jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, :]
 
         def draw(key: Array, log_probs: Array) -> Int[Array, "B count"]:
             first = self._first(key)
 
-            def one(taken: Bool[Array, "B V"], index: Int[Array, ""]) -> tuple[Bool[Array, "B V"], Int[Array, " B"]]:
-                left = jnp.where(taken, -jnp.inf, log_probs)
-                some = jnp.any(left != -jnp.inf, axis=1)
-                token = self._token(key, first + 2 * index, left, some, site)
-                token = jnp.where(some, token, jnp.argmin(taken, axis=1).astype(jnp.int32))
-                return jnp.logical_or(taken, tokens == token[:, None]), token
+            def next_token(drawn: Bool[Array, "B V"], index: Int[Array, ""]) -> tuple[Array, Int[Array, " B"]]:
+                left = jnp.where(drawn, -jnp.inf, log_probs)
+                is_left = jnp.any(left != -jnp.inf, axis=1)
+                token = self._token(key, first + 2 * index, left, is_left, site)
+                token = jnp.where(is_left, token, jnp.argmin(drawn, axis=1).astype(jnp.int32))
+                return jnp.logical_or(drawn, tokens == token[:, None]), token
 
-            return jax.lax.scan(one, jnp.zeros(log_probs.shape, bool), jnp.arange(count, dtype=jnp.int32))[1].T
+            none = jnp.zeros(log_probs.shape, bool)
+            return jax.lax.scan(next_token, none, jnp.arange(count, dtype=jnp.int32))[1].T
 
         return _each(draw, jax.random.key_data(keys), log_probs)
 
@@ -154,16 +156,17 @@ class Tape:
             raise Wider(vocab)
         possible = log_probs != -jnp.inf  # NaN, too: where that matters it is an error
         count = jnp.sum(possible, axis=1, dtype=jnp.int32)
-        found, low, _ = self._entry(key, number)
-        level = self._level(key, number, jnp.maximum(count, 1), count, jnp.logical_and(used, jnp.logical_not(found)))
+        is_scripted, low, _ = self._entry(key, number)
+        is_open = jnp.logical_and(used, jnp.logical_not(is_scripted))
+        level = self._level(key, number, jnp.maximum(count, 1), count, is_open)
         nth = jnp.sum(jnp.cumsum(possible, axis=1, dtype=jnp.int32) <= level[:, None], axis=1, dtype=jnp.int32)
-        value = jnp.where(found, low, jnp.where(count > 0, nth, 0))
+        value = jnp.where(is_scripted, low, jnp.where(count > 0, nth, 0))
         wide = jnp.pad(log_probs.astype(jnp.float32), ((0, 0), (0, self.vocab - vocab)), constant_values=-jnp.inf)
         return self._note(key, number, value, wide, used, site)
 
     def _uniform(self, key: Array, number: Array, site: int) -> Int[Array, " B"]:
-        found, low, high = self._entry(key, number)
-        low, high = jnp.where(found, low, 0), jnp.where(found, high, UNIFORMS)
+        is_scripted, low, high = self._entry(key, number)
+        low, high = jnp.where(is_scripted, low, 0), jnp.where(is_scripted, high, UNIFORMS)
         used, width = jnp.ones(number.shape, bool), high - low
         level = self._level(key, number, jnp.minimum(width, 3), jnp.minimum(width, 2), used)
         between = (_mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(UNIFORMS - 1)).astype(jnp.int32)
@@ -171,20 +174,20 @@ class Tape:
         return self._note(key, number, value, jnp.full((*number.shape, self.vocab), -jnp.inf), used, site)
 
     def _first(self, key: UInt32[Array, "B 2"]) -> Int[Array, " B"]:
-        """The number of a draw with a key: 0 if none of the row's draws had it, CALL if one had, ..."""
+        """Returns the number of a draw with a key: 0 if none of the row's draws had it, CALL if one had, ..."""
         order = jnp.arange(self.script.number.shape[1], dtype=jnp.int32)[None, :]
         same = jnp.logical_and(jnp.all(self.key[...] == key[:, None], axis=-1), order < self.count[...][:, None])
         return CALL * jnp.max(jnp.where(same, self.drawn[...][..., 0] // CALL + 1, 0), axis=1)
 
     def _entry(self, key: Array, number: Array) -> tuple[Bool[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
-        """Whether the script has a draw, and its `low` and `high`."""
+        """Returns whether the script has a draw, and its `low` and `high`."""
         script = self.script
         same = jnp.logical_and(jnp.all(script.key == key[:, None], axis=-1), script.number == number[:, None])
         low, high = (jnp.sum(jnp.where(same, x, 0), axis=1) for x in (script.low, script.high))
         return jnp.any(same, axis=1), low, high
 
     def _level(self, key: Array, number: Array, spread: Array, every: Array, used: Array) -> Int[Array, " B"]:
-        """Which of its values an open draw takes: one of `spread`, or, of `every`, as the combinations are counted."""
+        """Chooses the value of an open draw: one of `spread`, or, of `every`, as the combinations are counted."""
         turn, total = self.script.turn, self.total[...]
         of_block = (_mixed(key[:, 0], key[:, 1], number, turn // spread) & jnp.uint32(0xFFFF)).astype(jnp.int32)
         every = jnp.maximum(every, 1)
@@ -192,7 +195,7 @@ class Tape:
         return jnp.where(self.script.every, turn // total % every, (of_block + turn) % spread)
 
     def _note(self, key: Array, number: Array, value: Array, log_probs: Array, used: Array, site: int) -> Array:
-        """Writes a draw down, and returns its value."""
+        """Records a draw, and returns its value."""
         count, size = self.count[...], self.script.number.shape[1]
         row = jnp.arange(count.shape[0], dtype=jnp.int32)
         played = self.script.played[row, jnp.minimum(count, size - 1)]
@@ -205,10 +208,10 @@ class Tape:
         return value
 
     def _site(self, kind: str) -> int:
-        """The place in the code that asks for a draw, as an index of `sites`."""
-        here = str(Path(jax.__file__).parent), __file__
-        own = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(here)]
-        where = (f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in own[:-3:-1])
+        """Adds the place in the code that asks for a draw to `sites`, and returns its index."""
+        hidden = str(Path(jax.__file__).parent), __file__
+        frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(hidden)]
+        where = (f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in frames[:-3:-1])
         self.sites.append(f"a {kind} drawn in {' for '.join(where)}")
         return len(self.sites) - 1
 
@@ -228,17 +231,17 @@ class Tape:
 
 
 def _each(draw: Callable[..., Array], *arrays: Array) -> Array:
-    """`draw` for each row, or, one after the other, for each of a row's keys; the first array are keys, as data."""
+    """Calls `draw` for all rows, or for each of a row's keys in turn; the first array is the keys' data."""
     shape = arrays[0].shape[:-1]
     if len(shape) == 1:
         return draw(*arrays)
     flat = (x.reshape(shape[0], -1, *x.shape[len(shape) :]) for x in arrays)
-    made = jax.lax.scan(lambda _, x: (None, draw(*x)), None, tuple(jnp.moveaxis(x, 1, 0) for x in flat))[1]
-    return jnp.moveaxis(made, 0, 1).reshape(*shape, *made.shape[2:])
+    values = jax.lax.scan(lambda _, x: (None, draw(*x)), None, tuple(jnp.moveaxis(x, 1, 0) for x in flat))[1]
+    return jnp.moveaxis(values, 0, 1).reshape(*shape, *values.shape[2:])
 
 
 def _mixed(*words: Int[Array, " B"]) -> UInt32[Array, " B"]:
-    """A number that looks random, the same for the same words."""
+    """Mixes words into a number that looks random, the same for the same words."""
     mixed = jnp.uint32(0x9E3779B9)
     for word in words:
         mixed = (mixed ^ word.astype(jnp.uint32)) * jnp.uint32(0x85EBCA6B)
@@ -248,6 +251,6 @@ def _mixed(*words: Int[Array, " B"]) -> UInt32[Array, " B"]:
 
 
 def _gumbel_again(keys: Key[Array, " B *n"], vocab: int) -> Float[Array, " B *n V"]:
-    """As data, because to compute it a second time reads as using the keys twice."""
+    """Computes the Gumbel noise of keys from their data, because jax would take it for a second use of the keys."""
     data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
     return noise.gumbel(jax.random.wrap_key_data(data, impl=impl), vocab)

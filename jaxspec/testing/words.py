@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def word_tokenizer(
     words: Sequence[str] | Mapping[str, int], *, end: str = "</s>", unknown: str = "<unk>", **options: Any
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers whose tokens are whole words; their ids are their places in `words`, or its values.
+    """Makes a tokenizer of transformers whose tokens are words; their ids are their places in `words`, or its values.
 
     Args:
         words: the vocabulary, `end` and `unknown` among it.
