@@ -39,7 +39,7 @@ def save_model(folder: Path, net, config, family: str, tokenizer: Path) -> None:
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
-    orbax.save(folder, params, config, tokenizer, name=folder.name, family=family, dtype="float32", about={})
+    orbax.save(folder, params, config, tokenizer, name=folder.name, family=family, dtype="float32", description={})
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ FEW = [1, 3, 5]
 @pytest.fixture(scope="module")
 def trimmed(folder, tmp_path_factory) -> Path:
     """tiny-t5 as a drafter of three tokens."""
-    to, manifest = tmp_path_factory.mktemp("trimmed") / "few", dict(family="t5", dtype="float32", about={})
+    to, manifest = tmp_path_factory.mktemp("trimmed") / "few", dict(family="t5", dtype="float32", description={})
     params = load(folder / "tiny-t5").params
     orbax.save(to, params, T5, folder.parent / "tokenizer", name="few", draft_tokens=FEW, **manifest)
     return to
@@ -183,7 +183,7 @@ def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, content):
 
 
 def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
-    manifest = dict(name="few", family="t5", dtype="float32", about={}, draft_tokens=[10])
+    manifest = dict(name="few", family="t5", dtype="float32", description={}, draft_tokens=[10])
     with pytest.raises(CheckpointError, match=r"draft_tokens is \[10\]: expected a list of ids from 0 to 9"):
         orbax.save(tmp_path / "few", load(folder / "tiny-t5").params, T5, folder.parent / "tokenizer", **manifest)
 

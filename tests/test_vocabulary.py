@@ -29,7 +29,7 @@ def ours(theirs, tmp_path):
     """A checkpoint with the same tokenizer."""
     config = gpt.GPTConfig(7, dim=4, ff_dim=4, layers=1, heads=1, max_positions=8)
     params = gpt.init(config, jax.random.key(0))
-    orbax.save(tmp_path / "gpt", params, config, theirs, name="gpt", family="gpt", dtype="float32", about={})
+    orbax.save(tmp_path / "gpt", params, config, theirs, name="gpt", family="gpt", dtype="float32", description={})
     return tmp_path / "gpt"
 
 

@@ -105,6 +105,6 @@ def write(
             "the tokens that were added out of its files, or choose --format huggingface"
         )
     manifest: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "draft_tokens": draft_tokens}
-    manifest["about"] = description | {"converted_from": model.name}
+    manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **manifest)

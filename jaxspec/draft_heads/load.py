@@ -258,7 +258,7 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
 
 
 class Description(NamedTuple):
-    """What is known of a drafter before its weights are read.
+    """The facts of a drafter that are known before its weights are read.
 
     Attributes:
         form: how its files are read.

@@ -19,7 +19,7 @@ DIVERGENCES = ("kl", "reverse_kl", "jensen_shannon", "total_variation", "minus_l
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What to train on.
+    """The data to train on.
 
     Attributes:
         train, heldout: JSON-lines files, relative to the data folder.
@@ -60,7 +60,7 @@ def check_data(data: Data, encoder: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """How to train.
+    """The length, the optimizer and the schedule of a run.
 
     Attributes:
         steps, batch_tokens: length of the run; source plus target tokens of a batch, padding included.
@@ -172,7 +172,7 @@ CURRICULA = ("rotating", "gradual")
 
 @dataclasses.dataclass(frozen=True)
 class EarlyExit:
-    """How a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`.
+    """The way a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`.
 
     Attributes:
         scale: weight of the losses of early exits, the paper's e_scale.
@@ -226,7 +226,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Learn:
-    """What a drafter that reads its target's hidden states learns; see `training.head_loss`.
+    """The objective of a drafter that reads its target's hidden states; see `training.head_loss`.
 
     Attributes:
         depths: draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a block.
@@ -287,7 +287,7 @@ class HeadRecipe:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What to count.
+    """The n-grams to count.
 
     Attributes:
         train, heldout: JSON-lines files, relative to the data folder.
@@ -340,11 +340,11 @@ AnyRecipe = Recipe | TableRecipe | HeadRecipe
 def shipped() -> dict[str, Path]:
     """The recipes that come with jaxspec, by name: those of a wheel, else those of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    found: dict[str, Path] = {}
+    recipes: dict[str, Path] = {}
     for folder in (package / "data" / "recipes", package.parent / "models"):
         for path in sorted(folder.glob("*.toml")):
-            found.setdefault(path.stem, path)
-    return found
+            recipes.setdefault(path.stem, path)
+    return recipes
 
 
 def load(path: str | Path) -> AnyRecipe:
@@ -354,13 +354,13 @@ def load(path: str | Path) -> AnyRecipe:
         FileNotFoundError: there is no such recipe.
         RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
     """
-    path, known = Path(path), shipped()
+    path, recipes = Path(path), shipped()
     if not path.is_file():
-        if str(path) not in known:
-            near = difflib.get_close_matches(str(path), known, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(known)}"
+        if str(path) not in recipes:
+            near = difflib.get_close_matches(str(path), recipes, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(recipes)}"
             raise FileNotFoundError(f"no recipe {str(path)!r}: {meant}")
-        path = known[str(path)]
+        path = recipes[str(path)]
     text = read_text(path)
     try:
         table = tomllib.loads(text)
@@ -375,14 +375,14 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     if family not in {**CONFIGS, **HEADS}:
         raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*CONFIGS, *HEADS])}")
     if family in HEADS:
-        whole, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
+        kind_of_recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     else:
-        whole, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
+        kind_of_recipe, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
         parts["early_exit"] = EarlyExit
     if family == "ngram":
-        whole, parts = TableRecipe, {"data": Texts, "tables": Tables}
+        kind_of_recipe, parts = TableRecipe, {"data": Texts, "tables": Tables}
     table = dict(table)
     for key, kind in parts.items():
         if key in table:
             table[key] = build(kind, table[key], f"{where}: [{key}]")
-    return build(whole, table, where)
+    return build(kind_of_recipe, table, where)

@@ -230,7 +230,7 @@ def checkpoint(
         counted = ngrams.train(recipe, folder)
         provenance = counted.provenance | provenance
         with vocabulary.tokenizer_folder(counted.vocabulary) as words:
-            manifest = orbax.save(out, counted.tables, counted.config, words, about=provenance, **options)
+            manifest = orbax.save(out, counted.tables, counted.config, words, description=provenance, **options)
         contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(counted.config.contexts, 1))
         size = sum(entry[0] for entry in manifest.files.values())
         hits = f"the first draft token is right for {provenance['heldout_hits']:.1%} of held-out tokens"
@@ -246,7 +246,7 @@ def checkpoint(
     provenance |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
     options["draft_tokens"] = draft_tokens(recipe, folder, work)
     params, tokenizer = network.params | network.fixed, folder / recipe.data.tokenizer
-    manifest = orbax.save(out, params, recipe.model, tokenizer, about=provenance, **options)
+    manifest = orbax.save(out, params, recipe.model, tokenizer, description=provenance, **options)
     return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {held_out:.4f} nats per token"
 
 

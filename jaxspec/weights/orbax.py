@@ -75,7 +75,7 @@ def save(
     name: str,
     family: str,
     dtype: str,
-    about: dict[str, Any],
+    description: dict[str, Any],
     overwrite: bool = False,
     draft_tokens: Sequence[int] | None = None,
 ) -> Manifest:
@@ -93,7 +93,7 @@ def save(
             copied.
         name, family: see `Manifest`.
         dtype: how to store matrices. What is stored is the model: "int8" rounds it once and for all.
-        about: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
+        description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
             booleans and lists of these.
         overwrite: whether a checkpoint that is there already may be replaced.
         draft_tokens: of a drafter: the ids that its head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
@@ -124,7 +124,9 @@ def save(
             if drafted is not None:
                 (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
             count, files = int8.count(params), folders.fingerprints(beside)
-            _write_manifest(beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, about))
+            _write_manifest(
+                beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, description)
+            )
     return read_manifest(folder)
 
 

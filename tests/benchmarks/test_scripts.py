@@ -168,7 +168,7 @@ def checkpoint(tmp_path):
     words = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
     word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = gpt.GPTConfig(len(words), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
-    options = dict(name="small", family="gpt", dtype="int8", about={})
+    options = dict(name="small", family="gpt", dtype="int8", description={})
     orbax.save(tmp_path / "small", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
     return tmp_path / "small"
 

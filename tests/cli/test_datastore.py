@@ -29,7 +29,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = gpt.GPTConfig(len(WORDS), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
-    options = dict(name="target", family="gpt", dtype="float32", about={})
+    options = dict(name="target", family="gpt", dtype="float32", description={})
     orbax.save(tmp_path / "target", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
     (tmp_path / "texts.txt").write_text("the old dog\n\nthe old cat saw a new dog\n")
     rows = [{"task": task, "output": f"a {task} dog"} for task in ("old", "new")]

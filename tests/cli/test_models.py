@@ -148,7 +148,7 @@ def few(monkeypatch, tmp_path):
     for file in orbax.TOKENIZER:
         (tokenizer / file).write_text("{}")
     params = gpt.init(GPT, jax.random.key(0))
-    manifest = dict(name="ours", family="gpt", dtype="bfloat16", about={"heldout_loss": 1.5})
+    manifest = dict(name="ours", family="gpt", dtype="bfloat16", description={"heldout_loss": 1.5})
     orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **manifest)
     monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "shipped",))
 

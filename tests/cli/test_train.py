@@ -173,7 +173,7 @@ def target(project):
     """A checkpoint to draft for."""
     config = gpt.GPTConfig(12, dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
     params = gpt.init(config, jax.random.key(0))
-    options = dict(name="target", family="gpt", dtype="float32", about={})
+    options = dict(name="target", family="gpt", dtype="float32", description={})
     orbax.save(project / "trained" / "target", params, config, project / "data" / "words", **options)
     (project / "pairs.toml").write_text(COUNTED)
 

@@ -66,7 +66,7 @@ def tokenizer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "tiny-t5"
-    save(folder, params_of("t5"), T5, tokenizer, name="tiny-t5", family="t5", dtype="float32", about=ABOUT)
+    save(folder, params_of("t5"), T5, tokenizer, name="tiny-t5", family="t5", dtype="float32", description=ABOUT)
     return folder
 
 
@@ -84,7 +84,7 @@ def copy(saved, tmp_path) -> Path:
 def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
     params, config = params_of(family), NET[family][1]
     folder = tmp_path / "tiny"
-    written = save(folder, params, config, tokenizer, name="tiny", family=family, dtype=dtype, about=ABOUT)
+    written = save(folder, params, config, tokenizer, name="tiny", family=family, dtype=dtype, description=ABOUT)
     got, got_config, manifest = restore(folder)
 
     expected = {
@@ -108,14 +108,14 @@ def test_a_tokenizers_files_are_stored_without_white_space(tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(written, indent=2))
     (folder / "tokenizer_config.json").write_text("no JSON\n")
     out, shape = tmp_path / "tiny", dict(name="tiny", family="t5", dtype="float32")
-    save(out, params_of("t5"), T5, folder, about={}, **shape)
+    save(out, params_of("t5"), T5, folder, description={}, **shape)
     assert (out / "tokenizer.json").read_text() == '{"model":{"vocab":[["▁ü b",-1.5],["\\n",2]]},"x":null}'
     assert (out / "tokenizer_config.json").read_text() == "no JSON\n"
 
 
 def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):
     config, counted = count([[1, 2, 3, 1, 2, 4], [2, 2]], vocab_size=5, order=3, followers=2)
-    save(tmp_path / "tri", counted, config, tokenizer, name="tri", family="ngram", dtype="float32", about={})
+    save(tmp_path / "tri", counted, config, tokenizer, name="tri", family="ngram", dtype="float32", description={})
     got, got_config, manifest = restore(tmp_path / "tri")
     assert jax.tree.structure(got) == jax.tree.structure(counted) and equal(got, counted)
     assert all(x.dtype == jnp.int32 for x in jax.tree.leaves(got))
@@ -125,7 +125,7 @@ def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):
 
 def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):
     """Rounding happens once: an int8 checkpoint that is read and written again is the same model."""
-    options = {"name": "tiny", "family": "gpt", "dtype": "int8", "about": {}}
+    options = {"name": "tiny", "family": "gpt", "dtype": "int8", "description": {}}
     save(tmp_path / "once", params_of("gpt"), GPT, tokenizer, **options)
     once, _, _ = restore(tmp_path / "once")
     save(tmp_path / "twice", once, GPT, tokenizer, **options)
@@ -136,7 +136,7 @@ def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):
 @pytest.mark.parametrize("stored", orbax.DTYPES)
 def test_restored_as_int8(stored, tokenizer, tmp_path):
     """Whatever is stored, matrices are int8 in memory; these are saved as themselves."""
-    options = {"name": "tiny", "family": "t5", "about": {}}
+    options = {"name": "tiny", "family": "t5", "description": {}}
     save(tmp_path / "once", params_of("t5"), T5, tokenizer, dtype=stored, **options)
     once, _, _ = restore(tmp_path / "once", dtype="int8")
     wide = restore(tmp_path / "once")[0]
@@ -159,7 +159,7 @@ def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
         most, total = max(most, sum(alive.values())), total + x.nbytes
         return intact(x)
 
-    options = {"name": "tiny", "family": "t5", "about": {}, "dtype": dtype}
+    options = {"name": "tiny", "family": "t5", "description": {}, "dtype": dtype}
     save(tmp_path / "whole", params_of("t5"), T5, tokenizer, **options)
     expected = restore(tmp_path / "whole")[0]
     monkeypatch.setattr(orbax_arrays, "BATCH_BYTES", 600)
@@ -174,7 +174,7 @@ def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
 
 def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):
     config = dataclasses.replace(T5, max_positions=None)
-    save(tmp_path / "a", params_of("t5"), config, tokenizer, name="a", family="t5", dtype="int8", about={})
+    save(tmp_path / "a", params_of("t5"), config, tokenizer, name="a", family="t5", dtype="int8", description={})
     assert read_manifest(tmp_path / "a").model == config
 
 
@@ -310,18 +310,18 @@ def test_stored_type_mismatch(copy):
         ({"dtype": "int4"}, "dtype is 'int4', expected one of"),
         ({"family": "rnn"}, "family is 'rnn', expected one of"),
         ({"family": "gpt"}, "config is a T5Config, family 'gpt' expects a GPTConfig"),
-        ({"about": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),
+        ({"description": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),
     ],
 )
 def test_save_refuses_bad_arguments(change, message, tokenizer, tmp_path):
-    options = {"name": "a", "family": "t5", "dtype": "float32", "about": {}} | change
+    options = {"name": "a", "family": "t5", "dtype": "float32", "description": {}} | change
     with pytest.raises(CheckpointError, match=message):
         save(tmp_path / "a", params_of("t5"), T5, tokenizer, **options)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_save_refuses_bad_parameters(tokenizer, tmp_path):
-    options = {"name": "a", "family": "t5", "dtype": "int8", "about": {}}
+    options = {"name": "a", "family": "t5", "dtype": "int8", "description": {}}
     params = params_of("t5")
     headless = {name: tree for name, tree in params.items() if name != "head"}
     with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing \(1\): head/weight"):
@@ -338,7 +338,7 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
 
 
 def save_other(folder: Path, tokenizer: Path, **options) -> None:
-    manifest = {"name": "other", "family": "gpt", "dtype": "int8", "about": {}}
+    manifest = {"name": "other", "family": "gpt", "dtype": "int8", "description": {}}
     save(folder, params_of("gpt"), GPT, tokenizer, **(manifest | options))
 
 
