@@ -31,7 +31,7 @@ def measure(target, drafter, prompt, *, batch=16, advance=lambda rows: None, **o
 
 
 class Words:
-    """As much of a tokenizer as decoding needs: one id ends a row, the last two ids pad the vocabulary."""
+    """The parts of a tokenizer that decoding needs: one id ends a row, the last two ids pad the vocabulary."""
 
     eos_token_id, added_tokens_decoder = 3, {}
 
@@ -195,8 +195,8 @@ def test_teacher_forcing_is_the_distribution_of_plain_sampling():
     prompt = Prompt(jnp.array([[3, 1]], jnp.int32), jnp.array([2], jnp.int32))
     logits = acceptance.teacher_forced(TARGET.lm, TARGET.params, prompt, tokens)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
-    one = sampling.SamplingParams(jnp.ones(1))
-    distribution = plain_distribution(TARGET, prompt, sampling.at_temperature(), one, steps=3)
+    at_1 = sampling.SamplingParams(jnp.ones(1))
+    distribution = plain_distribution(TARGET, prompt, sampling.at_temperature(), at_1, steps=3)
     assert float(jnp.exp(picked.sum())) == pytest.approx(distribution[4, 2, 0], rel=1e-5)
 
 
@@ -228,9 +228,9 @@ def test_standard_error_against_the_spread_of_repetitions():
 
 
 def test_standard_error_of_a_single_row_is_unknown():
-    one = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
-    assert np.isnan(one.stderr) and np.isnan(one.interval).all()
-    assert Rate.of(one.rate) == Rate(0.75, None, None, None, count=2)
+    single = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
+    assert np.isnan(single.stderr) and np.isnan(single.interval).all()
+    assert Rate.of(single.rate) == Rate(0.75, None, None, None, count=2)
 
 
 @pytest.mark.slow
@@ -239,10 +239,10 @@ def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
     measured = measure(target, draft, PROMPT, temperature=1.0, max_new_tokens=16, key=jax.random.key(7), batch=1)
     assert len(set(measured.counts.tolist())) > 1  # rows end at different positions, and batches have other widths
     assert len(measured.by_position) == measured.counts.max() and measured.overlaps.shape == (3, 16)
-    assert [len(each.sums) for each in measured.by_position] == [
+    assert [len(rate.sums) for rate in measured.by_position] == [
         (measured.counts > t).sum() for t in range(measured.counts.max())
     ]
-    assert sum(each.sums.sum() for each in measured.by_position) == pytest.approx(measured.rate.sums.sum())
+    assert sum(rate.sums.sum() for rate in measured.by_position) == pytest.approx(measured.rate.sums.sum())
     real, rows = slice(0, VOCAB - 2), [PROMPT.tokens[row, :n].tolist() for row, n in enumerate(PROMPT.length.tolist())]
     distributions = [[distribution_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows]
     first = [np.minimum(p / p.sum(), q / q.sum()).sum() for p, q in distributions]
@@ -260,14 +260,14 @@ def test_conditional_by_draft_token_is_alpha_where_draft_tokens_are_independent(
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32))
     options = dict(gamma=4, temperature=1.0, max_new_tokens=32, key=jax.random.key(3))
     out = jaxspec.generate(ALIKE[0], prompt, drafter=ALIKE[1], **options)
-    found = conditional(out.trace)
-    assert len(found.by_draft_token) == 4
-    for rate in (found.overall, *found.by_draft_token):
+    rates = conditional(out.trace)
+    assert len(rates.by_draft_token) == 4
+    for rate in (rates.overall, *rates.by_draft_token):
         assert abs(rate.value - 0.7) < 4 * rate.stderr < 0.1
     share = out.stats.accepted.sum() / out.stats.drafted.sum()
     assert share < 0.55  # draft tokens after a rejection count as drafted, and never had a trial
-    tested = found.tested.sum(axis=0)
-    assert (np.diff(tested) < 0).all() and found.accepted[:, :3].sum(axis=0) == pytest.approx(tested[1:], rel=0.05)
+    tested = rates.tested.sum(axis=0)
+    assert (np.diff(tested) < 0).all() and rates.accepted[:, :3].sum(axis=0) == pytest.approx(tested[1:], rel=0.05)
 
 
 def test_conditional_counts_what_each_round_tested_and_no_draft_token_after_the_end_of_a_text():
@@ -276,11 +276,11 @@ def test_conditional_counts_what_each_round_tested_and_no_draft_token_after_the_
     length = np.array([[3, 3, 3, 0], [0, 1, 0, 0]])
     accepted, emitted = np.array([[1, 3, 2, 0], [0, 0, 0, 0]]), np.array([[2, 4, 1, 0], [1, 1, 0, 0]])
     trace = loop.Trace(draft, length, accepted, emitted, num_tested=np.minimum(accepted + 1, length))
-    found = conditional(trace)
-    assert found.tested.tolist() == [[3, 2, 1], [1, 0, 0]] and found.accepted.tolist() == [[3, 1, 1], [0, 0, 0]]
-    assert found.overall.value == 5 / 7 and [rate.value for rate in found.by_draft_token] == [3 / 4, 1 / 2, 1.0]
+    rates = conditional(trace)
+    assert rates.tested.tolist() == [[3, 2, 1], [1, 0, 0]] and rates.accepted.tolist() == [[3, 1, 1], [0, 0, 0]]
+    assert rates.overall.value == 5 / 7 and [rate.value for rate in rates.by_draft_token] == [3 / 4, 1 / 2, 1.0]
     twice = conditional(trace, trace)
-    assert twice.first(2).tested.tolist() == found.tested.tolist() and len(twice.tested) == 4
+    assert twice.first(2).tested.tolist() == rates.tested.tolist() and len(twice.tested) == 4
 
 
 @pytest.mark.slow
@@ -288,11 +288,11 @@ def test_conditional_of_texts_that_end():
     target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
     options = dict(gamma=3, temperature=1.0, max_new_tokens=32, key=jax.random.key(7))
     out = jaxspec.generate(target, PROMPT, drafter=draft, **options)
-    found = conditional(out.trace)
-    assert found.accepted.sum(axis=1).tolist() == out.stats.accepted.tolist()
+    rates = conditional(out.trace)
+    assert rates.accepted.sum(axis=1).tolist() == out.stats.accepted.tolist()
     rounds = [jaxspec.trace.of_row(out.tokens[row, :n], out.trace, row) for row, n in enumerate(out.lengths)]
     rejected = [sum(len(jaxspec.trace.judge(step).rejected) for step in steps) for steps in rounds]
-    assert (found.tested - found.accepted).sum(axis=1).tolist() == rejected
+    assert (rates.tested - rates.accepted).sum(axis=1).tolist() == rejected
 
 
 def test_conditional_of_no_draft_tokens():

@@ -29,7 +29,7 @@ ALL = ("speed", "latency", "compile", "memory", "alpha", "costs")
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly():
-    """Of what a table model's passes cost nothing is expected; its programs serve other tests, too."""
+    """Nothing is expected of the costs of a table model's passes; its programs serve other tests, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "MIN_SECONDS", 0.0)
         patch.setattr(cost, "REPEATS", 1)
@@ -38,20 +38,20 @@ def quickly():
 
 
 @pytest.fixture(scope="module")
-def found():
+def results():
     settings = product(task=TASK, drafter={"small": DRAFT, "copy": drafters.prompt_lookup()}, gamma=2, batch=[1, 2])
     settings += product(task=TASK, drafter=DRAFT, gamma=2, policy="adaptive")
     return list(run(TARGET, settings, config=Config(num_prompts=3, repeats=2, quantities=ALL)))
 
 
 @pytest.mark.slow
-def test_a_group_is_plain_decoding_and_its_settings(found):
-    assert [(row.setting.batch, row.setting.drafter, row.setting.policy, row.setting.gamma) for row in found] == [
+def test_a_group_is_plain_decoding_and_its_settings(results):
+    assert [(row.setting.batch, row.setting.drafter, row.setting.policy, row.setting.gamma) for row in results] == [
         *((1, "", "", 0), (1, "small", "", 2), (1, "copy", "", 2), (1, "small", "adaptive", 2)),
         *((2, "", "", 0), (2, "small", "", 2), (2, "copy", "", 2)),
     ]
-    assert len({row.group for row in found}) == 2
-    for row in found:
+    assert len({row.group for row in results}) == 2
+    for row in results:
         assert row.texts == row.same_text == (3 if row.setting.batch == 1 else 2)  # whole batches only
         assert row.tokens == 9 * row.texts and len(row.seconds) == 2
         assert 0 < row.tokens_per_second.min <= row.tokens_per_second.median <= row.tokens_per_second.max
@@ -62,11 +62,11 @@ def test_a_group_is_plain_decoding_and_its_settings(found):
 
 
 @pytest.mark.slow
-def test_rounds_are_those_of_generate(found):
-    for row in found:
+def test_rounds_are_those_of_generate(results):
+    for row in results:
         if row.setting.drafter == "small" and not row.setting.policy:
-            some = Prompt(PROMPT.tokens[: row.texts], PROMPT.length[: row.texts])
-            out = jaxspec.generate(TARGET, some, drafter=DRAFT, gamma=2, max_new_tokens=9)
+            prompts = Prompt(PROMPT.tokens[: row.texts], PROMPT.length[: row.texts])
+            out = jaxspec.generate(TARGET, prompts, drafter=DRAFT, gamma=2, max_new_tokens=9)
             rounds = out.stats.rounds
             assert row.tokens_per_round.value == pytest.approx((out.stats.emitted - 1).sum() / rounds.sum())
             assert row.tokens_per_round.count == rounds.sum() and row.drafts.share_of_rounds.value == pytest.approx(
@@ -77,46 +77,46 @@ def test_rounds_are_those_of_generate(found):
                 rate.counts.sum() for rate in acceptance.conditional(out.trace).by_draft_token
             ]
             assert row.passes == (rounds + 1).sum() if row.setting.batch == 1 else 1 + rounds.max()
-    assert found[0].passes == 3 * 9 and found[4].passes == 9
-    assert 0 < found[2].drafts.share_of_rounds.value < 1  # a look-up has no draft in some rounds
+    assert results[0].passes == 3 * 9 and results[4].passes == 9
+    assert 0 < results[2].drafts.share_of_rounds.value < 1  # a look-up has no draft in some rounds
 
 
 @pytest.mark.slow
-def test_predictions_follow_theorem_3_8(found, tmp_path):
-    plain, small, copied, adaptive = found[:4]
+def test_predictions_follow_theorem_3_8(results, tmp_path):
+    plain, small, copied, adaptive = results[:4]
     prepared = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9)
     alpha = acceptance.measure(prepared).rate
     assert small.alpha.value == pytest.approx(alpha.value) and small.alpha.count == 27
     assert small.alpha.low == pytest.approx(alpha.interval[0]) and copied.alpha is None
-    taken = 2 * small.costs.c.median + small.costs.v.median
-    assert small.predicted.theorem == pytest.approx(sum(alpha.value**n for n in range(3)) / taken)
+    passes = 2 * small.costs.c.median + small.costs.v.median
+    assert small.predicted.theorem == pytest.approx(sum(alpha.value**n for n in range(3)) / passes)
     saved = (plain.passes - 3) / (small.passes - 3)
-    assert small.predicted.rounds == pytest.approx(saved / taken)
+    assert small.predicted.rounds == pytest.approx(saved / passes)
     assert (copied.costs.c.median, copied.costs.draft_ms) == (0, None) and copied.costs.search > 0
     assert adaptive.predicted.theorem is None and adaptive.predicted.rounds > 0
 
 
-def test_memory_is_accounted(found):
-    plain, both = found[0].memory, found[5].memory
+def test_memory_is_accounted(results):
+    plain, both = results[0].memory, results[5].memory
     assert plain.weights == TARGET.params.nbytes and plain.logits == 6 * 4
     assert both.weights == TARGET.params.nbytes + DRAFT.params.nbytes
     assert both.logits == 2 * 2 * 3 * 6 * 4  # models, rows, positions, ids, bytes
     assert both.program is None or both.program > both.weights
 
 
-def test_a_row_is_json_and_back(found):
-    assert [from_json(json.loads(json.dumps(to_json(row), allow_nan=False))) for row in found] == found
+def test_a_row_is_json_and_back(results):
+    assert [from_json(json.loads(json.dumps(to_json(row), allow_nan=False))) for row in results] == results
 
 
 def test_speeds_are_taken_repeat_by_repeat(monkeypatch):
-    """Of a machine that is twice as slow in the second repeat, for both sides: medians alone would not tell."""
+    """The machine is twice as slow in the second repeat, for both sides: medians alone would not tell."""
     passed = []
 
     def interleave(calls, repeats):
         passed.append(len(calls))
         slow = 2.0 if len(passed) > 3 else 1.0  # a call before for what prefill takes, then two for each repeat
-        each = [4.0, 2.0] * 3 if len(calls) == 6 else [1.0, 1.0]
-        return slow * np.tile(np.array(each)[:, None], (1, repeats))
+        seconds = [4.0, 2.0] * 3 if len(calls) == 6 else [1.0, 1.0]
+        return slow * np.tile(np.array(seconds)[:, None], (1, repeats))
 
     monkeypatch.setattr(timing, "interleave", interleave)
     plain, ours = run(TARGET, [Setting(TASK, DRAFT, 2)], config=Config(num_prompts=3, repeats=2))
@@ -141,30 +141,32 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     measured, really = [], bench._measure
 
     def measure(target, settings, *more):
-        measured.append([one.gamma for one in settings])
+        measured.append([setting.gamma for setting in settings])
         return really(target, settings, *more)
 
     monkeypatch.setattr(bench, "_measure", measure)
     few = Config(num_prompts=1, repeats=1)
-    one, two = product(task=TASK, drafter=DRAFT, gamma=[2, 3])
-    first = list(run(TARGET, [one], Store(tmp_path / "rows.jsonl"), few))
-    assert list(run(TARGET, [one], Store(tmp_path / "rows.jsonl"), few)) == first and measured == [[0, 2]]
-    plain, again, added = run(TARGET, [one, two], Store(tmp_path / "rows.jsonl"), few)
+    first_setting, second_setting = product(task=TASK, drafter=DRAFT, gamma=[2, 3])
+    first = list(run(TARGET, [first_setting], Store(tmp_path / "rows.jsonl"), few))
+    assert list(run(TARGET, [first_setting], Store(tmp_path / "rows.jsonl"), few)) == first and measured == [[0, 2]]
+    plain, again, added = run(TARGET, [first_setting, second_setting], Store(tmp_path / "rows.jsonl"), few)
     assert again == first[1] and measured[1:] == [[0, 3]]
     assert plain.group == added.group != again.group  # the new one is interleaved with plain decoding, too
-    old, *_ = run(TARGET, [one], Store(tmp_path / "rows.jsonl"), few)
+    old, *_ = run(TARGET, [first_setting], Store(tmp_path / "rows.jsonl"), few)
     assert old == first[0] != plain  # each has the plain decoding that it was interleaved with
     other = TARGET._replace(params=TARGET.params * 2)  # of the same name
-    assert next(run(other, [one], Store(tmp_path / "rows.jsonl"), few)) != plain
+    assert next(run(other, [first_setting], Store(tmp_path / "rows.jsonl"), few)) != plain
     assert len(measured) == 3
 
 
 def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_path, monkeypatch):
     read, really = [], setting.digest
     monkeypatch.setattr(setting, "digest", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves))
-    monkeypatch.setattr(
-        bench, "_measure", lambda target, some, *_: [bench.BenchResult(bench._summary(one, target)) for one in some]
-    )
+
+    def unmeasured(target, group, *_):
+        return [bench.BenchResult(bench._summary(member, target)) for member in group]
+
+    monkeypatch.setattr(bench, "_measure", unmeasured)
     settings = product(task=TASK, drafter=DRAFT, gamma=[1, 2, 3], sampling=[{}, {"temperature": 1.0}])
     list(run(TARGET, settings, Store(tmp_path / "rows.jsonl")))
     assert sorted(ids for ids in read if ids) == sorted([[id(TARGET.params)], [id(DRAFT.params)]])
@@ -198,13 +200,13 @@ def test_a_group_that_fails_takes_no_other_with_it():
 @pytest.mark.slow
 def test_untimed_rows_are_of_all_prompts():
     """The paper's Table 3 for any drafters: alpha of a model; of a look-up what was accepted of what was tested."""
-    asked = dict(temperature=1.0, max_new_tokens=9, key=jax.random.key(0))
+    options = dict(temperature=1.0, max_new_tokens=9, key=jax.random.key(0))
     settings = product(task=TASK, drafter=[DRAFT, drafters.prompt_lookup()], gamma=2, sampling={"temperature": 1.0})
     plain, small, copied = run(TARGET, settings, config=Config(quantities=("alpha",)))
     assert small.seconds == () and small.speed is None and small.texts == 3
-    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, **asked)
+    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, **options)
     assert small.tokens_per_round.value == pytest.approx((out.stats.emitted - 1).sum() / out.stats.rounds.sum())
-    measured = acceptance.measure(prepare(TARGET, PROMPT, drafter=DRAFT, **asked))
+    measured = acceptance.measure(prepare(TARGET, PROMPT, drafter=DRAFT, **options))
     assert small.alpha.value == pytest.approx(measured.alpha)
     assert (
         copied.alpha is None and copied.setting.drafter == "prompt_lookup" and copied.drafts.share_of_rounds.value < 1
@@ -214,11 +216,11 @@ def test_untimed_rows_are_of_all_prompts():
 
 @pytest.mark.slow
 def test_the_plan_chooses_gamma(monkeypatch):
-    costs, one = iter([0.01, 9.0]), np.ones(1)
+    costs, unit = iter([0.01, 9.0]), np.ones(1)
 
     def measure_all(prepared, gammas, **options):
         c = next(costs)
-        return [cost.Cost(gamma, 1, one, one, c * one) for gamma in gammas]
+        return [cost.Cost(gamma, 1, unit, unit, c * unit) for gamma in gammas]
 
     monkeypatch.setattr(cost, "measure_all", measure_all)
     config = Config(num_prompts=1, repeats=1, quantities=("speed", "alpha"))
@@ -236,13 +238,13 @@ def test_the_plan_chooses_gamma(monkeypatch):
 def test_a_gamma_that_cannot_be_planned_takes_no_other_setting_with_it():
     both = {"copy": drafters.prompt_lookup(), "small": DRAFT}
     settings = product(task=TASK, drafter=both, gamma="plan")[:1] + product(task=TASK, drafter=both, gamma=2)
-    plain, unfit, *found = run(TARGET, settings, config=Config(num_prompts=1, repeats=1))
+    plain, unfit, *fitting = run(TARGET, settings, config=Config(num_prompts=1, repeats=1))
     assert "no acceptance rate is known of copy with the rule rejection: give a number" in unfit.error
-    assert [(row.setting.drafter, row.setting.gamma, row.error) for row in found] == [
+    assert [(row.setting.drafter, row.setting.gamma, row.error) for row in fitting] == [
         ("copy", 2, None),
         ("small", 2, None),
     ]
-    assert plain.group == found[0].group and found[1].speed
+    assert plain.group == fitting[0].group and fitting[1].speed
 
 
 def test_a_backend_is_compared_with_its_own_plain_decoding_and_another_target_is_a_setting():
@@ -274,13 +276,13 @@ def test_a_tree_is_a_drafter_as_any():
 
 
 def test_texts_that_differ_are_noticed_where():
-    one, other = _outcome([[1, 2, 3], [4, 5, 0]], [3, 2]), _outcome([[1, 2, 3], [4, 6, 0]], [3, 2])
+    outcome, other = _outcome([[1, 2, 3], [4, 5, 0]], [3, 2]), _outcome([[1, 2, 3], [4, 6, 0]], [3, 2])
     settings = [Setting(TASK, None, 0), Setting(TASK, DRAFT, 2)]
     texts = [[[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 6]]]
     seconds = np.array([2.0, 4.0]), np.array([1.0, 2.0])
     runs = [
         bench.Run(setting, None, [None], [2], texts=text, passes=5, outcomes=[out], seconds=times)
-        for setting, text, out, times in zip(settings, texts, (one, other), seconds, strict=True)
+        for setting, text, out, times in zip(settings, texts, (outcome, other), seconds, strict=True)
     ]
     result = bench.BenchResult(bench._summary(settings[1], TARGET))
     result = bench._with_speed(result, runs[1], runs)
@@ -312,7 +314,7 @@ def _outcome(tokens, length, drafted=((1, 2),), rounds=(2,)):
 
 
 @pytest.mark.parametrize(
-    ("drafted", "rounds", "policy", "may_be_empty", "taken"),
+    ("drafted", "rounds", "policy", "may_be_empty", "expected"),
     [
         # v = 1, 1.5, 2 for 0, 1, 2 draft tokens, and c = 0.25 for each.
         ([[1, 2]], [2], True, False, 1.75 + 2.5),
@@ -322,18 +324,18 @@ def _outcome(tokens, length, drafted=((1, 2),), rounds=(2,)):
         ([[1, 1], [2, 0]], [2, 1], True, False, 2.5 + 1.75),  # in a batch a round is as long as its longest draft
     ],
 )
-def test_what_rounds_take(drafted, rounds, policy, may_be_empty, taken, monkeypatch):
-    made = drafters.model(DRAFT)
-    made = made._replace(functions=made.functions._replace(may_be_empty=may_be_empty))
-    prepared = prepare(TARGET, PROMPT, drafter=made, gamma=2, policy=policies.heuristic() if policy else None)
+def test_what_rounds_take(drafted, rounds, policy, may_be_empty, expected, monkeypatch):
+    drafter = drafters.model(DRAFT)
+    drafter = drafter._replace(functions=drafter.functions._replace(may_be_empty=may_be_empty))
+    prepared = prepare(TARGET, PROMPT, drafter=drafter, gamma=2, policy=policies.heuristic() if policy else None)
     passes = object.__new__(predict.PassTimer)
     passes._drafts, passes._search = [1, 2], 0.0
-    one = Spread(1.0, 1.0, 1.0)
+    unit = Spread(1.0, 1.0, 1.0)
 
     def costs(drafts):
         v = 1 + drafts / 2
-        return Costs(Spread(0.25, 0.25, 0.25), Spread(v, v, v), 0.0, one, one, one)
+        return Costs(Spread(0.25, 0.25, 0.25), Spread(v, v, v), 0.0, unit, unit, unit)
 
     monkeypatch.setattr(passes, "costs", costs)
     outcome = _outcome([[0]], [1], drafted, rounds)
-    assert passes.passes(prepared, [outcome], policy) == taken
+    assert passes.passes(prepared, [outcome], policy) == expected

@@ -1,4 +1,4 @@
-"""What is timed is what is claimed: so many passes over so many tokens at one length."""
+"""The timed loops make the claimed passes, over the claimed number of tokens, at one length."""
 
 import jax
 import jax.numpy as jnp
@@ -101,34 +101,34 @@ def test_the_number_of_passes_is_traced():
 def test_each_pass_is_measured_at_its_own_width_and_the_real_capacity():
     seen_target, seen_draft = [], []
     target, draft = counting_model(seen_target), counting_model(seen_draft)
-    found = measure(target, draft, PROMPT, gamma=3, repeats=2, inner=2, max_new_tokens=20)
+    costs = measure(target, draft, PROMPT, gamma=3, repeats=2, inner=2, max_new_tokens=20)
     widths = {entry[1] for entry in seen_target if entry[0] == "extend"}
     assert widths == {(2, 1), (2, 4)}
     assert {entry[1] for entry in seen_draft if entry[0] == "extend"} == {(2, 1)}
     # the prompt's bucket of 16, the bucket of 20 new tokens, and gamma + 1 more, as `generate` makes it
     assert {entry[2] for entry in seen_target if entry[0] == "prefill"} == {16 + 32 + 3 + 1}
-    assert (found.gamma, found.batch) == (3, 2)
+    assert (costs.gamma, costs.batch) == (3, 2)
 
 
 def test_figures_are_positive_and_complete():
     model = table_model(jax.random.key(1), VOCAB)
-    found = measure(model, table_model(jax.random.key(2), VOCAB), PROMPT, gamma=2, repeats=3, inner=2)
-    for samples in (found.target, found.verify, found.draft):
+    costs = measure(model, table_model(jax.random.key(2), VOCAB), PROMPT, gamma=2, repeats=3, inner=2)
+    for samples in (costs.target, costs.verify, costs.draft):
         assert samples.shape == (3,) and (samples > 0).all()
-    assert min(found.target_ms, found.verify_ms, found.draft_ms, found.c, found.v) > 0
+    assert min(costs.target_ms, costs.verify_ms, costs.draft_ms, costs.c, costs.v) > 0
 
 
 def test_encoder_decoders_are_measured_after_their_start_token():
     model = table_model(jax.random.key(1), VOCAB, encoder=True)
-    (found,) = cost.measure_all(prepare(model, PROMPT, drafter=model), (0,), repeats=1, inner=1)
-    assert found.v > 0
+    (costs,) = cost.measure_all(prepare(model, PROMPT, drafter=model), (0,), repeats=1, inner=1)
+    assert costs.v > 0
 
 
 def test_medians_and_ratios():
-    found = Cost(7, 1, np.array([10.0, 20.0, 30.0]), np.array([12.0, 30.0, 33.0]), np.array([1.0, 4.0, 3.0]))
-    assert (found.target_ms, found.verify_ms, found.draft_ms) == (20.0, 30.0, 3.0)
-    assert found.c == pytest.approx(0.1)  # of 0.1, 0.2, 0.1: each repeat is compared with its own neighbours
-    assert found.v == pytest.approx(1.2)
+    costs = Cost(7, 1, np.array([10.0, 20.0, 30.0]), np.array([12.0, 30.0, 33.0]), np.array([1.0, 4.0, 3.0]))
+    assert (costs.target_ms, costs.verify_ms, costs.draft_ms) == (20.0, 30.0, 3.0)
+    assert costs.c == pytest.approx(0.1)  # of 0.1, 0.2, 0.1: each repeat is compared with its own neighbours
+    assert costs.v == pytest.approx(1.2)
 
 
 def test_calls_are_timed_one_after_the_other_in_every_repeat():
@@ -140,10 +140,10 @@ def test_calls_are_timed_one_after_the_other_in_every_repeat():
 
 def test_loops_take_as_long_as_they_should(monkeypatch):
     """A pass of 10 ms is repeated 3 times, in each measurement of some 30 ms."""
-    clock, made = [0.0], []
+    clock, counts = [0.0], []
 
     def slow(lm, params, cache, length, tokens, count, keys):
-        made.append(int(count))
+        counts.append(int(count))
         clock[0] += int(count) * 0.01
         return tokens, cache
 
@@ -151,11 +151,11 @@ def test_loops_take_as_long_as_they_should(monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     model = table_model(jax.random.key(1), VOCAB)
     loop = cost.timed_loops(model, PROMPT, 8, None, sampled=False)(1)
-    assert loop.passes == 3 and made == [cost.WARMUP] * 4
+    assert loop.passes == 3 and counts == [cost.WARMUP] * 4
     loop.call()
-    assert made[-1] == 3
-    found = measure(model, model, PROMPT, gamma=1, repeats=2)
-    assert found.target_ms == pytest.approx(10) and found.c == pytest.approx(1)
+    assert counts[-1] == 3
+    costs = measure(model, model, PROMPT, gamma=1, repeats=2)
+    assert costs.target_ms == pytest.approx(10) and costs.c == pytest.approx(1)
 
 
 def test_bad_arguments_are_refused():
@@ -172,11 +172,11 @@ def test_bad_arguments_are_refused():
 
 def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch):
     """A pass over any draft costs 1.5, a pass of what drafts, or searches, 0.25."""
-    one = np.ones(1)
+    unit = np.ones(1)
 
     def measured(prepared, gammas, **options):
         assert float(prepared.request.sampling_params.temperature[0]) > 0
-        return [Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
+        return [Cost(n, 1, unit, 1.5 * unit, 0.25 * unit) for n in gammas]
 
     monkeypatch.setattr(cost, "measure_all", measured)
     monkeypatch.setattr(cost, "draft_cost", lambda *_: 0.25)
@@ -186,8 +186,8 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
         (jaxspec.drafters.prompt_lookup(), 0.0, [1.0, 1.75, 1.75, 1.75]),
         (small, 0.25, [1.0, 1.5, 1.5, 1.5]),
     ]:
-        found = cost.policy_costs(prepared.replace(drafter=drafter))
-        assert found.c == c and found.v.tolist() == v
+        costs = cost.policy_costs(prepared.replace(drafter=drafter))
+        assert costs.c == c and costs.v.tolist() == v
     both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
     assert cost.search_cost(prepared.replace(drafter=both)) == 0
     assert cost.policy_costs(prepared.replace(drafter=both)).c == 0.25

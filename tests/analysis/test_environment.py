@@ -1,4 +1,4 @@
-"""What goes with every number: what it depends on is named, and what is not there is None."""
+"""The environment of a measurement: all that a number depends on is named, and what is missing is None."""
 
 import importlib.metadata
 import shutil
@@ -13,18 +13,18 @@ from jaxspec.analysis import environment
 
 
 def test_the_environment_names_what_a_number_depends_on():
-    about = environment.current()
-    assert about.jax == jax.__version__ and about.jaxspec == jaxspec.__version__
-    assert about.device and about.cpus >= 1 and about.command
+    machine = environment.current()
+    assert machine.jax == jax.__version__ and machine.jaxspec == jaxspec.__version__
+    assert machine.device and machine.cpus >= 1 and machine.command
 
 
 def test_a_line_names_the_device_the_cores_and_the_versions():
-    about = environment.current()
-    said = environment.line(about)
-    assert said.startswith(f"{about.cpu}, ") and f"jax {jax.__version__}, jaxlib {about.jaxlib}" in said
-    one = about._replace(device="NVIDIA H200", devices=1, cpus=1)
-    assert environment.line(one).startswith("NVIDIA H200, 1 CPU · jax ")
-    assert environment.line(one._replace(devices=8)).startswith("8 × NVIDIA H200, 1 CPU · jax ")
+    machine = environment.current()
+    said = environment.line(machine)
+    assert said.startswith(f"{machine.cpu}, ") and f"jax {jax.__version__}, jaxlib {machine.jaxlib}" in said
+    gpu = machine._replace(device="NVIDIA H200", devices=1, cpus=1)
+    assert environment.line(gpu).startswith("NVIDIA H200, 1 CPU · jax ")
+    assert environment.line(gpu._replace(devices=8)).startswith("8 × NVIDIA H200, 1 CPU · jax ")
 
 
 def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
@@ -39,15 +39,15 @@ def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
         return installed[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    about = environment.current()
-    assert (about.xla_flags, about.torch, about.transformers, about.cuda_plugin) == (None, None, None, None)
+    machine = environment.current()
+    assert (machine.xla_flags, machine.torch, machine.transformers, machine.cuda_plugin) == (None, None, None, None)
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.9.0+cpu"))
     monkeypatch.setitem(sys.modules, "transformers", None)  # one that cannot be imported
     installed["jax-cuda12-plugin"] = "0.10.2"
-    about = environment.current()
-    assert (about.xla_flags, about.torch, about.cuda_plugin) == ("--xla_dump_to=here", "2.9.0+cpu", "0.10.2")
-    assert about.transformers is None
+    machine = environment.current()
+    assert (machine.xla_flags, machine.torch, machine.cuda_plugin) == ("--xla_dump_to=here", "2.9.0+cpu", "0.10.2")
+    assert machine.transformers is None
 
 
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):

@@ -133,10 +133,10 @@ def test_assured_improvement_is_a_lower_bound(alpha, c, v):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9, 1.0])
-@pytest.mark.parametrize("each", [0.0, 0.3])
-def test_an_infinite_gamma_is_the_limit_of_large_ones(alpha, each):
-    """Where that is finite, or infinite: a drafter that costs nothing, and everything right."""
-    for of, last in ((improvement, (each, 1.2)), (operations, (each,)), (memory_accesses, (each,))):
+@pytest.mark.parametrize("per_draft", [0.0, 0.3])
+def test_an_infinite_gamma_is_the_limit_of_large_ones(alpha, per_draft):
+    """The limit is finite, or infinite: a drafter that costs nothing, and everything right."""
+    for of, last in ((improvement, (per_draft, 1.2)), (operations, (per_draft,)), (memory_accesses, (per_draft,))):
         large, larger, limit = (float(of(alpha, gamma, *last)) for gamma in (1e12, 1e13, np.inf))
         if larger > 5 * large or larger < large / 5:
             assert limit in (np.inf, 0.0) and (limit > 0) == (larger > large)

@@ -31,10 +31,10 @@ def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
 
     monkeypatch.setattr(layers, "_measure", measure)
     monkeypatch.setattr(layers.timing, "interleave", lambda calls, repeats: np.array([[3.0], [1.5]]))
-    found = layers.search_layers(target(4), PROMPT, trials=12, progress=False, max_new_tokens=4)
-    assert found.best.tokens_per_second == max(trial.tokens_per_second for trial in found.trials) > 12
-    assert found.over_plain == 2.0 and len(found.trials) == 12
-    assert len({(trial.attention, trial.mlp) for trial in found.trials}) == 12
+    search = layers.search_layers(target(4), PROMPT, trials=12, progress=False, max_new_tokens=4)
+    assert search.best.tokens_per_second == max(trial.tokens_per_second for trial in search.trials) > 12
+    assert search.over_plain == 2.0 and len(search.trials) == 12
+    assert len({(trial.attention, trial.mlp) for trial in search.trials}) == 12
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where greedy texts differ, and by what margin."""
+"""The places where greedy texts differ, and the margins there."""
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
         return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 1.0, 0.0]]])), cache
 
     rounding = target._replace(lm=target.lm._replace(extend=extend))
-    found = numerics.mismatches(prepare(rounding, PROMPT, drafter=target, gamma=2, max_new_tokens=8))
-    assert [(d.row, d.position, d.plain, d.speculative) for d in found] == [(0, 1, 0, 1), (1, 1, 0, 1)]
-    np.testing.assert_allclose([d.margin for d in found], 0.01, atol=1e-6)
-    np.testing.assert_allclose([d.top_two_margin for d in found], 0.01, atol=1e-6)
+    differences = numerics.mismatches(prepare(rounding, PROMPT, drafter=target, gamma=2, max_new_tokens=8))
+    assert [(d.row, d.position, d.plain, d.speculative) for d in differences] == [(0, 1, 0, 1), (1, 1, 0, 1)]
+    np.testing.assert_allclose([d.margin for d in differences], 0.01, atol=1e-6)
+    np.testing.assert_allclose([d.top_two_margin for d in differences], 0.01, atol=1e-6)
 
 
 def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
@@ -45,22 +45,22 @@ def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
         return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 0.0, 1.0]]])), cache
 
     wrong = target._replace(lm=target.lm._replace(extend=extend))
-    (found, _) = numerics.mismatches(prepare(wrong, PROMPT, drafter=target, gamma=2, max_new_tokens=4))
-    assert (found.speculative, found.margin, found.top_two_margin) == (2, pytest.approx(4), pytest.approx(0.01))
+    (first, _) = numerics.mismatches(prepare(wrong, PROMPT, drafter=target, gamma=2, max_new_tokens=4))
+    assert (first.speculative, first.margin, first.top_two_margin) == (2, pytest.approx(4), pytest.approx(0.01))
 
 
 def test_the_summary_names_the_earliest_mismatch(monkeypatch):
     prepared = prepare(table_model(jax.random.key(1), vocab=5), PROMPT, max_new_tokens=4)
-    one, other = numerics.Mismatch(1, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.25, 0.75)
-    for found, first, largest in (([], None, None), ([other, one], one, 0.75)):
-        monkeypatch.setattr(numerics, "mismatches", lambda prepared, found=found: found)
+    late, early = numerics.Mismatch(1, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.25, 0.75)
+    for differences, first, largest in (([], None, None), ([early, late], late, 0.75)):
+        monkeypatch.setattr(numerics, "mismatches", lambda prepared, differences=differences: differences)
         summary = numerics.summary(prepared)
         assert (summary.first, summary.largest_top_two_margin) == (first, largest)
-        assert summary.same + len(found) == summary.prompts == 2
+        assert summary.same + len(differences) == summary.prompts == 2
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_prompts_may_be_few(size):
     target = table_model(jax.random.key(1), vocab=5)
-    some = Prompt(PROMPT.tokens[:size], PROMPT.length[:size])
-    assert numerics.mismatches(prepare(target, some, drafter=target, max_new_tokens=4)) == []
+    prompts = Prompt(PROMPT.tokens[:size], PROMPT.length[:size])
+    assert numerics.mismatches(prepare(target, prompts, drafter=target, max_new_tokens=4)) == []

@@ -24,18 +24,18 @@ PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
 @pytest.mark.parametrize(("alpha", "c", "slope"), [(0.75, 0.02, 0.0), (0.9, 0.1, 0.05), (0.3, 0.2, 0.3)])
 def test_a_plan_is_the_best_of_theory(alpha, c, slope):
     v = 1 + slope * np.arange(17)
-    found = planning.plan(alpha, c, v)
-    assert found.gamma == formulas.optimal_gamma(alpha, c, v)
-    assert found.improvement == pytest.approx(float(formulas.improvement(alpha, np.arange(17), c, v).max()))
-    assert found.operations == pytest.approx(float(formulas.operations(alpha, found.gamma, c)))
-    assert found.break_even == pytest.approx(c + slope, abs=1e-6)
-    assert (found.gamma == 0) == bool(found.obstacles)
-    assert planning.sentence(found).startswith("Speculate" if found.gamma else "Do not")
+    plan = planning.plan(alpha, c, v)
+    assert plan.gamma == formulas.optimal_gamma(alpha, c, v)
+    assert plan.improvement == pytest.approx(float(formulas.improvement(alpha, np.arange(17), c, v).max()))
+    assert plan.operations == pytest.approx(float(formulas.operations(alpha, plan.gamma, c)))
+    assert plan.break_even == pytest.approx(c + slope, abs=1e-6)
+    assert (plan.gamma == 0) == bool(plan.obstacles)
+    assert planning.sentence(plan).startswith("Speculate" if plan.gamma else "Do not")
 
 
 def test_measured_tokens_go_before_equation_1():
-    found = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
-    assert (found.gamma, found.tokens_per_round, found.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
+    plan = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
+    assert (plan.gamma, plan.tokens_per_round, plan.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
     none = planning.plan(0.75, 0.3, [1.0] * 3, tokens=[1.0, 1.1, 1.2])
     assert none.gamma == 0 and none.best == 1 and none.best_improvement == pytest.approx(1.1 / 1.3)
     assert "α = 0.75 promises" in planning.sentence(none) and "pay" not in planning.sentence(none)
@@ -53,24 +53,24 @@ def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, word
     alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
     assert formulas.optimal_gamma(alpha, c, most=2) > 0
     independent = [1.0, *(formulas.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
-    found = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
-    assert found.gamma == 0 and found.obstacles == (obstacle,)
-    assert words in planning.sentence(found)
+    plan = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
+    assert plan.gamma == 0 and plan.obstacles == (obstacle,)
+    assert words in planning.sentence(plan)
 
 
 def test_gammas_that_are_nearly_as_good_are_named():
-    found = planning.plan(0.75, 0.02, [1.0] * 17)
+    plan = planning.plan(0.75, 0.02, [1.0] * 17)
     speed = formulas.improvement(0.75, np.arange(17), 0.02)
-    assert found.near == tuple(g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != found.gamma)
-    assert planning.sentence(found).endswith("; within 3% of that: γ = 7, 8, 10..13.")
+    assert plan.near == tuple(g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != plan.gamma)
+    assert planning.sentence(plan).endswith("; within 3% of that: γ = 7, 8, 10..13.")
     assert planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.49])).endswith("; within 3% of that: plain decoding.")
     slower = planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.53]))
     assert slower.startswith("Do not speculate: the best γ, 1, would have 0.98 times the speed of plain decoding")
 
 
 def test_a_batch_waits_for_its_slowest_row():
-    one, many = (planning.sentence(planning.plan(0.75, 0.02, [1.0] * 5, batch=batch)) for batch in (1, 8))
-    assert "slowest" not in one and "for each row; the batch waits for its slowest" in many
+    single, many = (planning.sentence(planning.plan(0.75, 0.02, [1.0] * 5, batch=batch)) for batch in (1, 8))
+    assert "slowest" not in single and "for each row; the batch waits for its slowest" in many
 
 
 def test_v_is_timed_on_both_sides_of_a_step():
@@ -96,16 +96,16 @@ def test_a_pair_that_is_one_model_accepts_everything():
     model, done = table_model(jax.random.key(1), vocab=5), []
     prepared = prepare(model, PROMPT, drafter=model, max_new_tokens=13)
     plans = list(planning.of_pair(prepared, batches=(1, 2), most=2, repeats=1, advance=done.append))
-    assert [found.batch for found in plans] == [1, 2]
+    assert [plan.batch for plan in plans] == [1, 2]
     assert len(done) == planning.steps((1, 2), 2)
-    for found in plans:
-        assert found.alpha == 1.0 and found.c > 0 and found.v > 0
-        assert found.measured.alpha[:4] == (1.0, 0.0, 1.0, 1.0)
-        assert found.c == found.measured.c.median and set(found.measured.v) == {1, 2}
-        assert found.v == found.measured.v[found.gamma or found.best].median
-        assert found.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[found.gamma]
-        assert found.improvement == pytest.approx(
-            found.tokens_per_round / (found.gamma * found.c + found.v) if found.gamma else 1.0
+    for plan in plans:
+        assert plan.alpha == 1.0 and plan.c > 0 and plan.v > 0
+        assert plan.measured.alpha[:4] == (1.0, 0.0, 1.0, 1.0)
+        assert plan.c == plan.measured.c.median and set(plan.measured.v) == {1, 2}
+        assert plan.v == plan.measured.v[plan.gamma or plan.best].median
+        assert plan.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[plan.gamma]
+        assert plan.improvement == pytest.approx(
+            plan.tokens_per_round / (plan.gamma * plan.c + plan.v) if plan.gamma else 1.0
         )
 
 
@@ -154,8 +154,8 @@ def test_load_of_counts_what_decoding_multiplies(config):
     load = load_of(config, row=row, prompt=prompt)
     assert load.parameters == count
     lm = net.language_model(config)
-    asked = Prompt(jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
-    _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, row), params, asked)
+    prompts = Prompt(jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
+    _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, row), params, prompts)
     stored = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
     assert load.cache_bytes == sum(4 * x.size for x in stored)
 

@@ -55,19 +55,19 @@ def every_text(temperature):
     return replay.LogitTrace(temperature, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
 
 
-def rounds_of(rule, gamma, temperature, whole):
+def rounds_of(rule, gamma, temperature, all_rounds):
     """By enumeration: the expected number of draft tokens that the first round emits, and of rounds if asked for."""
     options = dict(drafter=DRAFT, rule=rule, gamma=gamma, eos_ids=())
     prepared = prepare(TARGET, ONE, temperature=temperature, key=jax.random.key(0), max_new_tokens=STEPS, **options)
     request = prepared.request._replace(keys=None)
-    asked = jax.tree.map(np.asarray, (Prompt(ONE.tokens, ONE.length), request))
+    inputs = jax.tree.map(np.asarray, (Prompt(ONE.tokens, ONE.length), request))
     first = init_program(prepared.decoder, token_rows.headroom(STEPS, gamma), VOCAB)
     step = step_program(prepared.decoder, VOCAB)
-    ends = Outcomes(first, prepared.weights, asked).enumerate(np.ones(1))
+    ends = Outcomes(first, prepared.weights, inputs).enumerate(np.ones(1))
     ends = Outcomes(step, prepared.weights, ends.state).enumerate(ends.weight)
     rows, weight = ends.state, ends.weight
     accepted, rounds = float(weight @ rows.stats.accepted), 0.0
-    while whole:
+    while all_rounds:
         rounds += float(weight[rows.done] @ rows.stats.rounds[rows.done])
         rows, weight = take((rows, weight), ~rows.done)
         if not len(weight):
@@ -81,13 +81,13 @@ def rounds_of(rule, gamma, temperature, whole):
 @named([rule for rule in INDEPENDENT if rule.exact])
 def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
     """The first round of every exact rule, and all rounds of one."""
-    whole = rule.name == "rejection"
-    accepted, rounds = rounds_of(rule, gamma, 0.7, whole)
+    all_rounds = rule.name == "rejection"
+    accepted, rounds = rounds_of(rule, gamma, 0.7, all_rounds)
     store, chances = every_text(0.7)
     ratios = replay.chain_ratios(store, rule)
     survives = [survives for survives, _ in replay._by_text(replay.chain(gamma), ratios, store.counts)]
     assert np.sum(chances * [x[0].sum() for x in survives]) == pytest.approx(accepted, abs=1e-5)
-    if whole:
+    if all_rounds:
         replayed = replay.tokens_per_round(replay.chain(gamma), ratios, store.counts)
         np.testing.assert_allclose(replayed.counts @ chances, rounds, atol=1e-5)
 
@@ -134,10 +134,10 @@ def replayed(trace, rule, gamma):
 @pytest.mark.slow
 @named(EXACT)
 def test_replay_predicts_what_decoding_yields(rule, stores):
-    found, ran = replayed(stores[0.7], rule, 4), decoded(rule, 0.7)
-    assert abs(found.value - ran.value) < 3 * np.hypot(found.stderr, ran.stderr)
-    assert found.stderr < ran.stderr  # of the rounds, only the mean is left
-    assert found.stderr < 0.08
+    predicted, ran = replayed(stores[0.7], rule, 4), decoded(rule, 0.7)
+    assert abs(predicted.value - ran.value) < 3 * np.hypot(predicted.stderr, ran.stderr)
+    assert predicted.stderr < ran.stderr  # of the rounds, only the mean is left
+    assert predicted.stderr < 0.08
 
 
 @named(EXACT)
@@ -147,11 +147,11 @@ def test_at_temperature_0_replay_is_the_decoder(rule, stores):
 
 @pytest.mark.slow
 def test_alpha_is_that_of_the_whole_distributions(stores):
-    found = replay.acceptance_rate(stores[0.7], rules.rejection())
+    rate = replay.acceptance_rate(stores[0.7], rules.rejection())
     options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
     measured = acceptance.measure(prepare(WORDS, PROMPTS, drafter=NEAR, **options))
-    assert abs(found.value - measured.alpha) < 3 * found.stderr
-    assert found.stderr < 0.01
+    assert abs(rate.value - measured.alpha) < 3 * rate.stderr
+    assert rate.stderr < 0.01
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
@@ -164,29 +164,29 @@ def test_the_rate_with_a_lenience_is_that_of_its_definition(stores, temperature,
     else:
         expected = np.mean(p[np.arange(len(p)), q.argmax(axis=-1)] >= share * p.max(axis=-1))
     prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
-    found = acceptance.measure(prepared.replace(temperature=temperature, rule=rules.lenient(share))).rate
-    assert found.value == pytest.approx(expected, rel=1e-5)
-    assert found.counts.tolist() == trace.counts.tolist()
+    rate = acceptance.measure(prepared.replace(temperature=temperature, rule=rules.lenient(share))).rate
+    assert rate.value == pytest.approx(expected, rel=1e-5)
+    assert rate.counts.tolist() == trace.counts.tolist()
 
 
 def test_rules_accept_more_in_their_known_order(stores):
     """Block accepts the most, then rejection, coupled, and the baselines."""
-    found = {rule.name: replayed(stores[0.7], rule, 4).value for rule in EXACT}
+    tokens = {rule.name: replayed(stores[0.7], rule, 4).value for rule in EXACT}
     order = ["block", "rejection", "coupled", "exact_match"]
-    assert sorted(order, key=found.__getitem__, reverse=True) == order
-    assert found["classical_rejection"] < found["rejection"]
+    assert sorted(order, key=tokens.__getitem__, reverse=True) == order
+    assert tokens["classical_rejection"] < tokens["rejection"]
 
 
 @pytest.mark.slow
 def test_a_trace_is_the_targets_text_and_both_logits():
     options = dict(temperature=0.7, max_new_tokens=5, key=jax.random.key(6))
-    made = replay.collect(prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)
-    assert made.temperature == 0.7 and len(made.tokens) == 5 * ROWS and isinstance(made.target, np.memmap)
+    trace = replay.collect(prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)
+    assert trace.temperature == 0.7 and len(trace.tokens) == 5 * ROWS and isinstance(trace.target, np.memmap)
     text = jaxspec.generate(WORDS, PROMPTS, **options).tokens
-    np.testing.assert_array_equal(made.tokens.reshape(ROWS, 5), text)
+    np.testing.assert_array_equal(trace.tokens.reshape(ROWS, 5), text)
     last = PROMPTS.tokens[:, -2:]
-    np.testing.assert_array_equal(made.target[::5], WORDS.params[last[:, 0], last[:, 1]])
-    np.testing.assert_array_equal(made.draft[::5], NEAR.params[last[:, 0], last[:, 1]])
+    np.testing.assert_array_equal(trace.target[::5], WORDS.params[last[:, 0], last[:, 1]])
+    np.testing.assert_array_equal(trace.draft[::5], NEAR.params[last[:, 0], last[:, 1]])
 
 
 def test_what_cannot_be_answered(stores):

@@ -20,8 +20,8 @@ TASK = Task("ids", Prompt(jnp.array([[3, 1]]), jnp.array([2])), 9)
 
 def test_names_are_given_or_found():
     lookup = drafters.prompt_lookup()
-    own, named = product(task=TASK, drafter=[lookup]) + product(task=TASK, drafter={"copy": lookup})
-    assert (own.drafter_name, named.drafter_name) == ("prompt_lookup", "copy")
+    unnamed, named = product(task=TASK, drafter=[lookup]) + product(task=TASK, drafter={"copy": lookup})
+    assert (unnamed.drafter_name, named.drafter_name) == ("prompt_lookup", "copy")
     model = Setting(TASK, TARGET._replace(name="big"))
     assert model.drafter_name == "big" and model.plain().drafter_name == "" and model.plain().is_plain
     (policy,) = product(task=TASK, drafter=TARGET, policy={"sure": policies.confidence(0.5)})
@@ -91,8 +91,8 @@ def test_what_a_result_depends_on_tells_settings_apart():
         setting._replace(drafter=drafters.prompt_lookup(), name="draft"),
         setting.plain(),
     ]
-    found = [describe(one, TARGET) for one in [setting, *changed]]
-    assert all(a != b for i, a in enumerate(found) for b in found[:i])
+    descriptions = [describe(variant, TARGET) for variant in [setting, *changed]]
+    assert all(a != b for i, a in enumerate(descriptions) for b in descriptions[:i])
     assert describe(setting, TARGET) == describe(setting._replace(target=TARGET), TARGET)
 
 
@@ -103,9 +103,9 @@ def test_two_models_of_one_name_are_not_the_same():
 
 def test_what_is_prepared_is_a_setting():
     options = dict(drafter=TARGET, gamma=4, temperature=0.5, top_k=3, max_new_tokens=7, key=jax.random.key(0))
-    found = setting_of(prepare(TARGET, TASK.prompts, eos_ids=(), **options), "mine", batch=2)
-    assert (found.drafter, found.gamma, found.batch, found.rule.name) == (TARGET, 4, 2, "rejection")
-    assert found.sampling == {"temperature": 0.5, "top_k": 3}
-    assert (found.task.name, found.task.new_tokens, found.task.ends) == ("mine", 7, False)
+    setting = setting_of(prepare(TARGET, TASK.prompts, eos_ids=(), **options), "mine", batch=2)
+    assert (setting.drafter, setting.gamma, setting.batch, setting.rule.name) == (TARGET, 4, 2, "rejection")
+    assert setting.sampling == {"temperature": 0.5, "top_k": 3}
+    assert (setting.task.name, setting.task.new_tokens, setting.task.ends) == ("mine", 7, False)
     with pytest.raises(ValueError, match="one max_new_tokens"):
         setting_of(prepare(TARGET, TASK.prompts, max_new_tokens=[7]), "mine", batch=1)

@@ -22,17 +22,17 @@ from jaxspec.testing import table_model, table_model_from
 
 @functools.cache
 def every_tree(nodes, depth, children):
-    """All trees of so many nodes, as sets of ranks on the way to each."""
+    """Every tree of `nodes` nodes, as sets of ranks on the way to each."""
     if nodes == 0:
         return [()]
-    found = []
+    trees = []
     for count in range(1, children + 1):
         for shares in itertools.product(range(1, nodes + 1), repeat=count):
             if sum(shares) == nodes and (depth > 1 or max(shares) == 1):
                 for below in itertools.product(*(every_tree(share - 1, depth - 1, children) for share in shares)):
-                    nodes_of = [(rank, *path) for rank, some in enumerate(below) for path in ((), *some)]
-                    found.append(tuple(sorted(nodes_of, key=lambda node: (len(node), node))))
-    return found
+                    nodes_of = [(rank, *path) for rank, paths in enumerate(below) for path in ((), *paths)]
+                    trees.append(tuple(sorted(nodes_of, key=lambda node: (len(node), node))))
+    return trees
 
 
 def accepted_by_hand(tree, acceptance):
@@ -51,19 +51,19 @@ def accepted_by_hand(tree, acceptance):
 def test_the_program_finds_the_best_of_all_trees(kind):
     random, width_cost, depth_cost = np.random.default_rng(5), [1.0, 1.1, 1.15, 1.4, 1.45, 1.6], 0.12
     by_rank, by_count, by_depth = random.dirichlet(np.ones(4))[:2], random.random((2, 2)) / 2, random.random((4, 2, 2))
-    given = {"by rank": by_rank, "by count": by_count, "by depth": by_depth}[kind]
+    acceptance = {"by rank": by_rank, "by count": by_count, "by depth": by_depth}[kind]
     full = {"by rank": np.broadcast_to(by_rank, (1, 2, 2)), "by count": by_count[None], "by depth": by_depth}[kind]
     depth = 4
     trees = [tree for nodes in range(1, 6) for tree in every_tree(nodes, depth, 2)]
     for nodes in (3, 5):
-        found = best_of_size(given, nodes, depth)
+        tree = best_of_size(acceptance, nodes, depth)
         best = max(accepted_by_hand(tree, full) for tree in trees if len(tree) == nodes)
-        assert len(found) == nodes and accepted_by_hand(found, full) == pytest.approx(best)
+        assert len(tree) == nodes and accepted_by_hand(tree, full) == pytest.approx(best)
 
     def speed(tree):
         return (1 + accepted_by_hand(tree, full)) / (max(map(len, tree)) * depth_cost + width_cost[len(tree)])
 
-    plan = optimal(given, depth_cost, width_cost, nodes=5)
+    plan = optimal(acceptance, depth_cost, width_cost, nodes=5)
     assert plan.improvement == pytest.approx(max(1.0, *map(speed, trees)))
     if plan.shape:
         assert plan.improvement == pytest.approx(speed(plan.shape))
@@ -95,7 +95,7 @@ def trace_of(p, q):
 
 def by_enumeration(children, sample, fixed=()):
     """P(child r is x and accepted) by multi-round rejection, for each rank and token; `sample`: what draws are of."""
-    found = np.zeros((children, 4))
+    accepted = np.zeros((children, 4))
 
     def go(rank, left, drawn, weight):
         if rank == children:
@@ -103,13 +103,13 @@ def by_enumeration(children, sample, fixed=()):
         probs = sample(rank, drawn)
         for x in np.flatnonzero(probs):
             accept = min(1.0, left[x] / probs[x])
-            found[rank, x] += weight * probs[x] * accept
+            accepted[rank, x] += weight * probs[x] * accept
             after = np.maximum(left - probs, 0)
             if accept < 1:
                 go(rank + 1, after / after.sum(), [*drawn, x], weight * probs[x] * (1 - accept))
 
     go(0, P, [], 1.0)
-    return found
+    return accepted
 
 
 def without(drawn):
@@ -125,7 +125,7 @@ def mixed_law(children):
 @pytest.mark.parametrize("draw", ["without_replacement", "replacement", "top", "mixed"])
 def test_acceptance_by_rank_is_that_of_multi_round_rejection(draw):
     children = 3
-    found = replay.tree_ratios(trace_of(P, Q), draw, children).reshape(SAME, 4, children, children).mean(axis=0)
+    acceptance = replay.tree_ratios(trace_of(P, Q), draw, children).reshape(SAME, 4, children, children).mean(axis=0)
     for count in range(1, children + 1):
         distributions = {
             "without_replacement": lambda rank, drawn: without(drawn),
@@ -134,7 +134,7 @@ def test_acceptance_by_rank_is_that_of_multi_round_rejection(draw):
             "mixed": mixed_law(count),
         }
         expected = by_enumeration(count, distributions[draw])
-        mine = found[:, count - 1].T * P[None, :]
+        mine = acceptance[:, count - 1].T * P[None, :]
         assert (mine[count:] == 0).all()
         np.testing.assert_allclose(mine[:count], expected, atol=0.01 if draw == "without_replacement" else 1e-5)
 

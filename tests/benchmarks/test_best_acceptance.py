@@ -35,11 +35,11 @@ def drafts(q, count, draw):
     if draw == "replacement":
         return [(set(tokens), np.prod(q[list(tokens)])) for tokens in itertools.product(vocab, repeat=count)]
     if draw == "without_replacement":
-        found = []
+        all_drafts = []
         for tokens in itertools.permutations(np.flatnonzero(q), count):
             left = 1 - np.concatenate([[0], np.cumsum(q[list(tokens)])[:-1]])
-            found.append((set(tokens), np.prod(q[list(tokens)] / left)))
-        return found
+            all_drafts.append((set(tokens), np.prod(q[list(tokens)] / left)))
+        return all_drafts
     if draw == "top":
         return [(set(ranked[:count]), 1.0)]
     fixed, rest = set(ranked[: count - 1]), q[ranked[count - 1 :]]
@@ -50,11 +50,11 @@ def drafts(q, count, draw):
 def test_the_bound_is_the_minimum_over_all_sets_of_tokens(draw):
     for p, q in pairs(24, 6):
         for count in (1, 2, 3):
-            found = drafts(q, count, draw)
+            all_drafts = drafts(q, count, draw)
             least = 0.0
             for bits in itertools.product([False, True], repeat=len(p)):
                 inside = set(np.flatnonzero(bits))
-                least = min(least, p[list(inside)].sum() - sum(x for tokens, x in found if tokens <= inside))
+                least = min(least, p[list(inside)].sum() - sum(x for tokens, x in all_drafts if tokens <= inside))
             assert best_acceptance(p, q, count, draw) == pytest.approx(1 + least, abs=ROUNDING)
 
 
@@ -73,9 +73,9 @@ def test_no_rule_beats_the_bound(draw):
 
 def test_more_draft_tokens_are_accepted_more_often_and_without_replacement_more_than_with():
     for p, q in pairs(20, 8):
-        for one, other in itertools.pairwise(range(1, 6)):
+        for fewer, more in itertools.pairwise(range(1, 6)):
             for draw in DRAWS[:2]:
-                assert best_acceptance(p, q, one, draw) <= best_acceptance(p, q, other, draw) + ROUNDING
+                assert best_acceptance(p, q, fewer, draw) <= best_acceptance(p, q, more, draw) + ROUNDING
         assert best_acceptance(p, q, 3) <= best_acceptance(p, q, 3, "without_replacement") + ROUNDING
         assert best_acceptance(p, p, 2) == pytest.approx(1)
 
@@ -84,8 +84,8 @@ def test_a_vocabulary_of_thousands():
     """Draws without replacement from many tokens are nearly independent."""
     logits = np.random.default_rng(1).normal(size=3000)
     p, q = softmax(logits), softmax(logits + 0.5 * np.random.default_rng(2).normal(size=3000))
-    one, other = (best_acceptance(p, q, 4, draw) for draw in DRAWS[:2])
-    assert one < other < one + 1e-3
+    first, second = (best_acceptance(p, q, 4, draw) for draw in DRAWS[:2])
+    assert first < second < first + 1e-3
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_a_vocabulary_of_thousands():
     ],
 )
 def test_bad_input_is_refused(changes, message):
-    given = {"p": [0.5, 0.3, 0.2], "q": [0.2, 0.2, 0.6], "count": 2} | changes
+    arguments = {"p": [0.5, 0.3, 0.2], "q": [0.2, 0.2, 0.6], "count": 2} | changes
     with pytest.raises(ValueError, match=message):
-        best_acceptance(**given)
+        best_acceptance(**arguments)
     with pytest.raises(ValueError, match="expected one of rejection, traversal, k_seq, coupled, exact_match"):
         rule_acceptance("block", [1.0], [1.0], 1)
     with pytest.raises(ValueError, match="too many to enumerate"):

@@ -1,4 +1,4 @@
-"""What the pictures show is what theory says, and they are written whole."""
+"""The pictures show what theory says, and are written completely."""
 
 import sys
 
@@ -145,14 +145,14 @@ def test_a_lenient_rule_stays_away():
     """By the L1 distance of its own known distribution: what is accepted, plus what is not times the residual."""
     tokens = sampling.first_tokens(rules.lenient(0.5), P, Q, ROUNDS, seed=1)
     accepted = np.minimum(np.array(P) / 0.5, Q)
-    own = accepted + (1 - accepted.sum()) * divergence.residual(P, Q)
-    assert sampling.l1_distance(tokens, P, [ROUNDS])[0] == pytest.approx(np.abs(own - P).sum(), abs=0.02)
+    mixture = accepted + (1 - accepted.sum()) * divergence.residual(P, Q)
+    assert sampling.l1_distance(tokens, P, [ROUNDS])[0] == pytest.approx(np.abs(mixture - P).sum(), abs=0.02)
 
 
 def test_noise_distance_is_the_mean_for_samples():
     rng = np.random.default_rng(0)
-    found = [sampling.l1_distance(rng.choice(3, 400, p=P), P, [400])[0] for _ in range(200)]
-    assert np.mean(found) == pytest.approx(sampling.noise_distance(P, 400), rel=0.1)
+    distances = [sampling.l1_distance(rng.choice(3, 400, p=P), P, [400])[0] for _ in range(200)]
+    assert np.mean(distances) == pytest.approx(sampling.noise_distance(P, 400), rel=0.1)
 
 
 @pytest.mark.parametrize("counts", [[0, 1], [5]])

@@ -33,7 +33,7 @@ def test_figures_of_a_pair_are_drawn_in_a_format(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(("after", "label"), [(1.5, "measured: 1.50×"), (None, "measured: –")])
 def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
-    """As the landscape is, which Theorem 3.8 draws."""
+    """The landscape, too, is after prefill: Theorem 3.8 draws it."""
     monkeypatch.setattr(acceptance, "measure", lambda prepared: SimpleNamespace(alpha=0.7))
     monkeypatch.setattr(cost, "measure", lambda prepared, repeats: SimpleNamespace(c=0.1, v=1.4))
     monkeypatch.setattr(paper, "speedup_after_prefill", lambda prepared, repeats: after)

@@ -45,10 +45,10 @@ def test_a_context_is_in_the_table(context):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [rules.rejection(), rules.block()], ids=lambda rule: rule.name)
 def test_a_right_rule_passes(context, rule):
-    found = drawn(context, rule)
-    fitted = fits.fit(context, found.tokens)
-    assert fitted.pvalue > 1e-3 and fitted.draws == DRAWS == len(found.tokens) and fitted.cells > 10
-    assert 0.05 < found.acceptance_rate < 0.95
+    sampled = drawn(context, rule)
+    fitted = fits.fit(context, sampled.tokens)
+    assert fitted.pvalue > 1e-3 and fitted.draws == DRAWS == len(sampled.tokens) and fitted.cells > 10
+    assert 0.05 < sampled.acceptance_rate < 0.95
     np.testing.assert_allclose(fitted.pvalue, stats.chi2.sf(fitted.statistic, fitted.cells - 1), rtol=1e-4)
 
 
@@ -81,9 +81,9 @@ def test_a_distribution_that_is_nearly_certain_tests_nothing():
 @pytest.mark.slow
 def test_bounds_are_kept_and_broken(context):
     """Lenience of 0.5 keeps to its own bound, and breaks that of 0.9."""
-    found = drawn(context, rules.lenient(0.5)).tokens
-    assert fits.bound_test(context, found, catalogue.RULES["lenient"].bound).pvalue > 1e-3
-    assert fits.bound_test(context, found, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
+    sampled = drawn(context, rules.lenient(0.5)).tokens
+    assert fits.bound_test(context, sampled, catalogue.RULES["lenient"].bound).pvalue > 1e-3
+    assert fits.bound_test(context, sampled, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
 
 
 def test_a_bound_on_rare_tokens_is_tested_on_all_of_them_together():
@@ -94,8 +94,8 @@ def test_a_bound_on_rare_tokens_is_tested_on_all_of_them_together():
 
     for rare, broken in ((50, False), (100, True)):
         tokens = np.append(np.zeros(1000 - rare, int), 1 + np.arange(rare) % 50)
-        found = fits.bound_test(context, np.stack([tokens, tokens], axis=1), as_it_is)
-        assert found.cells == 2 and (found.pvalue < 1e-3) == broken
+        test = fits.bound_test(context, np.stack([tokens, tokens], axis=1), as_it_is)
+        assert test.cells == 2 and (test.pvalue < 1e-3) == broken
     none = fits.bound_test(context, np.zeros((100, 2), int), lambda log_p: jnp.ones_like(log_p))
     assert none == fits.Fit("bound", 0, 100, 1.0)
 

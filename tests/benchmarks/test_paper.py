@@ -26,26 +26,26 @@ def tiny(monkeypatch):
 
 
 def test_settings_are_the_papers():
-    found = [(one.temperature, one.gamma, one.alpha, one.speed) for one in paper.TABLE_2]
-    assert sorted(found) == [(0, 5, 0.65, 3.1), (0, 7, 0.75, 3.4), (1, 5, 0.53, 2.3), (1, 7, 0.62, 2.6)]
-    printed = [round(float(formulas.improvement(one.alpha, one.gamma, 0.02)), 1) for one in paper.TABLE_2]
-    assert printed == [one.expected for one in paper.TABLE_2]
+    numbers = [(line.temperature, line.gamma, line.alpha, line.speed) for line in paper.TABLE_2]
+    assert sorted(numbers) == [(0, 5, 0.65, 3.1), (0, 7, 0.75, 3.4), (1, 5, 0.53, 2.3), (1, 7, 0.62, 2.6)]
+    printed = [round(float(formulas.improvement(line.alpha, line.gamma, 0.02)), 1) for line in paper.TABLE_2]
+    assert printed == [line.expected for line in paper.TABLE_2]
 
 
 @pytest.mark.slow
 def test_speed_ups_at_simulated_acceptance(tiny):
     target, draft = (random_model("tiny-t5", "float32", seed) for seed in (0, 1))
     settings = paper.table_2(target, draft, texts=4, new_tokens=16)
-    assert [one.sampling["temperature"] for one in settings] == [0, 0, 1, 1]
+    assert [setting.sampling["temperature"] for setting in settings] == [0, 0, 1, 1]
     rows = list(run(target, settings[:2], config=Config(num_prompts=4, repeats=1, quantities=("speed", "costs"))))
     assert [(row.setting.temperature, row.setting.gamma) for row in rows] == [(0, 0), (0, 7), (0, 5)]
     assert all(row.tokens == 4 * 16 for row in rows)  # nothing ends a text
     printed = [paper.printed(row) for row in rows]
     assert printed == [None, *paper.TABLE_2[:2]]
-    for row, one in zip(rows, printed, strict=True):
-        assert one is None or abs(row.drafts.conditional.value - one.alpha) < 0.25
-    made = tables(rows, (paper.BESIDE_THE_PAPER,))
-    assert len(made) == 1 and next(iter(made[0].columns[-1].cells)) == "–"
+    for row, setting in zip(rows, printed, strict=True):
+        assert setting is None or abs(row.drafts.conditional.value - setting.alpha) < 0.25
+    views = tables(rows, (paper.BESIDE_THE_PAPER,))
+    assert len(views) == 1 and next(iter(views[0].columns[-1].cells)) == "–"
 
 
 def test_theory_is_of_the_papers_alpha_and_the_costs_here():

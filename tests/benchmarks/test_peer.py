@@ -68,9 +68,9 @@ def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
     draft = random(t5, SHALLOW, 1)
     trimmed = trim.trim_vocabulary(draft, size=8)
     module = peer._exported(trimmed, tmp_path)
-    given = peer.inputs(PROMPT, left=False)
+    inputs = peer.inputs(PROMPT, left=False)
     with torch.no_grad():
-        theirs = module(**given, decoder_input_ids=torch.zeros((2, 1), dtype=torch.long)).logits[:, -1]
+        theirs = module(**inputs, decoder_input_ids=torch.zeros((2, 1), dtype=torch.long)).logits[:, -1]
     assert theirs.shape == (2, 64)
     settings = product(task=TASK, drafter={"trimmed": trimmed, "whole": draft}, backend=BOTH)
     (said,) = peer.whole_heads(settings)

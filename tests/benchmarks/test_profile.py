@@ -1,4 +1,4 @@
-"""What a profile shows: kernels, gaps, weights; and that a refused one is no failure."""
+"""A profile shows kernels, gaps and weights; and a refused one is no failure."""
 
 import jax
 import pytest
@@ -30,9 +30,9 @@ def test_kernels_of_a_gpu():
     data = jax.profiler.ProfileData
     ran = profile.kernels(data.from_serialized_xspace(data.text_proto_to_serialized_xspace(GPU)))
     assert [kernel.name for kernel in ran] == ["gemm_fusion_dot_12", "gemm_fusion_dot_3", "MemcpyD2D"]
-    found = profile.summary(ran, count=1)
-    assert (found.kernels_per_pass, found.pass_us, found.busy_us) == (3, 10.0, 9.0)
-    assert found.largest[0] == profile.KernelGroup("gemm_fusion_dot", 2.0, us_per_pass=6.0, us_each=3.0, share=0.6)
+    summary = profile.summary(ran, count=1)
+    assert (summary.kernels_per_pass, summary.pass_us, summary.busy_us) == (3, 10.0, 9.0)
+    assert summary.largest[0] == profile.KernelGroup("gemm_fusion_dot", 2.0, us_per_pass=6.0, us_each=3.0, share=0.6)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_kernels_of_a_gpu():
     [(0.4, 40.0, "waiting for launches"), (0.9, 40.0, "small kernels"), (0.9, 80.0, "That is what its weights take")],
 )
 def test_advice_tells_gaps_from_kernels_from_weights(busy, floor_us, said):
-    found = profile.Profile(kernels_per_pass=50.0, pass_us=100.0, busy_us=100 * busy, busy=busy)
-    assert said in profile.advice(found, floor_us, target_us=1000.0, c=0.1)
+    summary = profile.Profile(kernels_per_pass=50.0, pass_us=100.0, busy_us=100 * busy, busy=busy)
+    assert said in profile.advice(summary, floor_us, target_us=1000.0, c=0.1)
 
 
 def prepared():
@@ -51,10 +51,10 @@ def prepared():
 
 @pytest.mark.slow
 def test_a_profile_is_taken_and_read():
-    found = profile.passes(prepared())
-    if not isinstance(found, str):
-        assert found.kernels_per_pass > 0 and 0 < found.busy <= 1
-        assert sum(one.share for one in found.largest) <= 1 + 1e-9
+    parts = profile.passes(prepared())
+    if not isinstance(parts, str):
+        assert parts.kernels_per_pass > 0 and 0 < parts.busy <= 1
+        assert sum(kernel.share for kernel in parts.largest) <= 1 + 1e-9
 
 
 def test_a_refused_profile_is_no_failure(monkeypatch):
@@ -62,6 +62,6 @@ def test_a_refused_profile_is_no_failure(monkeypatch):
         raise RuntimeError("CUPTI is not to be had")
 
     monkeypatch.setattr(jax.profiler, "trace", refuse)
-    found = profile.passes(prepared())
-    assert found == "RuntimeError: CUPTI is not to be had"
-    assert "No profile could be had" in profile.advice(found, 1.0, 10.0, 0.1)
+    parts = profile.passes(prepared())
+    assert parts == "RuntimeError: CUPTI is not to be had"
+    assert "No profile could be had" in profile.advice(parts, 1.0, 10.0, 0.1)

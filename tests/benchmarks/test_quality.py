@@ -85,9 +85,9 @@ def data_folder(folder):
 
 
 def pair(net, config, tokenizer) -> tuple[Model, Model]:
-    made = [jax.jit(net.init, static_argnums=0)(config, jax.random.key(seed)) for seed in (0, 1)]
+    params = [jax.jit(net.init, static_argnums=0)(config, jax.random.key(seed)) for seed in (0, 1)]
     lm = net.language_model(config)
-    return Model(lm, made[0], tokenizer, config, "big"), Model(lm, made[1], tokenizer, config, "small")
+    return Model(lm, params[0], tokenizer, config, "big"), Model(lm, params[1], tokenizer, config, "small")
 
 
 @pytest.mark.slow
@@ -95,11 +95,11 @@ def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(model_card, "GAMMAS", (3,))
     target, draft = pair(t5, T5, tokenizer)
     cards = model_card.card(target, draft, data_folder(tmp_path), rows=2, new_tokens=6)
-    assert [(one.task, one.metric) for one in cards] == [("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")]
-    for one in cards:
-        assert one.loss == pytest.approx((math.log(len(WORDS)),) * 2, abs=2.0)
-        assert one.quality is not None and all(0 <= score <= 100 for score in one.quality)
-        drafting = [row for row in one.rows if not row.setting.is_plain]
+    assert [(card.task, card.metric) for card in cards] == [("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")]
+    for card in cards:
+        assert card.loss == pytest.approx((math.log(len(WORDS)),) * 2, abs=2.0)
+        assert card.quality is not None and all(0 <= score <= 100 for score in card.quality)
+        drafting = [row for row in card.rows if not row.setting.is_plain]
         assert [(row.setting.temperature, row.setting.gamma, row.texts) for row in drafting] == [
             (0.0, 3, 2),
             (1.0, 3, 2),

@@ -49,10 +49,10 @@ def few_rules(monkeypatch):
 @pytest.mark.slow
 def test_a_peer_that_disagrees_is_an_error(loading, monkeypatch, capsys):
     """The other library is not run here: `test_peer.py` does so."""
-    asked = []
+    calls = []
 
     def decode(setting, parts, folder):
-        asked.append((setting.is_plain, setting.batch))
+        calls.append((setting.is_plain, setting.batch))
         return [lambda: None for _ in parts], [[4]] * sum(len(p.prompt.length) for p in parts), 9
 
     monkeypatch.setattr(peer, "TRANSFORMERS", peer.TRANSFORMERS._replace(decode=decode))
@@ -63,26 +63,26 @@ def test_a_peer_that_disagrees_is_an_error(loading, monkeypatch, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert end.value.code == 1 and "0 of 2 greedy texts" in text and "times the speed of transformers" in text
     assert "debian-t5-draft: transformers drafts with the whole head, jaxspec with the trimmed" in text
-    assert asked == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
+    assert calls == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
 
 
 @pytest.mark.parametrize(
-    ("table", "own"), [("2", ()), ("3", ()), ("3", ("--draft", "prompt_lookup")), ("5", ("-t", "1"))]
+    ("table", "options"), [("2", ()), ("3", ()), ("3", ("--draft", "prompt_lookup")), ("5", ("-t", "1"))]
 )
-def test_presets_are_the_papers_tables(loading, monkeypatch, table, own):
-    asked = []
+def test_presets_are_the_papers_tables(loading, monkeypatch, table, options):
+    calls = []
     monkeypatch.setattr(
-        bench, "run_groups", lambda target, settings, store, config, **_: asked.append((settings, config)) or iter([])
+        bench, "run_groups", lambda target, settings, store, config, **_: calls.append((settings, config)) or iter([])
     )
     with pytest.raises(SystemExit) as end:
-        paper.main([table, *TASK, *own])
-    ((settings, config),) = asked
+        paper.main([table, *TASK, *options])
+    ((settings, config),) = calls
     assert not end.value.code and ("speed" in config.quantities) == (table != "3")
-    assert {x.sampling["temperature"] for x in settings} == ({1} if own[:1] == ("-t",) else {0, 1})
+    assert {x.sampling["temperature"] for x in settings} == ({1} if options[:1] == ("-t",) else {0, 1})
     if table == "2":
         assert {x.gamma for x in settings} == {"plan"}
     if table == "3":
-        names = {own[1] if own else "debian-t5-draft", "bigram", "unigram"}
+        names = {options[1] if options else "debian-t5-draft", "bigram", "unigram"}
         assert {x.drafter_name for x in settings} == names and {x.gamma for x in settings} == {3}
     if table == "5":
         names = ["rejection", "lenient(0.5)", "lenient(0.3)", "lenient(0.1)"]
@@ -92,13 +92,13 @@ def test_presets_are_the_papers_tables(loading, monkeypatch, table, own):
 def test_the_papers_rows_are_beside_ours(loading, monkeypatch, zoo, capsys):
     setting = SettingSummary("big", "random", "small", gamma=7)
     result = BenchResult(setting, speed=ONE, environment=environment.current())
-    asked = []
-    monkeypatch.setattr(random_model, "random_model", lambda *x: asked.append(x) or zoo["debian-gpt-base"])
-    monkeypatch.setattr(paper, "table_2", lambda *models, **options: asked.append(options) or [])
+    calls = []
+    monkeypatch.setattr(random_model, "random_model", lambda *x: calls.append(x) or zoo["debian-gpt-base"])
+    monkeypatch.setattr(paper, "table_2", lambda *models, **options: calls.append(options) or [])
     monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
     monkeypatch.setattr(bench, "run_groups", lambda *_, **__: iter([[result]]))
     paper.main(["sizes", "--rows", "8", "--max-new-tokens", "128", "--dtype", "bfloat16"])
-    assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
+    assert calls == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
     shown = capsys.readouterr().out
     assert "translation" in shown and "3.4" in shown
     with pytest.raises(SystemExit):
@@ -132,13 +132,13 @@ def test_samples_are_tested(loading, monkeypatch, capsys, wrong, wrong_rule):
     rules = {"rejection": catalogue.RULES["rejection"]}
     rules |= {"liar": catalogue.Entry(wrong_rule._replace(name="liar"))} if wrong else {}
     monkeypatch.setattr(catalogue, "RULES", rules)
-    asked = [*PAIR, "--prompts", "1", "--draws", "256", "--seed", "2"]
+    arguments = [*PAIR, "--prompts", "1", "--draws", "256", "--seed", "2"]
     if wrong:
         with pytest.raises(SystemExit) as end:
-            goodness_of_fit.main(asked)
+            goodness_of_fit.main(arguments)
         assert end.value.code == 1
     else:
-        goodness_of_fit.main(asked)
+        goodness_of_fit.main(arguments)
     shown = " ".join(capsys.readouterr().out.split())
     assert ("WRONG" in shown) == wrong and "as stated" in shown and "1 prompts, 256 draws each" in shown
 
@@ -223,12 +223,12 @@ After.
 
 
 def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(results, "printed", lambda command, store: asked.append(command) or f"table of {command}\n")
+    calls = []
+    monkeypatch.setattr(results, "printed", lambda command, store: calls.append(command) or f"table of {command}\n")
     (tmp_path / "page.md").write_text(PAGE)
     results.main([str(tmp_path / "page.md"), "--resume", str(tmp_path / "rows.jsonl")])
-    assert asked == ["jaxspec bench --gamma 3", "python -m benchmarks.paper 5"]
-    tables = "\n".join(f"table of {command}\n" for command in asked)
+    assert calls == ["jaxspec bench --gamma 3", "python -m benchmarks.paper 5"]
+    tables = "\n".join(f"table of {command}\n" for command in calls)
     assert (tmp_path / "page.md").read_text() == PAGE.replace("old\n", f"\n{tables}\n")
     (tmp_path / "other.md").write_text("nothing")
     with pytest.raises(ValueError, match="no console block"):
@@ -279,7 +279,7 @@ def test_examples_hold(path):
     ],
 )
 def test_a_script_runs(script, arguments, shown):
-    """As a process of its own, from the checkout's root; what it needs beyond the test extra may be absent."""
+    """Runs as a process of its own, from the checkout's root; packages beyond the test extra may be absent."""
     command = (sys.executable, "-m", f"benchmarks.{script}", *arguments.split())
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
     if "pip install" in done.stderr:

@@ -32,21 +32,21 @@ def verdict(alpha, distribution, length=GAMMA):
 
 @pytest.mark.parametrize("alpha", [0.53, 0.75])
 def test_rounds_accept_draft_tokens_with_the_distribution_behind_equation_1(alpha):
-    """Of a target that would never generate what was drafted."""
-    found = verdict(alpha, Distribution(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)))
-    counts = np.bincount(np.asarray(found.num_accepted), minlength=GAMMA + 1)
+    """The target would never generate what was drafted."""
+    judged = verdict(alpha, Distribution(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)))
+    counts = np.bincount(np.asarray(judged.num_accepted), minlength=GAMMA + 1)
     expected = [alpha**k * (1 - alpha) for k in range(GAMMA)] + [alpha**GAMMA]
     for count, share in zip(counts, expected, strict=True):
         low, high = scipy.stats.binom.interval(1 - 1e-6, ROWS, share)
         assert low <= count <= high
     mean = float(formulas.expected_tokens(alpha, GAMMA))
-    assert np.mean(np.asarray(found.num_accepted) + 1) == pytest.approx(mean, rel=0.02)
-    assert (found.next_token == 1).all()
+    assert np.mean(np.asarray(judged.num_accepted) + 1) == pytest.approx(mean, rel=0.02)
+    assert (judged.next_token == 1).all()
 
 
 def test_no_draft_token_beyond_the_real_ones_is_accepted():
-    found = verdict(1.0, Distribution(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)), length=2)
-    assert (found.num_accepted == 2).all()
+    judged = verdict(1.0, Distribution(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)), length=2)
+    assert (judged.num_accepted == 2).all()
 
 
 def test_the_token_after_them_is_the_targets():
@@ -77,11 +77,11 @@ def test_the_package_does_not_have_it():
 
 
 def imports(file: Path, names: tuple[str, ...]) -> bool:
-    found = []
+    modules = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found += [f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names]
-    return any(name in one for one in found for name in names)
+            modules += [f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names]
+    return any(name in module for module in modules for name in names)
 
 
 TINY_T5 = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
@@ -90,9 +90,9 @@ TINY_T5 = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1,
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])
 def test_a_shape_is_stored_in_the_dtype_asked_for(stored, monkeypatch):
     monkeypatch.setitem(t5_family.SIZES, "tiny-t5", TINY_T5)
-    made = random_models.random_model("tiny-t5", stored, seed=0)
-    matrix = made.params["embedding"]["embedding"]
-    assert made.config.dtype == ("float32" if stored == "int8" else stored)
+    model = random_models.random_model("tiny-t5", stored, seed=0)
+    matrix = model.params["embedding"]["embedding"]
+    assert model.config.dtype == ("float32" if stored == "int8" else stored)
     assert (matrix["int8"].shape == (64, 16)) if stored == "int8" else (matrix.dtype == jnp.bfloat16)
 
 

@@ -14,8 +14,8 @@ def tree(seed: int) -> dict:
     random = np.random.default_rng(seed)
     weight = random.standard_normal((400, 257)) * 10.0 ** random.uniform(-30, 30, (400, 1))
     weight[3], weight[4] = 0.0, 1.0
-    made = {"weight": jnp.asarray(weight, jnp.float32), "bias": jnp.ones(400), "table": jnp.ones((32, 4))}
-    return int8.quantise({"layer": made})
+    params = {"weight": jnp.asarray(weight, jnp.float32), "bias": jnp.ones(400), "table": jnp.ones((32, 4))}
+    return int8.quantise({"layer": params})
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -64,12 +64,12 @@ def walk(loop, keys, position, draft, target, bias):
         # Rows that have the bonus token draw here, too, where others do not: nobody reads it.
         return noise.categorical(folded(residual, 7), jnp.log(left))
 
-    whole = count == nodes
+    is_complete = count == nodes
     if loop == "scan":
-        token = jax.lax.cond(jnp.any(whole), bonus, lambda count: jnp.zeros_like(count), count)
+        token = jax.lax.cond(jnp.any(is_complete), bonus, lambda count: jnp.zeros_like(count), count)
     else:
-        token = jax.lax.switch(jnp.any(whole).astype(jnp.int32), [jnp.zeros_like, bonus], count)
-    return Verdict(count, jnp.where(whole, token, replacement(count)), count)
+        token = jax.lax.switch(jnp.any(is_complete).astype(jnp.int32), [jnp.zeros_like, bonus], count)
+    return Verdict(count, jnp.where(is_complete, token, replacement(count)), count)
 
 
 @pytest.mark.slow
@@ -136,8 +136,8 @@ def second_token(draw, target=TOY, steps=2):
     drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)
     options = dict(temperature=1.0, key=jax.random.key(0), gamma=1)
     prepared = prepare(target, PROMPT, drafter=drafter, rule=Rule(verify, "drawn", exact=True), **options)
-    found = decoder_distribution(prepared, steps=steps)
-    return np.array([sum(p for tokens, p in found.items() if tokens[1:] == (last,)) for last in range(3)])
+    distribution = decoder_distribution(prepared, steps=steps)
+    return np.array([sum(p for tokens, p in distribution.items() if tokens[1:] == (last,)) for last in range(3)])
 
 
 @pytest.mark.slow
@@ -189,8 +189,8 @@ def test_several_keys_of_a_row_in_one_draw():
 
     total = [1.0, 0, 0]
     pair = sum(P[x] * np.where(np.arange(3) == x, 0, P) / (1 - P[x]) for x in range(3))
-    for each in (P, P, P, pair):
-        total = [sum(total[a] * each[(b - a) % 3] for a in range(3)) for b in range(3)]
+    for probs in (P, P, P, pair):
+        total = [sum(total[a] * probs[(b - a) % 3] for a in range(3)) for b in range(3)]
     np.testing.assert_allclose(second_token(draw), total, atol=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_draws_that_are_not_wanted_are_none():
 
 @pytest.mark.slow
 def test_rows_whose_mates_make_a_loop_run_longer():
-    """What is drawn for a row after it has ended shifts nothing of what it draws after the loop."""
+    """The draws of a row after it has ended shift none of its draws after the loop."""
 
     def draw(keys, log_probs):
         def going(state):

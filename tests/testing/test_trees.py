@@ -23,16 +23,16 @@ DRAWS = ("with", "without", "top", "mixed")
 def children(keys, log_probs, count, how):
     """Tokens of a node's children, and how each was chosen."""
     if how == "with":
-        each = noise.split(keys, 0, count)
-        wide = jnp.broadcast_to(log_probs[:, None], (*each.shape, log_probs.shape[1]))
-        return noise.categorical(each, wide), [Draw.WITH_REPLACEMENT] * count
+        child_keys = noise.split(keys, 0, count)
+        wide = jnp.broadcast_to(log_probs[:, None], (*child_keys.shape, log_probs.shape[1]))
+        return noise.categorical(child_keys, wide), [Draw.WITH_REPLACEMENT] * count
     if how == "without":
         return noise.without_replacement(keys, log_probs, count), [Draw.WITHOUT_REPLACEMENT] * count
     fixed = noise.largest(log_probs, count if how == "top" else count - 1)
     if how == "top":
         return fixed, [Draw.FIXED] * count
-    taken = jnp.any(fixed[:, :, None] == jnp.arange(log_probs.shape[1])[None, None, :], axis=1)
-    drawn = noise.categorical(keys, jnp.where(taken, -jnp.inf, log_probs))
+    is_fixed = jnp.any(fixed[:, :, None] == jnp.arange(log_probs.shape[1])[None, None, :], axis=1)
+    drawn = noise.categorical(keys, jnp.where(is_fixed, -jnp.inf, log_probs))
     return jnp.concatenate([fixed, drawn[:, None]], axis=1), [Draw.FIXED] * (count - 1) + [Draw.WITHOUT_REPLACEMENT]
 
 
@@ -48,8 +48,8 @@ def tree_drafter(branching, how, said=None):
             below = []
             for number, token in level:
                 log_probs.append(context.to_distribution(weights.draft[token][:, None]).log_probs[:, 0])
-                own = noise.split(keys, len(log_probs), 1)[:, 0]
-                tokens, chosen = children(own, log_probs[-1], count, how)
+                level_keys = noise.split(keys, len(log_probs), 1)[:, 0]
+                tokens, chosen = children(level_keys, log_probs[-1], count, how)
                 for child in range(count):
                     nodes.append(tokens[:, child])
                     parent.append(number)
@@ -93,8 +93,8 @@ def test_end_tokens_truncation_and_all_of_a_round():
 def test_nothing_is_taken_for_granted_without_merging():
     drafter = BoundDrafter(tree_drafter((2,), "without"), TABLE)
     prepared = prepare(TARGET, PROMPT, drafter=drafter, temperature=1.0, key=jax.random.key(0))
-    whole, merged = (decoder_distribution(prepared, steps=3, merge=merge) for merge in (False, True))
-    assert total_variation(whole, merged) < 1e-6
+    unmerged, merged = (decoder_distribution(prepared, steps=3, merge=merge) for merge in (False, True))
+    assert total_variation(unmerged, merged) < 1e-6
 
 
 @pytest.mark.slow
@@ -138,10 +138,11 @@ def judged_by_p_alone(keys, position, tokens):
     first, second = tokens.T
     p, q = (jnp.asarray(x, jnp.float32) for x in (P, Q))
     u = noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), 2)
-    one, two = u[:, 0] * q[first] < p[first], u[:, 1] * (q[second] / (1 - q[first])) < p[second]
+    accepts_first, accepts_second = u[:, 0] * q[first] < p[first], u[:, 1] * (q[second] / (1 - q[first])) < p[second]
     p_again = jnp.broadcast_to(jnp.log(p), (*position.shape, 3))
     last = noise.categorical(noise.at(keys, position, noise.Purpose.RESIDUAL), p_again)
-    return jnp.where(one, 0, jnp.where(two, 1, 2)), jnp.where(one, first, jnp.where(two, second, last))
+    which = jnp.where(accepts_first, 0, jnp.where(accepts_second, 1, 2))
+    return which, jnp.where(accepts_first, first, jnp.where(accepts_second, second, last))
 
 
 def biased():
@@ -151,10 +152,10 @@ def biased():
         accept = min(1, P[x] / Q[x])
         out[x] += Q[x] * accept
         for y in {0, 1, 2} - {x}:
-            given = Q[y] / (1 - Q[x])
-            again = min(1, P[y] / given)
-            out[y] += Q[x] * (1 - accept) * given * again
-            out += Q[x] * (1 - accept) * given * (1 - again) * P
+            conditional = Q[y] / (1 - Q[x])
+            again = min(1, P[y] / conditional)
+            out[y] += Q[x] * (1 - accept) * conditional * again
+            out += Q[x] * (1 - accept) * conditional * (1 - again) * P
     return out
 
 
@@ -192,9 +193,9 @@ def test_a_decoder_of_ones_own_whose_bias_is_known():
         tokens = plain.tokens.at[row, state.length].set(jnp.where(state.done, plain.tokens[row, state.length], token))
         return plain._replace(tokens=tokens), info
 
-    found = decoder_distribution(prepared._replace(decoder=Decoder(prepared.decoder.init, step)), steps=3)
+    distribution = decoder_distribution(prepared._replace(decoder=Decoder(prepared.decoder.init, step)), steps=3)
     by_hand = {x: float(np.prod([P[x[0]], *biased()[list(x[1:])]])) for x in itertools.product(range(3), repeat=3)}
-    assert total_variation(found, by_hand) < 1e-6
+    assert total_variation(distribution, by_hand) < 1e-6
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_a_drafter_that_threads_the_targets_cache():
 
 @pytest.mark.slow
 def test_more_completions_change_nothing(monkeypatch):
-    """What paths are finished is tried; here with ten times as many completions."""
+    """The end of a path is tried, not proved; here with ten times as many completions."""
     few = off_by((2, 1), "with", steps=2)
     for name in ("LEAST", "MOST", "ALL_TRIED", "EVERY"):
         monkeypatch.setattr(outcomes, name, 10 * getattr(outcomes, name))

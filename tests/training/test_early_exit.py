@@ -80,8 +80,8 @@ def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_
 
     steps, lines = early_exit.Steps(batches_of(CONFIG)), []
     trained, plain = fit("whole", steps), fit("plain", FirstStep(steps.batches))
-    found = float(alpha(trained)), float(alpha(plain))
-    assert found[0] > found[1] + 0.1, found
+    rates = float(alpha(trained)), float(alpha(plain))
+    assert rates[0] > rates[1] + 0.1, rates
     with pytest.raises(Killed):
         fit("cut", steps, kill)
     resumed = fit("cut", steps, lines.append)
@@ -93,7 +93,7 @@ def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_
 @pytest.mark.parametrize("name", ["t5", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("gpt", "decoder"))])
 def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     """Without dropout; and a row that skips a layer has the output of the one before it."""
-    config, about = CONFIGS[name], EarlyExit(dropout=0.0, scale=0.5, every=2)
+    config, options = CONFIGS[name], EarlyExit(dropout=0.0, scale=0.5, every=2)
     layers, batch = recipes.decoder_layers(config), next(batches_of(config).once())
     params = nets.net_of(config).init(config, jax.random.key(0))
     rows, module = losses.rows_of(config, batch), losses.module_of(config)
@@ -102,18 +102,18 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     def measured(params, step):
         net = module.bind({"params": params})
         streams = net.streams(*rows.inputs)
-        each = [losses.negative_log_likelihood(net.logits(net.features(x)), rows.labels) for x in streams]
-        exits = jnp.stack([losses.over_real(x, rows.real)[0] for x in each])
-        found, count = early_exit.loss(config, about, TRAIN)(params, early_exit.Numbered(batch, step))
-        expected = jnp.sum(exits * early_exit.weights(about, TRAIN, layers, step))
+        by_exit = [losses.negative_log_likelihood(net.logits(net.features(x)), rows.labels) for x in streams]
+        exits = jnp.stack([losses.over_real(x, rows.real)[0] for x in by_exit])
+        actual, count = early_exit.loss(config, options, TRAIN)(params, early_exit.Numbered(batch, step))
+        expected = jnp.sum(exits * early_exit.weights(options, TRAIN, layers, step))
         runs = jnp.ones((layers, len(batch.target)), bool).at[-1, 0].set(False)
         last, skipped = streams[-1], net.streams(*rows.inputs, runs)[-1]
         right = jnp.concatenate([streams[-2][:1], last[1:]])
-        return found, expected, count, exits[-1], losses.cross_entropy(config)(params, batch), skipped, right
+        return actual, expected, count, exits[-1], losses.cross_entropy(config)(params, batch), skipped, right
 
     for step in (0, 1):
-        found, expected, count, last, (total, of_all), skipped, right = measured(params, jnp.array(step))
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        actual, expected, count, last, (total, of_all), skipped, right = measured(params, jnp.array(step))
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
         np.testing.assert_allclose(last, total, rtol=1e-5)
         assert int(count) == int(of_all)
         np.testing.assert_allclose(skipped, right, rtol=1e-5)

@@ -103,16 +103,16 @@ def load_target(target, monkeypatch):
 def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypatch, promotion):
     """It promises more tokens a round than at the beginning, and what is written is what was trained."""
     recipe, lines = recipe_of(kind), []
-    trained, found = run.train(recipe, folder, folder / "run", lines.append, progress=False)
-    assert lines[1].startswith("untrained: T=0") and lines[-1].endswith(str(found))
+    trained, held_out = run.train(recipe, folder, folder / "run", lines.append, progress=False)
+    assert lines[1].startswith("untrained: T=0") and lines[-1].endswith(str(held_out))
     least = 0.03 if kind == "pass" else 0.1  # its three vectors are 48 numbers
-    assert found.tokens_per_round[1] > float(lines[1].rsplit(" ")[-1]) + least, lines
+    assert held_out.tokens_per_round[1] > float(lines[1].rsplit(" ")[-1]) + least, lines
 
-    monkeypatch.setattr(run, "train", lambda *_: (trained, found))
-    assert str(found) in run.checkpoint(recipe, folder, folder / "out", folder / "run")
+    monkeypatch.setattr(run, "train", lambda *_: (trained, held_out))
+    assert str(held_out) in run.checkpoint(recipe, folder, folder / "out", folder / "run")
     drafter = jaxspec.load_drafter(folder / "out", target=target)
-    own = drafter.params.adapter if kind == "kangaroo" else drafter.params
-    jax.tree.map(np.testing.assert_array_equal, own, {**trained.params, **trained.task.frozen})
+    params = drafter.params.adapter if kind == "kangaroo" else drafter.params
+    jax.tree.map(np.testing.assert_array_equal, params, {**trained.params, **trained.task.frozen})
 
 
 def test_logits_and_their_gradients_are_made_in_parts(promotion):
@@ -144,9 +144,9 @@ def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_pat
     path.write_text(json.dumps(table))
     with pytest.raises(CheckpointError, match=r"no early_exit_layer: pass taps=\[1\]"):
         jaxspec.load_drafter(tmp_path / "adapter", target=target)
-    found = jaxspec.load_drafter(tmp_path / "adapter", target=target, taps=[1])
-    assert found.target is not None and found.target.lm.taps == (1,)
-    jax.tree.map(np.testing.assert_array_equal, found.params.adapter, params)
+    drafter = jaxspec.load_drafter(tmp_path / "adapter", target=target, taps=[1])
+    assert drafter.target is not None and drafter.target.lm.taps == (1,)
+    jax.tree.map(np.testing.assert_array_equal, drafter.params.adapter, params)
 
 
 class Killed(Exception):
@@ -162,13 +162,13 @@ def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
             raise Killed
 
     recipe, lines = recipe_of("medusa"), []
-    whole, found = run.train(recipe, folder, folder / "whole", lambda _: None, progress=False)
+    uncut, held_out = run.train(recipe, folder, folder / "whole", lambda _: None, progress=False)
     with pytest.raises(Killed):
         run.train(recipe, folder, folder / "cut", kill, progress=False)
     resumed, again = run.train(recipe, folder, folder / "cut", lines.append, progress=False)
     assert any(line.startswith("resumed at step 16") for line in lines)
-    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
-    assert str(found) == str(again)
+    jax.tree.map(np.testing.assert_array_equal, uncut.params, resumed.params)
+    assert str(held_out) == str(again)
 
 
 @pytest.mark.slow
@@ -187,10 +187,10 @@ def test_a_process_that_was_killed_goes_on_bit_for_bit(devices, tmp_path):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["devices"] == devices and any(line.startswith("resumed at step 4") for line in said["lines"])
-    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "resumed.npz") as resumed:
-        assert set(whole) == set(resumed) and len(whole) > 2
-        for name in whole:
-            np.testing.assert_array_equal(whole[name], resumed[name])
+    with np.load(tmp_path / "whole.npz") as uncut, np.load(tmp_path / "resumed.npz") as resumed:
+        assert set(uncut) == set(resumed) and len(uncut) > 2
+        for name in uncut:
+            np.testing.assert_array_equal(uncut[name], resumed[name])
 
 
 def test_the_gradient_in_parts_is_that_of_the_sum():
@@ -263,14 +263,14 @@ def test_what_cannot_be_trained(target, folder, load_target):
 @pytest.mark.slow
 def test_shipped_recipes_fit_their_targets():
     """Sizes, taps and mask tokens; no parameters are made."""
-    found = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
-    assert {recipe.family for recipe in found} == {"eagle", "heads", "block", "exit_adapter", "lookahead_embeddings"}
-    for recipe in found:
+    shipped = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
+    assert {recipe.family for recipe in shipped} == {"eagle", "heads", "block", "exit_adapter", "lookahead_embeddings"}
+    for recipe in shipped:
         name = recipe.target.rpartition("/")[2]
         config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
         lm = nets.net_of(config).language_model(config)
-        made = recipe.head.config(jaxspec.Model(lm, {}, None, config))
-        requirements = kind_of(made).head(made).requirements
+        head = recipe.head.config(jaxspec.Model(lm, {}, None, config))
+        requirements = kind_of(head).head(head).requirements
         assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.feature_size)
         layers = getattr(config, "decoder_layers", None) or config.layers
         # The output of the last layer is not what others publish.

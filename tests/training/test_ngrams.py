@@ -1,4 +1,4 @@
-"""How often tables are right: against their logits, and without an array as wide as a large vocabulary."""
+"""The hits of tables: against their logits, and without an array as wide as a large vocabulary."""
 
 import jax
 import jax.numpy as jnp

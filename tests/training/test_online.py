@@ -36,8 +36,8 @@ def learner_of(drafter=DRAFT, traced=None, **options):
             traced.append(1)
         return adam.update(*arguments)
 
-    given = dict(max_prompt=2, max_new_tokens=NEW, top_k=2, size=6, rows=4, steps=3) | options
-    return online(drafter, optimizer=optax.GradientTransformation(adam.init, update), **given)
+    settings = dict(max_prompt=2, max_new_tokens=NEW, top_k=2, size=6, rows=4, steps=3) | options
+    return online(drafter, optimizer=optax.GradientTransformation(adam.init, update), **settings)
 
 
 def prompts_of(number):
@@ -46,8 +46,8 @@ def prompts_of(number):
 
 
 def batch(learner, state, number, **options):
-    prompts, given = prompts_of(number), dict(gamma=2, max_new_tokens=NEW) | options
-    out = jaxspec.generate(TARGET, prompts, drafter=learner.drafter(state), **given)
+    prompts, settings = prompts_of(number), dict(gamma=2, max_new_tokens=NEW) | options
+    out = jaxspec.generate(TARGET, prompts, drafter=learner.drafter(state), **settings)
     return out, *learner.update(state, TARGET, prompts, out)
 
 
@@ -84,23 +84,23 @@ def test_a_resumed_job_goes_on_alike(tmp_path):
     state, _ = run(learner.init(), learner, range(2))
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
-    whole, texts = run(state, learner, range(2, 4))
+    uncut, texts = run(state, learner, range(2, 4))
 
     another = learner_of()  # as in another process
     with ocp.StandardCheckpointer() as checkpointer:
         restored = checkpointer.restore(tmp_path / "state", another.init())
     resumed, again = run(restored, another, range(2, 4))
-    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    jax.tree.map(np.testing.assert_array_equal, uncut, resumed)
     assert again == texts
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_trimmed_head_learns_and_its_ids_stay(shared, tmp_path):
-    """As the default drafter has one: the ids that it drafts are integers. Resumed, it goes on alike, bit for bit."""
+    """The default drafter has such a head: its ids are integers. Resumed, it goes on alike, bit for bit."""
     two = dataclasses.replace(ENCDEC, decoder_layers=2)
     target = Model(t5.language_model(two), t5.init(two, jax.random.key(0)), config=two)
-    own = t5.init(ENCDEC, jax.random.key(1)) | (t5.encoder_params(target.params) if shared else {})
-    draft = jaxspec.trim_vocabulary(Model(t5.language_model(ENCDEC), own, config=ENCDEC), ids=[1, 2, 5, 9])
+    params = t5.init(ENCDEC, jax.random.key(1)) | (t5.encoder_params(target.params) if shared else {})
+    draft = jaxspec.trim_vocabulary(Model(t5.language_model(ENCDEC), params, config=ENCDEC), ids=[1, 2, 5, 9])
     draft = drafters.share_encoder(draft, target) if shared else draft
     prompts = Prompt(np.array([[3, 5], [4, 0]], np.int32), np.array([2, 1], np.int32))
     options = dict(max_new_tokens=8, positions="all", size=2, rows=2, steps=2)
@@ -115,11 +115,11 @@ def test_a_trimmed_head_learns_and_its_ids_stay(shared, tmp_path):
         checkpointer.save(tmp_path / "state", first)
     last, loss = step(learner, first)
 
-    made = learner.drafter(last)
-    assert made.params.to_target.tolist() == [1, 2, 5, 9] and made.params.to_target.dtype == jnp.int32
-    moved = {name: float(jnp.abs(x - draft.params.head[name]["weight"]).max()) for name, x in heads_of(made)}
+    drafter = learner.drafter(last)
+    assert drafter.params.to_target.tolist() == [1, 2, 5, 9] and drafter.params.to_target.dtype == jnp.int32
+    moved = {name: float(jnp.abs(x - draft.params.head[name]["weight"]).max()) for name, x in heads_of(drafter)}
     assert min(moved.values()) > 1e-3 and float(loss) > 0
-    still = [np.array_equal(a, b) for a, b in zip(*map(encoder_leaves, (made, draft)), strict=True)]
+    still = [np.array_equal(a, b) for a, b in zip(*map(encoder_leaves, (drafter, draft)), strict=True)]
     assert all(still) if shared else not any(still)
 
     another = learner_of(draft, **options)
@@ -168,7 +168,7 @@ def test_positions_where_a_draft_token_was_rejected():
 @pytest.mark.slow
 @pytest.mark.parametrize(("net", "config"), [(gpt, GPT), (t5, ENCDEC)], ids=["gpt", "t5"])
 def test_in_parts_as_in_one_pass(net, config, monkeypatch):
-    """What is read a few positions at a time, and its gradient, against the network's own pass over the whole text."""
+    """Reading a few positions at a time, and its gradient, against the network's own pass over the whole text."""
     lm, params = net.language_model(config), net.init(config, jax.random.key(0))
     prompt = Prompt(np.array([[3, 5, 2], [4, 9, 0]], np.int32), np.array([3, 2], np.int32))
     tokens = np.random.default_rng(0).integers(2, 17, (2, 8)).astype(np.int32)
@@ -212,13 +212,13 @@ def test_a_drafter_keeps_its_functions_and_its_dtypes():
         state = learner.init()
         assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
         changed = jax.tree.map(lambda x: x + 1, state.params)
-        made = learner.drafter(state._replace(params=changed))
-        assert {x.dtype for x in jax.tree.leaves(made.params)} == {jnp.dtype(jnp.bfloat16)}
+        current = learner.drafter(state._replace(params=changed))
+        assert {x.dtype for x in jax.tree.leaves(current.params)} == {jnp.dtype(jnp.bfloat16)}
         if drafter is not draft:
-            assert made.functions is drafter.functions
-            made = made.models[0]
-        np.testing.assert_allclose(jax.tree.leaves(made.params)[0], jax.tree.leaves(draft.params)[0] + 1, rtol=1e-2)
-        assert made.lm is draft.lm
+            assert current.functions is drafter.functions
+            current = current.models[0]
+        np.testing.assert_allclose(jax.tree.leaves(current.params)[0], jax.tree.leaves(draft.params)[0] + 1, rtol=1e-2)
+        assert current.lm is draft.lm
 
 
 @pytest.mark.parametrize(

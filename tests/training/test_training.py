@@ -102,20 +102,20 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
     params = t5.init(ENCDEC, jax.random.key(0))
     teacher, path = Model(t5.language_model(ENCDEC), params, config=ENCDEC), tmp_path / "a.jsonl"
     examples = pairs(5)
-    made = distil.answers(teacher, examples[:3], path, 6, progress=False)
-    assert [len(e.target) for e in made] == [6] * 3
-    assert [e.source.tolist() for e in made] == [e.source.tolist() for e in examples[:3]]
+    answers = distil.answers(teacher, examples[:3], path, 6, progress=False)
+    assert [len(e.target) for e in answers] == [6] * 3
+    assert [e.source.tolist() for e in answers] == [e.source.tolist() for e in examples[:3]]
 
     with path.open("a") as file:
         file.write('{"source": [1, 2], "tar')  # killed while it wrote
-    asked = []
+    sources = []
     answer = distil._answer
-    monkeypatch.setattr(distil, "_answer", lambda t, some, n, heat: asked.extend(some) or answer(t, some, n, heat))
+    monkeypatch.setattr(distil, "_answer", lambda t, batch, n, heat: sources.extend(batch) or answer(t, batch, n, heat))
     more = distil.answers(teacher, examples, path, 6, progress=False)
-    assert set(asked) == {tuple(e.source.tolist()) for e in examples[3:]}
+    assert set(sources) == {tuple(e.source.tolist()) for e in examples[3:]}
     again = distil.answers(teacher, examples, path, 6, progress=False)
-    assert len(asked) == 2
-    assert [e.target.tolist() for e in again[:3]] == [e.target.tolist() for e in made]
+    assert len(sources) == 2
+    assert [e.target.tolist() for e in again[:3]] == [e.target.tolist() for e in answers]
     assert [e.target.tolist() for e in again] == [e.target.tolist() for e in more]
 
     other = teacher._replace(params=jax.tree.map(lambda leaf: leaf + 1, params))
@@ -159,17 +159,18 @@ def test_divergences_are_those_by_hand():
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
-    made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0))
+    texts = recipes.Data("", "", ((8, 6),), "tokenizer", ("a",))
+    recipe = recipes.Recipe("small", "t5", ENCDEC, texts, Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
-    _, learnt = run_recipe.teach(made, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
-    assert {task: len(some) for task, some in learnt.items()} == {"one": 3, "two": 0}
+    _, learnt = run_recipe.teach(recipe, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
+    assert {task: len(examples) for task, examples in learnt.items()} == {"one": 3, "two": 0}
     assert all(len(e.target) == 6 for e in learnt["one"])  # never ends: its answers are as long as they may be
-    some = recipes.Distil("teacher", 1.0, answers=(3, 0), temperatures=(0.0, 1.0), texts=2)
-    _, learnt = run_recipe.teach(made, some, tasks, tmp_path, progress=False)
-    assert {task: len(some) for task, some in learnt.items()} == {"one": 2 * 6 + 2 * 3, "two": 2 * 4}
-    assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
+    examples = recipes.Distil("teacher", 1.0, answers=(3, 0), temperatures=(0.0, 1.0), texts=2)
+    _, learnt = run_recipe.teach(recipe, examples, tasks, tmp_path, progress=False)
+    assert {task: len(examples) for task, examples in learnt.items()} == {"one": 2 * 6 + 2 * 3, "two": 2 * 4}
+    assert run_recipe.teach(recipe, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
     with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
-        run_recipe.teach(made, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
+        run_recipe.teach(recipe, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
 
 
 def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
@@ -178,28 +179,29 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype=None: teacher)
     shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
     share = recipes.Distil("teacher", share_encoder=True)
-    made = recipes.Recipe(
+    recipe = recipes.Recipe(
         "small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0), share
     )
-    fixed = run_recipe.fixed_parameters(made)
+    fixed = run_recipe.fixed_parameters(recipe)
     assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
-    own = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
+    params = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
     batch = data.collate(pairs(4), data.Bucket(8, 8, 4))
     loss = losses.cross_entropy(shape)
     held = losses.with_fixed(loss, fixed)
-    np.testing.assert_array_equal(jax.jit(held)(own, batch)[0], jax.jit(loss)(own | teacher.params | own, batch)[0])
-    assert sorted(jax.grad(lambda p: held(p, batch)[0])(own)) == sorted(own)
-    assert run_recipe.fixed_parameters(dataclasses.replace(made, distil=recipes.Distil("teacher"))) == {}
+    expected = jax.jit(loss)(params | teacher.params | params, batch)[0]
+    np.testing.assert_array_equal(jax.jit(held)(params, batch)[0], expected)
+    assert sorted(jax.grad(lambda p: held(p, batch)[0])(params)) == sorted(params)
+    assert run_recipe.fixed_parameters(dataclasses.replace(recipe, distil=recipes.Distil("teacher"))) == {}
     with pytest.raises(recipes.RecipeError, match=r"small: distil.share_encoder, and the teacher teacher is T5Config"):
-        run_recipe.fixed_parameters(dataclasses.replace(made, model=dataclasses.replace(shape, encoder_layers=1)))
+        run_recipe.fixed_parameters(dataclasses.replace(recipe, model=dataclasses.replace(shape, encoder_layers=1)))
 
 
 def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):
     teacher = Model(gpt.language_model(CONFIG), gpt.init(CONFIG, jax.random.key(0)), config=CONFIG)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
-    made = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
+    recipe = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
     rows = [e for e in texts(6) if len(e.target) > 3]
-    _, learnt = run_recipe.teach(made, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
+    _, learnt = run_recipe.teach(recipe, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
     assert [e.target[:3].tolist() for e in learnt["text"]] == [e.target[:3].tolist() for e in rows]
     assert [(len(e.source), len(e.target)) for e in learnt["text"]] == [(0, 10)] * len(rows)
 
@@ -212,8 +214,8 @@ def test_a_drafter_learns_on_texts_of_its_own():
         lm, params = net.language_model(config), net.init(config, jax.random.key(1))
         likelihood = losses.cross_entropy(config)
         mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=(1,))  # noqa: B023
-        found = jax.jit(jax.grad(mixed, has_aux=True) if net is gpt else mixed)
-        changed, learnt = found(params, batch)
+        gradient = jax.jit(jax.grad(mixed, has_aux=True) if net is gpt else mixed)
+        changed, learnt = gradient(params, batch)
         if net is gpt:
             expected = jax.jit(jax.grad(lambda p: likelihood(p, learnt)[0]))(params)  # noqa: B023
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), changed, expected)
@@ -224,13 +226,13 @@ def test_a_drafter_learns_on_texts_of_its_own():
         options = dict(max_new_tokens=batch.target.shape[1] - 3 * (net is gpt), eos_ids=[1])
         prompts, student = jaxspec.Prompt(tokens, length), Model(lm, params, config=config)
         out = jaxspec.generate(student, prompts, temperature=1.0, key=key, **options)
-        own = []
+        is_own = []
         for row in range(9):
             text, new = learnt.target[row, : learnt.target_length[row]].tolist(), out.tokens[row, : out.lengths[row]]
             of_data = batch.target[row, : batch.target_length[row]].tolist()
-            own.append(text == [*tokens[row, : length[row]][: 3 * (net is gpt)], *new])
-            assert own[-1] or text == of_data
-        assert 0 < sum(own) < 8 and not own[8]  # the last row is padding
+            is_own.append(text == [*tokens[row, : length[row]][: 3 * (net is gpt)], *new])
+            assert is_own[-1] or text == of_data
+        assert 0 < sum(is_own) < 8 and not is_own[8]  # the last row is padding
     with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
         on_policy.samples(
             gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
@@ -274,7 +276,7 @@ def run(folder, steps=9, log=lambda line: None, **options):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_exactly(tmp_path, promotion):
-    whole, held = run(tmp_path / "whole")
+    uncut, held = run(tmp_path / "whole")
 
     def kill(line):
         if line.startswith("step 6"):
@@ -285,7 +287,7 @@ def test_a_killed_run_resumes_exactly(tmp_path, promotion):
     lines = []
     resumed, held_again = run(tmp_path / "cut", log=lines.append)
     assert lines[0].startswith("resumed at step 4")
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+    for a, b in zip(jax.tree.leaves(uncut), jax.tree.leaves(resumed), strict=True):
         np.testing.assert_array_equal(a, b)
     assert held == held_again
     first = losses.cross_entropy(CONFIG)(
@@ -340,10 +342,10 @@ def test_a_recipe_may_train_on_several_files(tmp_path):
     written("first", 3, 4)
     written("second", 5)
     written("held", 6)
-    about = Data("first", "held", ((4, 4),), tasks=("a",), also=("second", "second"))
-    outputs = [int(e.target[0]) for e in tasks.examples(about, True, tmp_path, words)["a"]]
+    options = Data("first", "held", ((4, 4),), tasks=("a",), also=("second", "second"))
+    outputs = [int(e.target[0]) for e in tasks.examples(options, True, tmp_path, words)["a"]]
     assert outputs == [3, 4, 5, 5]
-    assert [int(e.target[0]) for e in tasks.examples(about, True, tmp_path, words, held=True)["a"]] == [6]
+    assert [int(e.target[0]) for e in tasks.examples(options, True, tmp_path, words, held=True)["a"]] == [6]
 
 
 def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
@@ -355,8 +357,8 @@ def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
 
     for name, first in (("first", 3), ("second", 5), ("held", 6)):
         (tmp_path / name).write_text(json.dumps({"text": f"{first} " * 9}) + "\n")
-    about = Data("first", "held", ((0, 16),), also=("second", "second"))
-    firsts = [int(e.target[1]) for e in tasks.examples(about, False, tmp_path, Words())["text"]]
+    options = Data("first", "held", ((0, 16),), also=("second", "second"))
+    firsts = [int(e.target[1]) for e in tasks.examples(options, False, tmp_path, Words())["text"]]
     assert firsts == [3, 5, 5]
     with pytest.raises(RecipeError, match=r"data.tasks is \['a'\]: a decoder-only model"):  # as a head's recipe may ask
-        tasks.examples(dataclasses.replace(about, tasks=("a",)), False, tmp_path, Words())
+        tasks.examples(dataclasses.replace(options, tasks=("a",)), False, tmp_path, Words())
