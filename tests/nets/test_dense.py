@@ -96,3 +96,20 @@ def test_one_row_is_one_of_eight_on_a_tpu_only():
     for platform in ("cpu", "cuda"):
         lines = products("decoder", "bfloat16", platform)
         assert any(one_row in line for line in lines) and not any("(tensor<1x8x16x" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "platform", "barrier"),
+    [
+        ((4096, 14336), 6, "tpu", True),  # Llama 8B's feed-forward block
+        ((14336, 4096), 6, "tpu", True),
+        ((2048, 8192), 6, "tpu", False),  # that of a draft model: it would cost a fifth
+        ((128256, 2048), 6, "tpu", False),  # a head
+        ((4096, 14336), 128, "tpu", False),
+        ((4096, 14336), 6, "cuda", False),
+    ],
+)
+def test_large_products_of_a_few_rows_are_behind_a_barrier_on_a_tpu_only(shape, rows, platform, barrier):
+    arguments = jax.ShapeDtypeStruct((1, rows, shape[1]), "bfloat16"), jax.ShapeDtypeStruct(shape, "bfloat16")
+    text = jax.jit(dense.product).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    assert ("optimization_barrier" in text) == barrier
