@@ -289,16 +289,8 @@ def accepted_after(prepared: Prepared, batch: int = BATCH) -> Int[np.ndarray, "B
         >>> accepted_after(prepared.replace(drafter=prepared.target)).tolist()
         [[4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
     """
-    return run_lengths(measure(prepared, batch=batch).overlaps > 0)
-
-
-def run_lengths(same: Bool[np.ndarray, "B N"]) -> Int[np.ndarray, "B N"]:
-    """Counts the entries after each that are true without a gap.
-
-    >>> run_lengths(np.array([[True, True, False, True]])).tolist()
-    [[1, 0, 1, 0]]
-    """
-    lengths = np.zeros(same.shape, np.int32)
-    for t in range(same.shape[1] - 2, -1, -1):
-        lengths[:, t] = np.where(same[:, t + 1], lengths[:, t + 1] + 1, 0)
-    return lengths
+    is_right = measure(prepared, batch=batch).overlaps > 0
+    counts = np.zeros(is_right.shape, np.int32)
+    for t in range(is_right.shape[1] - 2, -1, -1):
+        counts[:, t] = np.where(is_right[:, t + 1], counts[:, t + 1] + 1, 0)
+    return counts

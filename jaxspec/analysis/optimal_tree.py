@@ -15,27 +15,35 @@ from jaxtyping import Float
 DEEPEST = 16  # levels that are tried
 
 
-class OptimalTree(NamedTuple):
-    """A tree, and what it promises.
+class PlannedTree(NamedTuple):
+    """A tree or a chain, and what it promises.
 
     Attributes:
         shape: for `drafters.tree(model, shape=...)`; empty: do not draft.
-        tokens_per_round: expected, if a node's children are accepted as often as those of any other.
+        tokens_per_round: expected, if a node's children are accepted as often as those of any other; or replayed along
+            the target's texts (`analysis.plan`).
         cost: of a round, in passes of the target over one token.
+        draw: how `drafters.tree` is to choose children; empty: not planned.
     """
 
     shape: tuple[tuple[int, ...], ...]
     tokens_per_round: float
     cost: float
+    draw: str = ""
 
     @property
     def improvement(self) -> float:
         """Speed over plain decoding.
 
-        >>> OptimalTree(((0,),), 1.8, 1.2).improvement
+        >>> PlannedTree(((0,),), 1.8, 1.2).improvement
         1.5
         """
         return self.tokens_per_round / self.cost
+
+    @property
+    def depth(self) -> int:
+        """Levels, each of which costs a pass of the drafter."""
+        return max(map(len, self.shape), default=0)
 
 
 def optimal(
@@ -43,7 +51,7 @@ def optimal(
     depth_cost: float,
     width_cost: Sequence[float] | Float[np.ndarray, " M+1"],
     nodes: int,
-) -> OptimalTree:
+) -> PlannedTree:
     """Finds the tree that yields the most tokens per second.
 
     Of all trees with m nodes and l levels the one with the most accepted tokens is found by a dynamic program; the
@@ -74,14 +82,14 @@ def optimal(
         raise ValueError(f"nodes is {nodes} and there are {len(costs)} costs: expected at least 1, and one cost more")
     if depth_cost < 0 or costs.min() <= 0:
         raise ValueError(f"depth_cost is {depth_cost} and width_cost {costs.min()} at least: expected positive costs")
-    best = OptimalTree((), 1.0, float(costs[0]))
+    best = PlannedTree((), 1.0, float(costs[0]))
     for levels in range(1, min(nodes, DEEPEST if by_count.shape[0] == 1 else by_count.shape[0]) + 1):
         table = _Table(by_count, levels, nodes)
         cost = levels * depth_cost + costs[: nodes + 1]
         speed = (1 + table.gain[0]) / cost
         count = int(np.argmax(speed))
         if speed[count] > best.improvement * (1 + 1e-9):
-            best = OptimalTree(table.shape(count), float(1 + table.gain[0][count]), float(cost[count]))
+            best = PlannedTree(table.shape(count), float(1 + table.gain[0][count]), float(cost[count]))
     return best
 
 

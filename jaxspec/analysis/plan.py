@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from rich import filesize
 
 from jaxspec import drafters, rules
 from jaxspec.analysis import acceptance, cost, formulas, memory, replay, roofline
-from jaxspec.analysis.optimal_tree import DEEPEST, best_of_size
+from jaxspec.analysis.optimal_tree import DEEPEST, PlannedTree, best_of_size
 from jaxspec.analysis.setting import Setting, setting_of
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import Model
@@ -33,7 +33,6 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
-from jaxspec.weights.hf_families import FAMILIES
 
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
 # and 17, after two of them. It is taken to be linear between them.
@@ -61,7 +60,7 @@ class Measured(NamedTuple):
     v: dict[int, Spread]
 
 
-class Memory(NamedTuple):
+class PairMemory(NamedTuple):
     """The memory of a pair on a machine, in bytes.
 
     Attributes:
@@ -113,7 +112,7 @@ class Plan(NamedTuple):
     best_improvement: float
     near: tuple[int, ...] = ()
     measured: Measured | None = None
-    memory: Memory | None = None
+    memory: PairMemory | None = None
 
 
 def plan(
@@ -217,7 +216,7 @@ def of_sizes(
         _weight_bytes(size, load) + batch * load.cache_bytes
         for size, load in ((target, target_load), (draft, draft_load))
     )
-    best = best._replace(memory=Memory(target_bytes, draft_bytes, chip.memory))
+    best = best._replace(memory=PairMemory(target_bytes, draft_bytes, chip.memory))
     if target_bytes + draft_bytes <= chip.memory:
         return best
     plain = {"gamma": 0, "tokens_per_round": 1.0, "improvement": 1.0, "operations": 1.0, "near": ()}
@@ -226,7 +225,7 @@ def of_sizes(
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:
     """Returns the bytes of all weights of a published shape, those of prefill alone too; of a number, of so many."""
-    shapes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    shapes = roofline.published_shapes()
     return memory.of_config(size, shapes[size]).memory_bytes[load.dtype] if size in shapes else load.weight_bytes
 
 
@@ -325,32 +324,6 @@ def steps(batches: Sequence[int], most: int) -> int:
     return 1 + len(batches) * (len(timed_gammas(most)) + 1)
 
 
-class Prediction(NamedTuple):
-    """A chain or a tree, with what it promises.
-
-    Attributes:
-        shape: of the draft, as `drafters.tree` takes it; empty: plain decoding.
-        draw: how children are chosen.
-        tokens_per_round: replayed along the target's texts.
-        cost: of a round, in passes of the target over one token.
-    """
-
-    shape: Choices
-    draw: DrawName
-    tokens_per_round: float
-    cost: float
-
-    @property
-    def improvement(self) -> float:
-        """Speed over plain decoding."""
-        return self.tokens_per_round / self.cost
-
-    @property
-    def depth(self) -> int:
-        """Levels, each of which costs a pass of the drafter."""
-        return max(map(len, self.shape), default=0)
-
-
 class TreePlan(NamedTuple):
     """The draft to take, if it may be a tree.
 
@@ -361,17 +334,17 @@ class TreePlan(NamedTuple):
             draft tokens (0: 1.0).
     """
 
-    tree: Prediction
-    chain: Prediction
+    tree: PlannedTree
+    chain: PlannedTree
     acceptance: dict[DrawName, Float[np.ndarray, "K K"]]
     c: Float[np.ndarray, " M"]
     v: Float[np.ndarray, " M"]
 
     @property
-    def best(self) -> Prediction:
+    def best(self) -> PlannedTree:
         """The tree, unless it is hardly faster than the chain, or neither is than plain decoding."""
         best = self.tree if self.tree.improvement > self.chain.improvement * (1 + TOLERANCE) else self.chain
-        return best if best.improvement > 1 else Prediction((), self.tree.draw, 1.0, 1.0)
+        return best if best.improvement > 1 else PlannedTree((), 1.0, 1.0, self.tree.draw)
 
 
 def tree_of_pair(
@@ -400,28 +373,26 @@ def tree_of_pair(
     (group,) = batching.whole_batches(prepared, batch, batch)
     c, v = tree_costs(group, nodes, repeats)
     trace = replay.collect(prepared)
-    counts, ratios, tried = trace.counts, dict[DrawName, np.ndarray](), list[Prediction]()
+    counts, ratios, trees = trace.counts, dict[DrawName, np.ndarray](), list[PlannedTree]()
     for draw in SAMPLED if trace.temperature else GREEDY:
         ratios[draw] = replay.tree_ratios(trace, draw, children)
         rates = ratios[draw].mean(axis=0)  # first as if all positions were alike
         for _ in range(TREE_PASSES):
-            predictions = [
-                Prediction(
-                    shape, draw, replay.tokens_per_round(shape, ratios[draw], counts).value, round_cost(shape, c, v)
-                )
-                for shape in shapes(rates, nodes)
-            ]
-            tried += predictions
+            tried = []
+            for shape in shapes(rates, nodes):
+                tokens = replay.tokens_per_round(shape, ratios[draw], counts).value
+                tried.append(PlannedTree(shape, tokens, round_cost(shape, c, v), draw))
+            trees += tried
             # Then as rounds with the best tree meet them.
-            rates = replay.by_depth(_fastest(predictions).shape, ratios[draw], counts)
-    chains = [prediction for prediction in tried if len(prediction.shape) == prediction.depth]
-    trees = [prediction for prediction in tried if len(prediction.shape) > prediction.depth] or chains
+            rates = replay.by_depth(_fastest(tried).shape, ratios[draw], counts)
+    chains = [tree for tree in trees if len(tree.shape) == tree.depth]
+    trees = [tree for tree in trees if len(tree.shape) > tree.depth] or chains
     by_rank: dict[DrawName, np.ndarray] = {draw: values.mean(axis=0) for draw, values in ratios.items()}
     return TreePlan(_fastest(trees), _fastest(chains), by_rank, c, v)
 
 
-def _fastest(predictions: Sequence[Prediction]) -> Prediction:
-    return max(predictions, key=lambda prediction: prediction.improvement)
+def _fastest(trees: Sequence[PlannedTree]) -> PlannedTree:
+    return max(trees, key=lambda tree: tree.improvement)
 
 
 def shapes(acceptance: Float[np.ndarray, "*L K K"], nodes: int) -> list[Choices]:
@@ -473,7 +444,7 @@ def settings(plan: TreePlan, prepared: Prepared, batch: int) -> list[Setting]:
     chain = setting._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
     if plan.tree is plan.chain:
         return [chain]
-    tree = drafters.tree(draft, shape=plan.tree.shape, draw=plan.tree.draw)
+    tree = drafters.tree(draft, shape=plan.tree.shape, draw=cast(DrawName, plan.tree.draw))
     return [chain, setting._replace(drafter=tree, gamma=plan.tree.depth, name=f"tree of {len(plan.tree.shape)}")]
 
 
@@ -481,11 +452,11 @@ def to_dict(plan: Plan | TreePlan) -> dict[str, Any]:
     """Returns a report of a plan, for JSON, with the advice in words."""
     if isinstance(plan, Plan):
         return plan._asdict() | {"advice": sentence(plan)}
-    predictions = {
-        name: prediction._asdict() | {"depth": prediction.depth, "improvement": prediction.improvement}
-        for name, prediction in (("tree", plan.tree), ("chain", plan.chain), ("best", plan.best))
+    trees = {
+        name: tree._asdict() | {"depth": tree.depth, "improvement": tree.improvement}
+        for name, tree in (("tree", plan.tree), ("chain", plan.chain), ("best", plan.best))
     }
-    return {**predictions, "acceptance": plan.acceptance, "c": plan.c, "v": plan.v, "advice": sentence(plan)}
+    return {**trees, "acceptance": plan.acceptance, "c": plan.c, "v": plan.v, "advice": sentence(plan)}
 
 
 def sentence(plan: Plan | TreePlan) -> str:
@@ -563,7 +534,7 @@ def _of_whole_texts(improvement: float) -> str:
     return f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised: {range_}."
 
 
-def _no_room(plan: Plan, memory: Memory) -> str:
+def _no_room(plan: Plan, memory: PairMemory) -> str:
     """Says that a pair does not fit a machine, and how fast it would be where it fits."""
     target, draft, machine = map(filesize.decimal, map(int, memory))
     alone = ", where not even the target fits" if memory.target > memory.machine else ""

@@ -11,28 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from jaxspec.analysis import roofline
 from jaxspec.core import Model, Params, Prompt, token_rows
 from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8, orbax
-from jaxspec.weights.hf_families import FAMILIES
 from jaxspec.weights.loading import DTYPES
 
 
 def config_of(shape: str) -> Any:
-    """The configuration of a published shape.
+    """Returns the configuration of a published shape.
 
     Raises:
         ValueError: there is no such shape.
     """
-    sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
-    if shape not in sizes:
-        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
-    return sizes[shape]
+    shapes = roofline.published_shapes()
+    if shape not in shapes:
+        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, shapes)} Expected one of {', '.join(shapes)}")
+    return shapes[shape]
 
 
 def random_model(shape: str, dtype: str, seed: int) -> Model:
-    """A model of random weights at a published shape: the cost of the real one, and no sense.
+    """Makes a model of random weights at a published shape: the cost of the real one, and no sense.
 
     Raises:
         ValueError: no such shape or dtype.
@@ -46,15 +46,15 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
 
 
 def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:
-    """Rows of random token ids, all of one length."""
+    """Makes rows of random token ids, all of one length."""
     ids = np.random.default_rng(0).integers(0, model.lm.vocab_size, (rows, tokens))
     return token_rows.pad(ids.tolist())
 
 
 def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
-    """Parameters of a network, made on the device one by one, in the dtype that they are stored in.
+    """Makes parameters of a network on the device, one by one, in the dtype that they are stored in.
 
-    Matrices are normal, of a spread that leaves the size of what they multiply; norms and biases do nothing. One small
+    Matrices are normal, of a spread that keeps the size of their inputs; norms and biases do nothing. One small
     program draws all matrices of a shape: a network's own `init` is a program with a draw for every one of them, and
     makes them in float32.
 

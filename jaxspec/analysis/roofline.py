@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -160,11 +160,9 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     >>> load_of_size("1.5B", "bfloat16").parameters
     1500000000.0
     """
-    from jaxspec.weights.hf_families import FAMILIES
-
     if dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype is {dtype!r}: expected one of bfloat16, float32")
-    shapes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    shapes = published_shapes()
     if size in shapes:
         return load_of(dataclasses.replace(shapes[size], dtype=dtype), row=row_tokens, prompt=row_tokens)
     unit = UNITS.get(size[-1:].upper())
@@ -175,6 +173,13 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     if not 0 < parameters < float("inf"):
         raise ValueError(f"size is {size!r}: expected parameters, such as 11B or 77M, or one of {', '.join(shapes)}")
     return Load(parameters, dtype=dtype)
+
+
+def published_shapes() -> dict[str, Any]:
+    """Returns the configurations of all published shapes, by their names."""
+    from jaxspec.weights.hf_families import FAMILIES
+
+    return {name: config for family in FAMILIES for name, config in family.sizes.items()}
 
 
 def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1) -> np.ndarray:

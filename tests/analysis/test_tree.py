@@ -15,7 +15,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis import replay
-from jaxspec.analysis.optimal_tree import best_of_size, optimal
+from jaxspec.analysis.optimal_tree import PlannedTree, best_of_size, optimal
 from jaxspec.core import token_rows
 from jaxspec.testing import table_model, table_model_from
 
@@ -186,9 +186,7 @@ def before(prompts, texts):
 
 
 def test_of_equally_fast_ones_the_chain_is_preferred():
-    tree, chain = (
-        planning.Prediction(shape, "top", tokens, 1.5) for shape, tokens in ((((0,), (1,)), 2.0), (((0,),), 1.97))
-    )
+    tree, chain = (PlannedTree(shape, tokens, 1.5, "top") for shape, tokens in ((((0,), (1,)), 2.0), (((0,),), 1.97)))
     plan = planning.TreePlan(tree, chain, {}, jnp.ones(2), jnp.ones(2))
     assert plan.best is chain and planning.sentence(plan).startswith("Take a chain, γ = 1")
     wins = plan._replace(chain=chain._replace(cost=2.0))
