@@ -16,6 +16,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 from jaxspec.weights import loading as model_loading
+from jaxspec.weights import orbax
 from jaxspec.weights.orbax import CheckpointError
 
 collect_ignore = ["scripts"]  # they are run by tests, in processes of their own, or by hand
@@ -182,5 +183,6 @@ def loading(zoo, monkeypatch):
     monkeypatch.setattr(model_loading, "load", load)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
     monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)  # of what a table model's passes cost nothing is expected
-    monkeypatch.setattr(model_loading, "shipped", lambda: {name: Path(name) for name in zoo})
+    by_marker = {orbax.MANIFEST: {name: Path(name) for name in zoo}}
+    monkeypatch.setattr(model_loading, "shipped", lambda marker=orbax.MANIFEST: by_marker.get(marker, {}))
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)

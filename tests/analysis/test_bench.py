@@ -160,8 +160,10 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_path, monkeypatch):
-    read, really = [], setting.digest
-    monkeypatch.setattr(setting, "digest", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves))
+    read, really = [], setting.of_arrays
+    monkeypatch.setattr(
+        setting, "of_arrays", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves)
+    )
 
     def unmeasured(target, group, *_):
         return [bench.BenchResult(bench._summary(member, target)) for member in group]
