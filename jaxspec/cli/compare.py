@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from jaxspec import trace
+from jaxspec.decode.batches import in_batches
+from jaxspec.decode.generate import complete
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import BenchResult
@@ -32,6 +36,29 @@ def compare(prepared: Prepared, settings: Settings) -> tuple[BenchResult, BenchR
     if speculative.error is not None:
         raise FloatingPointError(speculative.error)
     return plain, speculative
+
+
+def in_a_sentence(prepared: Prepared, settings: Settings, tokens: Sequence[list[int]]) -> str:
+    """Times speculative and plain decoding of the same prompts in turn, and says how they compare.
+
+    Args:
+        prepared, settings: of the speculative side.
+        tokens: of its texts, row by row.
+    """
+    from jaxspec.analysis.statistics import Spread
+    from jaxspec.analysis.timing import interleave, run_all
+
+    parts = list(in_batches(prepared, settings.batch))
+    sides = [[part.prepared.plain() for part in parts], [part.prepared for part in parts]]
+    plain = [row for part in parts for row in complete(part.prepared.plain()).records()[: part.real]]
+    run_all(sides[1])  # compiles; plain decoding has run
+    seconds = interleave([functools.partial(run_all, side) for side in sides], REPEATS)
+    ratio = Spread.of(seconds[0] / seconds[1])
+    speed = f"{ratio.median:.2f} times the speed of plain decoding, timed in turn ({ratio.min:.2f} to {ratio.max:.2f})"
+    if prepared.is_sampled:
+        return f"{speed}; the texts are samples of the same distribution." if prepared.decoder.exact else f"{speed}."
+    same = sum(row["tokens"] == text for row, text in zip(plain, tokens, strict=True))
+    return f"{speed}; {'the same texts' if same == len(plain) else f'{same} of {len(plain)} texts are the same'}."
 
 
 def show(plain: BenchResult, speculative: BenchResult, prepared: Prepared, out: Console) -> None:

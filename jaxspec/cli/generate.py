@@ -67,7 +67,7 @@ def generate(
     search: Search,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with inputs.")] = None,
-    count: Annotated[int, number("Held-out prompts, if none are given.")] = 8,
+    count: Annotated[int | None, number("Held-out prompts, if none are given; by default 3 short ones.")] = None,
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
@@ -79,8 +79,8 @@ def generate(
 ) -> None:
     """Generate text with speculative decoding, and show what it took.
 
-    Without a prompt it decodes held-out ones. A T5's task prefix is part of a prompt. As JSON each prompt of a file has
-    a line as soon as its batch ends, and all together the last one.
+    Without a prompt it decodes held-out ones, and times plain decoding beside it. A T5's task prefix is part of a
+    prompt. As JSON each prompt of a file has a line as soon as its batch ends, and all together the last one.
 
     \b
         jaxspec generate "translate English to German: A fast editor."
@@ -102,6 +102,7 @@ def generate(
     else:
         options.refuse(options.typed(context, Search._fields), "generate without --beams")
     texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
+    is_example = not texts and not (compare or settings.stop)
     if settings.draft is not None:
         drafter_names.check(settings.draft, settings.draft_dtype or settings.dtype)
     generation = _options(settings, sampling)
@@ -134,6 +135,10 @@ def generate(
             records = show.show_text(texts, decoded, prepared.target, out, streamed)
         drafter = settings.draft if prepared.drafter is not None else None
         out.print(Text(show.totals_sentence(show.total(records), prepared.target.name, drafter)))
+        if is_example and drafter is not None:
+            with err.status("timing plain decoding beside it"):
+                sentence = comparing.in_a_sentence(prepared, settings, [record["tokens"] for record in records])
+            out.print("", Text(sentence, "bold"), sep="\n")
     results = None
     if compare:
         with err.status("comparing with plain decoding"):
@@ -170,12 +175,13 @@ def _options(settings: Settings, sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(
-    settings: Settings, generation: dict[str, Any], texts: list[str], count: int, chat: bool
+    settings: Settings, generation: dict[str, Any], texts: list[str], count: int | None, chat: bool
 ) -> tuple[list[str], Prepared]:
     """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
     mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
     target = names.model(settings.target, settings.dtype, mesh)
-    texts = texts or prompting.heldout_for(target, count)
+    if not texts:
+        texts = prompting.examples_for(target) if count is None else prompting.heldout_for(target, count)
     drafter = None
     if settings.draft is not None:
         load = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from jaxspec import files
 from jaxspec.cli import drafter_names, names
 
+EXAMPLES = 3  # prompts of the first screen
+LONGEST = 100  # characters of a sentence there
+
 if TYPE_CHECKING:
     from jaxspec.core import Model, Prompt
     from jaxspec.decode.request import Prepared
@@ -76,6 +79,22 @@ def heldout_for(target: Model, count: int) -> list[str]:
     from jaxspec.files.corpus import tasks_of
 
     return heldout(tasks_of(target)[0], count)
+
+
+def examples_for(target: Model) -> list[str]:
+    """Returns the held-out prompts of the first screen: three, of a kind that can be read at a glance.
+
+    For translation they are the first sentences of the file that begin with "This package" and have at most 100
+    characters: a rule that was made before any output of them was seen. Other tasks have their first prompts.
+    """
+    from jaxspec.files import corpus
+
+    task = corpus.tasks_of(target)[0]
+    rows = [row["input"] for row in corpus.heldout(task)]
+    if task == "translation":
+        sentences = [(text, text.partition(": ")[2]) for text in rows]
+        rows = [text for text, source in sentences if source.startswith("This package") and len(source) <= LONGEST]
+    return rows[:EXAMPLES]
 
 
 def heldout(task: str, count: int) -> list[str]:

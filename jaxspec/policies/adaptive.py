@@ -57,7 +57,7 @@ def adaptive(
 
     Args:
         c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost`; 0 for a
-            look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.lookup_cost`).
+            look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.cost`).
         v: costs of the verify pass in the same unit, with 0, 1, 2, ... draft tokens, as
             `jaxspec.analysis.cost.policy_costs` measures them; each draft token beyond these adds the mean of
             what they add. Or one number, what each draft token adds to 1. Either is for all rows.

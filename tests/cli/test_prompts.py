@@ -93,3 +93,13 @@ def test_a_file_that_is_not_text_is_named(tmp_path):
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"prompts\.txt is not UTF-8 text"):
         prompts.from_file(file, 2)
+
+
+def test_the_first_screen_has_three_short_sentences(zoo):
+    texts = prompts.examples_for(zoo["debian-t5-large"])
+    assert len(texts) == 3
+    for text in texts:
+        source = text.removeprefix("translate English to German: ")
+        assert source.startswith("This package") and source.endswith(".") and len(source) <= 100
+    other = zoo["debian-gpt-base"]
+    assert prompts.examples_for(other) == prompts.heldout_for(other, 3)
