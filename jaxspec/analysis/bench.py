@@ -309,7 +309,7 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
 
 
 def _how(result: BenchResult) -> tuple[str, str, str]:
-    """The dtype, mesh and backend: where they are the first result's, its plain decoding is compared with anyhow."""
+    """Returns the dtype, mesh and backend: a result with the first one's is compared with its plain decoding anyhow."""
     return result.setting.dtype, result.setting.mesh, result.setting.backend
 
 

@@ -299,13 +299,15 @@ def by_depth(
 def _by_text(
     choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
 ) -> Iterator[tuple[Float[np.ndarray, "T G"], Float[np.ndarray, "TG K K"]]]:
-    """Yields, for each text, how probably a round that begins at each token but the first accepts 1, 2, .. of them,
-    and the ratios there, with zeros after its end.
+    """Yields the survival of rounds along each text [T, G], and the ratios after each token, with zeros after its end.
+
+    Survival: how probably a round that begins at each token but the first accepts 1, 2, .. of the tokens there.
     """
     nodes = sorted((tuple(map(int, node)) for node in choices), key=len)
     depth = len(nodes[-1])
     children = {node: sum(other[:-1] == node for other in nodes) for node in ((), *nodes)}
     for end, count in zip(np.cumsum(counts), counts, strict=True):
+        # A node is reached if all nodes on its path are accepted: the product of their ratios at the tokens there.
         later = np.pad(ratios[end - count + 1 : end], ((0, depth), (0, 0), (0, 0)))
         reached: dict[tuple[int, ...], np.ndarray] = {(): np.ones(count - 1)}
         survives = np.zeros((count - 1, depth))

@@ -115,7 +115,7 @@ class Setting(NamedTuple):
         return JAXSPEC if self.backend is None else self.backend.name
 
     def plain(self) -> Setting:
-        """Plain decoding of the same task, by the same target and backend."""
+        """Returns plain decoding of the same task, by the same target and backend."""
         alike = {"sampling": self.sampling, "batch": self.batch, "target": self.target, "backend": self.backend}
         return Setting(self.task, None, 0, **alike)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.analysis.result import BenchResult, Rate, Spread, to_json
+from jaxspec.analysis.setting import Setting
 
 BUSY = 1.0  # load per CPU above which other programs slow down what is measured
 MISSING = "–"
@@ -181,7 +182,7 @@ def _settings_that_differ(results: Sequence[BenchResult]) -> list[Column]:
 def _fitting(
     results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column], width: int | None
 ) -> list[Table]:
-    """One table, or several with some of the columns each, none wider than `width` if that can be."""
+    """Splits the columns into tables that are no wider than `width`, if that can be."""
     views, unlimited = [], Console(width=1000)
     while columns:
         count = len(columns)
@@ -210,7 +211,10 @@ def _shared(results: Sequence[BenchResult]) -> list[str]:
     settings = [result.setting for result in results]
     drafting = [setting for setting in settings if not setting.is_plain] or settings
     words = [settings[0].drafter] if len({setting.drafter for setting in settings}) == 1 else []
-    if len({setting.rule for setting in drafting}) == 1 and drafting[0].rule not in ("", "rejection"):
+    if len({setting.rule for setting in drafting}) == 1 and drafting[0].rule not in (
+        "",
+        Setting._field_defaults["rule"].name,
+    ):
         words.append(drafting[0].rule)
     words += [settings[0].sampling] if len({setting.sampling for setting in settings}) == 1 else []
     words += ["* the plan's γ"] if any(setting.planned for setting in settings) else []
