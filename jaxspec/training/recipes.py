@@ -12,9 +12,9 @@ from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import CONFIGS
+from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {kind.name: kind.sizes for kind in KINDS}
-DIVERGENCES = ("kl", "reverse_kl", "jensen_shannon", "total_variation", "minus_log_alpha", "blend")
 
 
 @dataclasses.dataclass(frozen=True)
