@@ -160,7 +160,7 @@ class PolicyCosts(NamedTuple):
 def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
     """Measures c and v of `policies.adaptive` for a generation.
 
-    c is that of the model that drafts; of several models (a cascade), of the target's own layers and of networks that
+    c is that of the model that drafts; of cascades and fallbacks, of the target's own layers and of networks that
     read its hidden states, that of a whole draft over its tokens; 0 for look-ups, whose search is a part of v, from one
     draft token on. v is that of the whole target; a target that drafts with its own layers spares some of it.
 
@@ -185,9 +185,14 @@ def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | Non
 
 
 def drafts_as_a_whole(prepared: Prepared) -> bool:
-    """Tells whether drafts are timed whole: they cost passes of several models, the target's layers, or a head."""
+    """Tells whether drafts are timed whole: they cost the target's layers, a head, or more than one model's passes.
+
+    A drafter that is one model's alone has that model's parameters; those of cascades and fallbacks are of all parts.
+    """
     bound = prepared.drafter
-    return bound is not None and (len(bound.models) > 1 or bound.target is not None)
+    if bound is None or (bound.target is None and not bound.models):
+        return False
+    return bound.target is not None or bound.params is not bound.models[0].params
 
 
 def paid_model(prepared: Prepared) -> Model | None:

@@ -85,7 +85,7 @@ class Failure(enum.IntEnum):
 class State(NamedTuple):
     """Everything a decoder carries from round to round. Every leaf has the batch as its first axis.
 
-    So rows can be reordered, dropped or replaced: `buffers.take_rows`, `buffers.put_rows`.
+    So rows can be reordered, dropped or replaced: `token_rows.take_rows`, `token_rows.put_rows`.
     """
 
     # evolving
@@ -127,7 +127,7 @@ class DecoderInit(Protocol):
     def __call__(self, weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
         """Reads the prompt and commits the first new token, drawn from prefill's own logits.
 
-        `headroom`: tokens that a row may grow by; `buffers.headroom` computes it.
+        `headroom`: tokens that a row may grow by; `token_rows.headroom` computes it.
         """
         ...
 

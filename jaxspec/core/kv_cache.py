@@ -45,7 +45,7 @@ def write(buffer: Layer, new: Float[Array, "batch kv_heads step head_dim"], leng
     With lengths (1, 2) and step 1: before [[a . .], [b c .]], after [[a X .], [b c Y]].
 
     `dynamic_update_slice` clamps a start that does not fit, and so would overwrite committed entries without an error:
-    the maker of the buffer makes it large enough (`buffers.headroom`).
+    the maker of the buffer makes it large enough (`token_rows.headroom`).
     """
     new = new.astype(buffer.dtype)
     zero = jnp.zeros((), length.dtype)

@@ -120,7 +120,7 @@ def generate(
 
     The whole generation is one jitted program, from prefill to the last token of the longest row; every row accepts
     its own number of draft tokens per round. Calls whose prompts and limits fall into the same buckets
-    (`buffers.bucket`) share a program, whatever their temperature, penalties, key and text. With stop strings, which
+    (`token_rows.bucket`) share a program, whatever their temperature, penalties, key and text. With stop strings, which
     only the host can see, rounds are run one by one.
 
     Args:
