@@ -12,6 +12,7 @@ from jaxspec.core.draft import Draft, Verdict
 from jaxspec.core.language_model import Keys
 
 JUDGE_TREES = "rules.rejection(), traversal(), k_seq(), coupled(), exact_match(), lenient() or typical()"
+"""The rules that judge trees, as messages name them."""
 
 AcceptanceRatio = Callable[
     [Float[Array, "batch step vocab"], Float[Array, "batch step vocab"], Int[Array, "batch step"]],

@@ -160,7 +160,8 @@ def branches(step: TracedRound) -> list[Branch]:
         return []
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(step.parent):
-        children.setdefault(parent, []).append(node + 1)
+        if parent >= 0:  # -1: cut off, and not verified
+            children.setdefault(parent, []).append(node + 1)
     accepted = [0, *(node + 1 for node in step.path)]
     following = dict(itertools.pairwise(accepted))
     target_token = step.new[step.num_accepted :]  # one, or none

@@ -225,3 +225,4 @@ def open_model(path: Path) -> Reader:
 
 
 FORMAT = ModelFormat("gguf", is_file, open_model)
+"""A GGUF file: how it is recognised and opened."""

@@ -528,3 +528,4 @@ def open_model(folder: Path) -> Reader:
 
 
 FORMAT = ModelFormat("huggingface", is_folder, open_model)
+"""A Hugging Face folder: how it is recognised and opened."""

@@ -418,3 +418,4 @@ def open_model(folder: Path) -> Reader:
 
 
 FORMAT = ModelFormat("jaxspec", is_folder, open_model)
+"""A checkpoint of jaxspec: how it is recognised and opened."""

@@ -164,3 +164,4 @@ def open_model(folder: Path) -> Reader:
 
 
 FORMAT = ModelFormat("t5x", is_folder, open_model)
+"""A T5X checkpoint: how it is recognised and opened."""
