@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
     def fits(self, machine: roofline.Machine) -> bool:
         """Tells whether a machine has room for them and for temporaries."""
         assert machine.memory is not None
-        return plan.Memory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
+        return plan.PairMemory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
 
 
 def index() -> dict[str, Any]:

@@ -179,8 +179,8 @@ def test_a_cascade_costs_what_its_whole_draft_does():
     cascades = {"models": drafters.cascade(DRAFT, DRAFT, gamma=1), "look-up": drafters.cascade(DRAFT, LOOKUP, gamma=1)}
     config = Config(num_prompts=1, repeats=1, quantities=("speed", "costs"))
     _, *results = run(TARGET, product(task=TASK, drafter=cascades, gamma=2), config=config)
-    assert all(result.costs.c.median > 0 and result.costs.v.median > 0 for result in results)
-    assert [result.costs.draft_ms is None for result in results] == [True, False]  # of a look-up the model's passes
+    for result in results:
+        assert result.costs.c.median > 0 and result.costs.v.median > 0 and result.costs.draft_ms is None
 
 
 def test_a_store_knows_drafters_by_their_names(tmp_path):
