@@ -39,7 +39,7 @@ def compare(prepared: Prepared, settings: Settings) -> tuple[BenchResult, BenchR
 
 
 def in_a_sentence(prepared: Prepared, settings: Settings, tokens: Sequence[list[int]]) -> str:
-    """Times speculative and plain decoding of the same prompts in turn, and says how they compare.
+    """Times speculative and plain decoding of the same prompts, interleaved, and reports their ratio.
 
     Args:
         prepared, settings: of the speculative side.
@@ -54,7 +54,7 @@ def in_a_sentence(prepared: Prepared, settings: Settings, tokens: Sequence[list[
     run_all(sides[1])  # compiles; plain decoding has run
     seconds = interleave([functools.partial(run_all, side) for side in sides], REPEATS)
     ratio = Spread.of(seconds[0] / seconds[1])
-    speed = f"{ratio.median:.2f} times the speed of plain decoding, timed in turn ({ratio.min:.2f} to {ratio.max:.2f})"
+    speed = f"{ratio.median:.2f} times the speed of plain decoding, interleaved ({ratio.min:.2f} to {ratio.max:.2f})"
     if prepared.is_sampled:
         return f"{speed}; the texts are samples of the same distribution." if prepared.decoder.exact else f"{speed}."
     same = sum(row["tokens"] == text for row, text in zip(plain, tokens, strict=True))

@@ -1,4 +1,4 @@
-"""Numbers and names that users give."""
+"""Checks of numbers and names that users give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 
 def integer(value: Any, name: str, expected: str) -> int:
-    """An integer of any kind as Python's; True and False are none.
+    """Returns an integer of any library as Python's; True and False are none.
+
+    Raises:
+        ValueError: it is not; the message has `name`, the value and what was expected.
 
     >>> import numpy as np
     >>> integer(np.int64(3), "gamma", "an integer")
@@ -24,7 +27,7 @@ def integer(value: Any, name: str, expected: str) -> int:
 
 
 def integers(**values: Any) -> tuple[int, ...]:
-    """Several at once, by their names.
+    """Returns several integers as Python's, checked by their names.
 
     >>> integers(nodes=3, depth=2)
     (3, 2)
@@ -33,7 +36,10 @@ def integers(**values: Any) -> tuple[int, ...]:
 
 
 def number(value: Any, name: str, expected: str) -> float:
-    """A finite real number of any kind as Python's; True and False are none.
+    """Returns a finite real number of any library as Python's; True and False are none.
+
+    Raises:
+        ValueError: it is not; the message has `name`, the value and what was expected.
 
     >>> import numpy as np
     >>> number(np.float32(0.5), "factor", "a finite number")

@@ -101,7 +101,7 @@ class Walk(NamedTuple):
 
 
 def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-    """The rule on a tree: all candidates for a token at a time, those of all nodes with the same tokens above them."""
+    """Judges a tree: all candidates for a token at a time, those of all nodes with the same tokens above them."""
     nodes = residual_tree.read(draft, target)
     number, vocab = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :], nodes.log_p.shape[-1]
     first = tree.same_prefix(nodes.parent, draft.tokens)

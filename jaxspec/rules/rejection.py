@@ -89,7 +89,7 @@ def verify_chain(
     lenience: float = 1.0,
     forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
 ) -> Verdict:
-    """The rule on a chain; arguments as of `verify_tree`."""
+    """Judges a chain, token by token; the arguments are those of `verify_tree`."""
     assert target.log_probs is not None
     u, p = uniforms(keys, position, draft), gather_probs(target.log_probs[:, :-1], draft.tokens)
     accepted = u * (lenience * draft_probs(draft)) < p
@@ -131,7 +131,7 @@ def verify_tree(
     lenience: float = 1.0,
     forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
 ) -> Verdict:
-    """The rule on a tree: every row goes from child to child until it has no child left to try.
+    """Judges a tree: every row goes from child to child until it has no child left to try.
 
     Only a rejection reads the vocabulary, a row of p and one of q. The loop over these ends with the row that has the
     most.

@@ -85,7 +85,7 @@ class Walk(NamedTuple):
 
 
 def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-    """The rule on a tree. Only taking a node off reads the vocabulary, a row of p and one of q.
+    """Judges a tree. Only taking a node off reads the vocabulary, a row of p and one of q.
 
     The loop over these ends as soon as every row has accepted a node, and is over as many as the row with the most.
     """

@@ -235,9 +235,9 @@ def test_text_and_counts_are_printed(mode, report, run):
     ("options", "said"), [((), "; the same texts."), (("-t", "1"), "samples of the same distribution.")]
 )
 def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invoke, run):
-    assert " times the speed of plain decoding, timed in turn (" in run(*options) and said in run(*options)
+    assert " times the speed of plain decoding, interleaved (" in run(*options) and said in run(*options)
     for arguments in (("a",), ("--draft", "none"), ("--json",)):
-        assert "timed in turn" not in invoke(*arguments).output
+        assert "interleaved (" not in invoke(*arguments).output
 
 
 @pytest.mark.parametrize(
