@@ -16,21 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import sampling
+from jaxspec import core, sampling
 from jaxspec.analysis.statistics import Ratio
-from jaxspec.core import (
-    BoundDrafter,
-    LanguageModel,
-    Model,
-    Params,
-    Prefix,
-    Prompt,
-    Request,
-    Sampler,
-    Weights,
-    programs,
-    token_rows,
-)
+from jaxspec.core import programs, token_rows
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import batches, loop
 from jaxspec.decode.generate import complete
@@ -192,19 +180,19 @@ def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
 
 @programs.jit(static_argnames=("target", "draft", "sampler"))
 def _overlap(
-    target: LanguageModel,
-    draft: LanguageModel,
-    sampler: Sampler,
-    weights: Weights,
-    request: Request,
-    prompt: Prompt,
+    target: core.LanguageModel,
+    draft: core.LanguageModel,
+    sampler: core.Sampler,
+    weights: core.Weights,
+    request: core.Request,
+    prompt: core.Prompt,
     tokens: Int[Array, "B N"],
     log_lenience: Float[Array, ""],
 ) -> Float[Array, "B N"]:
     """Computes sum_x min(p(x) / l, q(x)) of the two distributions of each new token; 0 or 1 if greedy."""
     row, new = decoder_prompt(target, prompt), tokens.shape[1]
     # Position t of the text sees the new tokens before it: a strictly lower triangle [1, N, N - 1].
-    prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
+    prefix = core.Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
     draft_params = request.draft_sampling_params
     draft_params = request.sampling_params if draft_params is None else draft_params
     draft_logits = sampling.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
@@ -218,16 +206,16 @@ def _overlap(
     return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs - log_lenience, q.log_probs)), axis=-1), 1.0)
 
 
-def drafting_model(prepared: Prepared) -> Model:
+def drafting_model(prepared: Prepared) -> core.Model:
     """Returns the model that a generation was given as its drafter.
 
     Raises:
         TypeError: its drafter is something else, whose distribution is not known everywhere.
     """
     drafter = prepared.options["drafter"]
-    if isinstance(drafter, Model) and prepared.drafter is not None:
+    if isinstance(drafter, core.Model) and prepared.drafter is not None:
         return prepared.drafter.models[0]  # which may share the target's encoder
-    kind = "no model" if isinstance(drafter, BoundDrafter) else f"of type {type(drafter).__name__}"
+    kind = "no model" if isinstance(drafter, core.BoundDrafter) else f"of type {type(drafter).__name__}"
     raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
 
 
@@ -262,7 +250,7 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
 
 
 def teacher_forced(
-    lm: LanguageModel, params: Params, prompt: Prompt, tokens: Int[Array, "B N"]
+    lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, tokens: Int[Array, "B N"]
 ) -> Float[Array, "B N V"]:
     """Computes the logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
     last_id = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one

@@ -14,26 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxspec import core
 from jaxspec.analysis import acceptance
 from jaxspec.analysis.timing import interleave
-from jaxspec.core import (
-    Cache,
-    Caches,
-    Distribution,
-    DraftContext,
-    Drafter,
-    Forward,
-    Keys,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Verdict,
-    Weights,
-    noise,
-    programs,
-    token_rows,
-)
+from jaxspec.core import noise, programs, token_rows
 from jaxspec.core.round import bucket_widths
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode.request import Prepared
@@ -195,7 +179,7 @@ def drafts_as_a_whole(prepared: Prepared) -> bool:
     return bound.target is not None or bound.params is not bound.models[0].params
 
 
-def paid_model(prepared: Prepared) -> Model | None:
+def paid_model(prepared: Prepared) -> core.Model | None:
     """Returns the one model whose passes are what draft tokens cost; None if drafts are timed whole, or looked up."""
     bound = prepared.drafter
     return None if bound is None or not bound.models or drafts_as_a_whole(prepared) else bound.models[0]
@@ -248,14 +232,14 @@ def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
 
 @programs.jit(static_argnames=("lm",), donate_argnames=("cache",))
 def passes(
-    lm: LanguageModel,
-    params: Params,
-    cache: Cache,
+    lm: core.LanguageModel,
+    params: core.Params,
+    cache: core.Cache,
     length: Int[Array, " B"],
     tokens: Int[Array, "B T"],
     inner: Int[Array, ""],
-    keys: Keys | None = None,
-) -> tuple[Int[Array, "B T"], Cache]:
+    keys: core.Keys | None = None,
+) -> tuple[Int[Array, "B T"], core.Cache]:
     """Makes `inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
 
     With keys, one per row, the argmax is of the distributions plus the noise of one position: as much as a draw takes,
@@ -277,16 +261,16 @@ def passes(
 
 @programs.jit(static_argnames=("drafter", "target", "gamma", "sampled"), donate_argnames=("caches",))
 def drafts(
-    drafter: Drafter,
-    target: LanguageModel,
+    drafter: core.Drafter,
+    target: core.LanguageModel,
     gamma: int,
     sampled: bool,
-    weights: Weights,
-    caches: Caches,
-    row: Prompt,
-    verified: Forward,
+    weights: core.Weights,
+    caches: core.Caches,
+    row: core.Prompt,
+    verified: core.Forward,
     inner: Int[Array, ""],
-) -> tuple[Caches, Prompt]:
+) -> tuple[core.Caches, core.Prompt]:
     """Drafts `inner` times: each draft is committed whole, and its first token takes the place of the row's last one.
 
     Args:
@@ -294,25 +278,25 @@ def drafts(
         verified: zeros, in place of the target's outputs at every fed token; logits are those of the first token.
     """
 
-    def to_distribution(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
+    def to_distribution(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> core.Distribution:
         logits = match_vocab(logits, target.vocab_size)
         if sampled:
-            return Distribution(log_probs=jax.nn.log_softmax(logits), logits=logits)
-        return Distribution(tokens=noise.first_largest(logits), logits=logits)
+            return core.Distribution(log_probs=jax.nn.log_softmax(logits), logits=logits)
+        return core.Distribution(tokens=noise.first_largest(logits), logits=logits)
 
     keys = noise.row_keys(jax.random.key(0), row.length.shape[0])
     limit = jnp.full_like(row.length, gamma)
     # A tree's first gamma nodes stand for its accepted path: which entries of caches move does not change the time.
     first_path = jnp.broadcast_to(jnp.arange(gamma, dtype=jnp.int32), (*row.length.shape, gamma))
 
-    def draft_once(_, carry: tuple[Caches, Prompt]) -> tuple[Caches, Prompt]:
+    def draft_once(_, carry: tuple[core.Caches, core.Prompt]) -> tuple[core.Caches, core.Prompt]:
         caches, row = carry
-        context = DraftContext(keys, row, limit, gamma, False, to_distribution)
+        context = core.DraftContext(keys, row, limit, gamma, False, to_distribution)
         draft, caches = drafter.propose(weights, caches, context)
         first = draft.tokens[:, :1]
         logits = jnp.broadcast_to(jax.nn.one_hot(first, target.vocab_size), verified.logits.shape)
         length = jnp.minimum(draft.length, gamma)
-        verdict = Verdict(length, first[:, 0], draft.length, None if draft.parent is None else first_path)
+        verdict = core.Verdict(length, first[:, 0], draft.length, None if draft.parent is None else first_path)
         caches = drafter.commit(weights, caches, row, verdict, verified._replace(logits=logits))
         return caches, row._replace(tokens=token_rows.append(row.tokens, row.length - 1, first))
 
@@ -327,7 +311,7 @@ class TimedLoop(NamedTuple):
 
 
 def timed_loops(
-    model: Model, prompt: Prompt, headroom: int, inner: int | None, sampled: bool
+    model: core.Model, prompt: core.Prompt, headroom: int, inner: int | None, sampled: bool
 ) -> Callable[[int], TimedLoop]:
     """Returns a function from a number of tokens to a warm loop of passes over so many; all loops share a cache.
 
@@ -368,21 +352,21 @@ def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoo
         headroom: tokens that caches have room for beyond the prompt.
         inner: drafts of a loop; as many as take `MIN_SECONDS` if None.
     """
-    assert prepared.drafter is not None and isinstance(prepared.drafter.functions, Drafter)
+    assert prepared.drafter is not None and isinstance(prepared.drafter.functions, core.Drafter)
     drafter, lm, nodes = prepared.drafter.functions, prepared.target.lm, prepared.decoder.nodes
     reads_target = prepared.drafter.target is not None
-    weights = Weights(prepared.weights.target if reads_target else None, prepared.drafter.params)
+    weights = core.Weights(prepared.weights.target if reads_target else None, prepared.drafter.params)
 
     @jax.jit
-    def begin(weights: Weights, prompt: Prompt) -> tuple[Caches, Prompt, Forward]:
+    def begin(weights: core.Weights, prompt: core.Prompt) -> tuple[core.Caches, core.Prompt, core.Forward]:
         row = decoder_prompt(lm, prompt)
         batch, width = row.tokens.shape
-        forward, cache = Forward(jnp.zeros((batch, 1, lm.vocab_size)), jnp.zeros((batch, width, 0))), None
+        forward, cache = core.Forward(jnp.zeros((batch, 1, lm.vocab_size)), jnp.zeros((batch, width, 0))), None
         if reads_target:
             forward, cache = lm.prefill(weights.target, prompt, token_rows.prefill_length(lm, prompt) + headroom)
         state = drafter.init(weights, prompt, headroom, forward)
         verified = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(batch, nodes + 1, x.shape[-1])), forward)
-        return Caches(cache, state), row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom)))), verified
+        return core.Caches(cache, state), row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom)))), verified
 
     caches, row, verified = begin(weights, prepared.prompt)
     caches = jax.tree.map(jnp.copy, caches)  # they are donated, and may be arrays of the prompt or of the weights
@@ -406,5 +390,5 @@ def _counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
 
 
 @programs.jit(static_argnames=("lm", "capacity"))
-def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int):
+def _prefill(lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, capacity: int):
     return lm.prefill(params, prompt, capacity)

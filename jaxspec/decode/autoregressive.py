@@ -7,44 +7,34 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import (
-    Decoder,
-    LanguageModel,
-    Prompt,
-    Request,
-    RoundInfo,
-    Sampler,
-    State,
-    Verdict,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.decode import state as states
 
 
 @functools.lru_cache
-def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
+def autoregressive(target: core.LanguageModel, sampler: core.Sampler) -> core.Decoder:
     """A decoder that draws each token from the target's own distribution.
 
     The token at a position is drawn with that position's key, so it depends on the key, the row and the position alone.
     """
 
-    def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
+    def init(weights: core.Weights, prompt: core.Prompt, request: core.Request, headroom: int) -> core.State:
         with jax.named_scope("prefill"):
             capacity = token_rows.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
         prompt, prefilled = token_rows.repeat_rows((prompt, prefilled), states.samples(prompt, request))
         return states.init_state(target, prompt, request, headroom, prefilled, sampler)
 
-    def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
+    def step(weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
         live, empty = jnp.logical_not(state.done), states.empty_draft(state.length)
         with jax.named_scope("target"):
             forward, cache = target.extend(weights.target, state.caches.target, states.last_token(state))
         distribution = sampler(state.request.sampling_params, forward.logits, states.prefix(state))
-        verdict = Verdict(empty.length, states.sample(state, distribution), empty.length)
+        verdict = core.Verdict(empty.length, states.sample(state, distribution), empty.length)
         bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
         state, committed = states.commit(state, verdict.next_token[:, None], empty.length + 1, bad)
         state = state._replace(caches=state.caches._replace(target=target.rewind(cache, state.length - 1)))
         return states.update_stats(state, live, empty, verdict, committed)
 
-    return Decoder(init, step)
+    return core.Decoder(init, step)

@@ -31,20 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import sampling, sharding
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Model,
-    Prompt,
-    Weights,
-    programs,
-    token_rows,
-)
+from jaxspec import core, sampling, sharding
+from jaxspec.core import programs, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
@@ -95,11 +83,11 @@ class BeamSearch:
 
 
 def beam_search(
-    target: Model,
+    target: core.Model,
     prompts: Prompts | None = None,
     *,
     beams: int = 4,
-    drafter: Model | None = None,
+    drafter: core.Model | None = None,
     gamma: int = 3,
     draft_beams: int | None = None,
     max_new_tokens: Any = 128,
@@ -153,10 +141,10 @@ def beam_search(
     gamma = integer(gamma, "gamma", "an integer, 0 (no drafting) or more")
     if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
-    if drafter is not None and not isinstance(drafter, Model):
+    if drafter is not None and not isinstance(drafter, core.Model):
         what = (
             "a drafter"
-            if isinstance(drafter, BoundDrafter | Drafter)
+            if isinstance(drafter, core.BoundDrafter | core.Drafter)
             else f"something of type {type(drafter).__name__}"
         )
         raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
@@ -222,7 +210,7 @@ class SearchState(NamedTuple):
     parent: Int[Array, "B H"]
     count: Int[Array, " B"]
     above: Int[Array, "B K"]
-    caches: Caches
+    caches: core.Caches
     passes: Int[Array, " B"]
     failed: Bool[Array, " B"]
 
@@ -236,24 +224,24 @@ class DraftTree(NamedTuple):
 
 @programs.jit(static_argnames=("target", "draft", "size"))
 def _search(
-    target: LanguageModel,
-    draft: LanguageModel | None,
+    target: core.LanguageModel,
+    draft: core.LanguageModel | None,
     size: Size,
-    weights: Weights,
-    prompt: Prompt,
+    weights: core.Weights,
+    prompt: core.Prompt,
     goal: Goal,
 ) -> SearchState:
     """The whole search, but for the caches that it ends with."""
     batch, base = prompt.tokens.shape[0], decoder_prompt(target, prompt).length
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
 
-    def prefill(lm: LanguageModel, params: Any) -> tuple[Forward, Cache]:
+    def prefill(lm: core.LanguageModel, params: Any) -> tuple[core.Forward, core.Cache]:
         return lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + size.retained + size.fed)
 
     # The first step, from prefill's own logits: every running beam has one token, and nothing is retained yet.
     with jax.named_scope("prefill"):
         forward, cache = prefill(target, weights.target)
-        caches = Caches(cache, () if draft is None else prefill(draft, weights.draft)[1])
+        caches = core.Caches(cache, () if draft is None else prefill(draft, weights.draft)[1])
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
     log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
     candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count)
@@ -287,11 +275,11 @@ def _search(
             order, retained, above = _keep(state.parent, state.count, state.above, parent, walk, size)
             path = size.retained - state.count[:, None] + order
 
-            def keep(lm: LanguageModel, cache: Cache) -> Cache:
+            def keep(lm: core.LanguageModel, cache: core.Cache) -> core.Cache:
                 assert lm.select is not None
                 return lm.select(cache, base + state.count, path)
 
-            def read_last_level(draft: LanguageModel, cache: Cache) -> Cache:
+            def read_last_level(draft: core.LanguageModel, cache: core.Cache) -> core.Cache:
                 deepest = known(draft, fed[:, -size.draft_beams :])
                 return draft.extend(weights.draft, cache, deepest, parent)[1]
 
@@ -301,7 +289,7 @@ def _search(
                 read = functools.partial(read_last_level, draft)
                 draft_cache = jax.lax.cond(wanted, read, lambda cache: cache, draft_cache)
                 draft_cache = keep(draft, draft_cache)
-            caches = Caches(keep(target, cache), draft_cache)
+            caches = core.Caches(keep(target, cache), draft_cache)
         failed = jnp.logical_or(state.failed, walk.failed)
         beams = beams._replace(done=jnp.logical_or(beams.done, failed))
         held = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
@@ -311,19 +299,19 @@ def _search(
     def unfinished(state: SearchState) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(state.beams.done))
 
-    return jax.lax.while_loop(unfinished, one_round, state)._replace(caches=Caches(()))
+    return jax.lax.while_loop(unfinished, one_round, state)._replace(caches=core.Caches(()))
 
 
 def _draft(
-    lm: LanguageModel,
+    lm: core.LanguageModel,
     size: Size,
     params: Any,
-    cache: Cache,
+    cache: core.Cache,
     beams: Beams,
     parent: Int[Array, "B H+K"],
     eos: Int[Array, "B E"],
-    target: LanguageModel,
-) -> tuple[DraftTree, Cache]:
+    target: core.LanguageModel,
+) -> tuple[DraftTree, core.Cache]:
     """The draft model's beam search from the running beams, without end tokens, which no beam goes on after.
 
     Its last level is not fed: what follows those tokens is not drafted, and seldom are they all accepted.
@@ -443,9 +431,9 @@ def _check_options(options: dict[str, Any]) -> None:
     inputs.check_names(options, names)
 
 
-def _check_beams(target: Model, beams: Any) -> int:
+def _check_beams(target: core.Model, beams: Any) -> int:
     beams = integer(beams, "beams", "an integer, at least 1")
-    vocab = target.lm.vocab_size if isinstance(target, Model) else beams
+    vocab = target.lm.vocab_size if isinstance(target, core.Model) else beams
     if not 1 <= beams <= vocab:
         raise ValueError(
             f"beams is {beams} and the target has {vocab} tokens: expected at least 1, and no more than that"
@@ -453,7 +441,7 @@ def _check_beams(target: Model, beams: Any) -> int:
     return beams
 
 
-def _result(target: Model, final: SearchState) -> BeamSearch:
+def _result(target: core.Model, final: SearchState) -> BeamSearch:
     b, passes = jax.device_get((final.beams, final.passes))
     width = int(b.lengths.max())
     real = np.arange(width)[None, None, :] < b.lengths[:, :, None]

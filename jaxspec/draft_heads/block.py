@@ -24,24 +24,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Rewind,
-    Verdict,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
 from jaxspec.core import kv_cache as kv
+from jaxspec.core import token_rows
 from jaxspec.core.checks import one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
@@ -137,7 +122,7 @@ class BlockSizes(LayerSizes):
     own_embedding: bool = False
     own_head: bool = False
 
-    def config(self, target: Model) -> BlockConfig:
+    def config(self, target: core.Model) -> BlockConfig:
         """Returns the drafter's configuration, for a target."""
         return BlockConfig(self.layer(target), target.lm.feature_size, **same_fields(self, BlockConfig))
 
@@ -202,7 +187,7 @@ class BlockDrafter(PartlyShared):
         """Makes a cache; a block may begin where a row ends, and is not cut: it has room of its own."""
         return empty_cache(self.config.layer, batch, capacity + self.config.block)
 
-    def read(self, forward: Forward) -> Float[Array, "B T M"]:
+    def read(self, forward: core.Forward) -> Float[Array, "B T M"]:
         """Fuses the target's taps."""
         assert forward.taps is not None
         return self.fused(forward.taps)
@@ -237,7 +222,7 @@ class BlockDrafter(PartlyShared):
         return self.norm(x[:, first - config.lead : first + count])
 
     def blocks(
-        self, shared: SharedWithTarget, forward: Forward, last: Int[Array, "B A"], place: Int[Array, " A"]
+        self, shared: SharedWithTarget, forward: core.Forward, last: Int[Array, "B A"], place: Int[Array, " A"]
     ) -> Float[Array, "B A L+C M"]:
         """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
 
@@ -301,12 +286,12 @@ class BlockHead(NamedTuple):
         requirements: of the target.
     """
 
-    read: Callable[[Params, Forward], Float[Array, "B T M"]]
-    empty: Callable[[int, int], Cache]
-    append: Callable[[Params, Cache, Float[Array, "B T M"]], Cache]
-    block: Callable[[Params, SharedWithTarget, Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
-    rewind: Rewind
-    logits: Callable[[Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
+    read: Callable[[core.Params, core.Forward], Float[Array, "B T M"]]
+    empty: Callable[[int, int], core.Cache]
+    append: Callable[[core.Params, core.Cache, Float[Array, "B T M"]], core.Cache]
+    block: Callable[[core.Params, SharedWithTarget, core.Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
+    rewind: core.Rewind
+    logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
     correct: Callable[..., tuple[Float[Array, "B V"], Float[Array, "B R"]]] | None
     memory: int
     count: int
@@ -332,7 +317,7 @@ def head(config: BlockConfig) -> BlockHead:
 
 
 def first_memory(
-    head: BlockHead, params: Params, last: Int[Array, " B"], features: Float[Array, "B L M"]
+    head: BlockHead, params: core.Params, last: Int[Array, " B"], features: Float[Array, "B L M"]
 ) -> Float[Array, "B R"]:
     """Makes the memory that a block's first token is given: zeros, after the L positions that predict no token."""
     memory = jnp.zeros((features.shape[0], head.memory), features.dtype)
@@ -342,7 +327,7 @@ def first_memory(
     return memory
 
 
-def init(config: BlockConfig, key: Key[Array, ""]) -> Params:
+def init(config: BlockConfig, key: Key[Array, ""]) -> core.Params:
     """Draws random parameters."""
     taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)))
     return stack.init_params(BlockDrafter(config), key, taps, jnp.zeros((1,), jnp.int32))
@@ -351,7 +336,7 @@ def init(config: BlockConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def block(head: DraftHead[BlockHead], target: Model) -> BoundDrafter:
+def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
     """Drafts a whole block of tokens in one pass over mask tokens, conditioned on the target's hidden states (DFlash).
 
     The cost does not grow with the number of draft tokens, so they may be many. Given the committed text DFlash's
@@ -382,18 +367,20 @@ def block(head: DraftHead[BlockHead], target: Model) -> BoundDrafter:
     Reference: Chen, Liang, Liu, DFlash, arXiv 2602.06036.
     """
     check_target(head.network.requirements, target, "a block drafter")
-    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="block")
+    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="block")
 
 
 @functools.lru_cache
-def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
+def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> core.Cache:
         row = token_rows.decoder_prompt(lm, prompt)
         empty = head.empty(row.tokens.shape[0], row.tokens.shape[1] + headroom)
         cache = head.append(weights.draft, empty, head.read(weights.draft, prefilled))
         return head.rewind(cache, row.length)
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         row, shared = context.row, shared_with(lm, weights.target)
         last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         count = min(context.gamma, head.count)
@@ -422,12 +409,16 @@ def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
         draft, _ = draw_in_a_row(first, logits_at, carry, context, head.count)
         return draft, caches
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(
+        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
+    ) -> core.Caches:
         context = head.read(weights.draft, on_path(forward, verdict))
         cache = head.append(weights.draft, caches.draft, context)
         return caches._replace(draft=head.rewind(cache, row.length - 1))
 
-    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
+    def at_once(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[Float[Array, "B C V"], None]:
         row, shared = context.row, shared_with(lm, weights.target)
         last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         features = head.block(weights.draft, shared, caches.draft, last, head.count)
@@ -436,13 +427,13 @@ def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
     vocab = head.requirements.vocab_size
     # A sequential head's logits depend on the path.
     reader = reader_at_once(init, at_once, commit, vocab, head.count) if head.correct is None else None
-    return Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
+    return core.Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
 
 
 # --- in training
 
 
-def draft_states(config: BlockConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+def draft_states(config: BlockConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
     """Makes the features of the blocks that begin at the places, those of positions before their tokens in front."""
     blocks, place = stack.pure(BlockDrafter(config), BlockDrafter.blocks), starts.place
     features = blocks(params, shared, starts.forward, starts.tokens[:, place], place + 1)
@@ -451,7 +442,7 @@ def draft_states(config: BlockConfig, params: Params, shared: SharedWithTarget, 
 
 def draft_logits(
     config: BlockConfig,
-    params: Params,
+    params: core.Params,
     shared: SharedWithTarget,
     hidden: Float[Array, "N L+K M"],
     ahead: Int[Array, "N K"],

@@ -17,20 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Model,
-    Params,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
@@ -68,7 +56,7 @@ class LookAheadSizes:
 
     vectors: int
 
-    def config(self, target: Model) -> LookAheadConfig:
+    def config(self, target: core.Model) -> LookAheadConfig:
         """Returns the vectors' configuration, for a target."""
         return LookAheadConfig(target.lm.vocab_size, target.lm.feature_size, self.vectors)
 
@@ -84,8 +72,8 @@ class LookAheadEmbeddings(NamedTuple):
         requirements: of the target.
     """
 
-    extend: Callable[..., tuple[Forward, Cache]]
-    logits: Callable[[Params, SharedWithTarget, Float[Array, "B T M"]], Float[Array, "B T V"]]
+    extend: Callable[..., tuple[core.Forward, core.Cache]]
+    logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T M"]], Float[Array, "B T V"]]
     count: int
     requirements: TargetRequirements
 
@@ -94,18 +82,20 @@ class LookAheadEmbeddings(NamedTuple):
 def head(config: LookAheadConfig) -> LookAheadEmbeddings:
     """Makes the vectors' pure functions, for `drafters.lookahead_embeddings`."""
 
-    def extend(params: Params, run: Callable[..., Any], target: Params, cache: Cache, tokens: Array, parent):
+    def extend(
+        params: core.Params, run: Callable[..., Any], target: core.Params, cache: core.Cache, tokens: Array, parent
+    ):
         embedding = {**target["embedding"], "more": params["vectors"]}
         return run({**target, "embedding": embedding}, cache, tokens, parent)
 
-    def logits(params: Params, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+    def logits(params: core.Params, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         return shared.logits(hidden)
 
     requirements = TargetRequirements(config.vocab_size, config.dim, embedding=True, head=True)
     return LookAheadEmbeddings(extend, logits, config.vectors + 1, requirements)
 
 
-def init(config: LookAheadConfig, key: Key[Array, ""]) -> Params:
+def init(config: LookAheadConfig, key: Key[Array, ""]) -> core.Params:
     """Draws random vectors, of the size that embeddings begin with."""
     return {"vectors": 0.02 * jax.random.normal(key, (config.vectors, config.dim))}
 
@@ -113,7 +103,7 @@ def init(config: LookAheadConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: Model) -> BoundDrafter:
+def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: core.Model) -> core.BoundDrafter:
     """Drafts with the target itself, in one pass over the last committed token and trained look-ahead vectors (PaSS).
 
     The pass gives the target's own distribution of the next token, which is accepted with certainty (up to rounding),
@@ -145,12 +135,14 @@ def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: Model) ->
     Reference: Monea, Joulin, Grave, PaSS, arXiv 2311.13581.
     """
     check_target(head.network.requirements, target, "the look-ahead vectors")
-    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="lookahead_embeddings")
+    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="lookahead_embeddings")
 
 
 @functools.lru_cache
-def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
-    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], Cache]:
+def _drafter(head: LookAheadEmbeddings, lm: core.LanguageModel) -> core.Drafter:
+    def at_once(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[Float[Array, "B C V"], core.Cache]:
         row, count = context.row, min(context.gamma, head.count)
         last = token_rows.window(row.tokens, row.length - 1, 1)
         ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
@@ -158,7 +150,9 @@ def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
         forward, cache = head.extend(weights.draft, lm.extend, weights.target, cache, tokens, None)
         return head.logits(weights.draft, shared_with(lm, weights.target), forward.features), cache
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         def first(carry: tuple) -> tuple[Float[Array, "B V"], tuple]:
             logits, cache = at_once(weights, caches._replace(target=carry[1]), context)
             return logits[:, 0], (logits, cache)
@@ -172,13 +166,13 @@ def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
         return draft, caches._replace(target=cache)
 
     reader = reader_at_once(no_state, at_once, no_commit, head.requirements.vocab_size, head.count)
-    return Drafter(no_state, propose, no_commit, longest=head.count, tree_reader=reader)
+    return core.Drafter(no_state, propose, no_commit, longest=head.count, tree_reader=reader)
 
 
 # --- in training
 
 
-def begin(config: LookAheadConfig, params: Params, target: Model, often: Frequencies) -> Params:
+def begin(config: LookAheadConfig, params: core.Params, target: core.Model, often: Frequencies) -> core.Params:
     """Begins with the vectors of frequent tokens."""
     if target.lm.embed is None:
         return params
@@ -186,7 +180,7 @@ def begin(config: LookAheadConfig, params: Params, target: Model, often: Frequen
     return {"vectors": target.lm.embed(target.params, tokens[None])[0]}
 
 
-def draft_states(config: LookAheadConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+def draft_states(config: LookAheadConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
     """Reads the token after each place, and the vectors after that, in one pass of the target over a tree."""
     size, count, place = starts.forward.features.shape[1], starts.depths - 1, starts.place
     tokens = starts.tokens[:, :size]

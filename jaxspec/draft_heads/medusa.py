@@ -24,21 +24,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Verdict,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
@@ -107,7 +94,7 @@ class HeadsSizes:
     draft_vocab: int = 0
     reads_tokens: bool = False
 
-    def config(self, target: Model) -> HeadsConfig:
+    def config(self, target: core.Model) -> HeadsConfig:
         """Returns the heads' configuration, for a target."""
         return HeadsConfig(target.lm.vocab_size, target.lm.feature_size, **same_fields(self, HeadsConfig))
 
@@ -190,7 +177,7 @@ class ParallelHeads(NamedTuple):
         requirements: of the target.
     """
 
-    logits: Callable[[Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]], Float[Array, "B V"]]
+    logits: Callable[[core.Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]], Float[Array, "B V"]]
     count: int
     reads_tokens: bool
     requirements: TargetRequirements
@@ -201,14 +188,14 @@ def head(config: HeadsConfig) -> ParallelHeads:
     """Makes the heads' pure functions, for `drafters.heads`."""
     logits_of = stack.pure(Heads(config), Heads.logits_of)
 
-    def logits(params: Params, shared: SharedWithTarget, index: int, features: Array, tokens: Array):
+    def logits(params: core.Params, shared: SharedWithTarget, index: int, features: Array, tokens: Array):
         return logits_of(params, index, features[:, None], tokens[:, None, : index + 1], shared)[:, 0]
 
     requirements = TargetRequirements(config.vocab_size, config.dim, (), config.reads_tokens, not config.own_head)
     return ParallelHeads(logits, config.heads, config.reads_tokens, requirements)
 
 
-def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
+def init(config: HeadsConfig, key: Key[Array, ""]) -> core.Params:
     """Draws random parameters; blocks begin as the identity."""
     c = config
     inputs = jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32)
@@ -218,7 +205,7 @@ def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def heads(head: DraftHead[ParallelHeads], target: Model) -> BoundDrafter:
+def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDrafter:
     """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass
     (Medusa).
 
@@ -251,17 +238,19 @@ def heads(head: DraftHead[ParallelHeads], target: Model) -> BoundDrafter:
     2401.10774; Ankner et al., Hydra, arXiv 2402.05109.
     """
     check_target(head.network.requirements, target, "the heads")
-    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="heads")
+    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="heads")
 
 
 @functools.lru_cache
-def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
+def _drafter(head: ParallelHeads, lm: core.LanguageModel) -> core.Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Float[Array, "B M"]:
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> Float[Array, "B M"]:
         return take_position(prefilled.features, token_rows.decoder_prompt(lm, prompt).length - 1)
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         row, shared, features = context.row, shared_with(lm, weights.target), caches.draft
         last = token_rows.window(row.tokens, row.length - 1, 1)
         count = min(context.gamma, head.count)
@@ -282,10 +271,14 @@ def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
         draft, _ = draw_in_a_row(first, following, tokens, context, head.count)
         return draft, caches
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(
+        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
+    ) -> core.Caches:
         return caches._replace(draft=take_position(on_path(forward, verdict).features, verdict.num_accepted))
 
-    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
+    def at_once(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[Float[Array, "B C V"], None]:
         shared, features = shared_with(lm, weights.target), caches.draft
         unread = jnp.zeros((features.shape[0], head.count), jnp.int32)
         levels = [head.logits(weights.draft, shared, i, features, unread) for i in range(head.count)]
@@ -294,18 +287,18 @@ def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
     # Heads that read tokens would need those of each path.
     vocab = head.requirements.vocab_size
     reader = None if head.reads_tokens else reader_at_once(init, at_once, commit, vocab, head.count)
-    return Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
+    return core.Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
 
 
 # --- in training
 
 
-def draft_states(config: HeadsConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+def draft_states(config: HeadsConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
     """Takes the target's features, which all heads read."""
     return starts.forward.features[:, starts.place][:, :, None]
 
 
-def draft_logits(config: HeadsConfig, params: Params, shared: SharedWithTarget, hidden, ahead, depth: int, memory):
+def draft_logits(config: HeadsConfig, params: core.Params, shared: SharedWithTarget, hidden, ahead, depth: int, memory):
     """Makes the logits of head number `depth`."""
     return head(config).logits(params, shared, depth, hidden[:, 0], ahead[:, : depth + 1]), None
 

@@ -24,26 +24,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Commit,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Rewind,
-    TreeReader,
-    Verdict,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
 from jaxspec.core import kv_cache as kv
+from jaxspec.core import token_rows
 from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
@@ -68,11 +51,11 @@ class RecurrentHead(NamedTuple):
         requirements: of the target.
     """
 
-    read: Callable[[Params, Forward], Float[Array, "B T D"]]
-    empty: Callable[[int, int], Cache]
-    extend: Callable[..., tuple[Float[Array, "B T D"], Cache]]
-    rewind: Rewind
-    logits: Callable[[Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
+    read: Callable[[core.Params, core.Forward], Float[Array, "B T D"]]
+    empty: Callable[[int, int], core.Cache]
+    extend: Callable[..., tuple[Float[Array, "B T D"], core.Cache]]
+    rewind: core.Rewind
+    logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
     requirements: TargetRequirements
 
 
@@ -82,7 +65,7 @@ class RecurrentHead(NamedTuple):
 class Recurrent(PartlyShared):
     """Such a network, by halves; `config.layer` is the shape of its layers."""
 
-    def read(self, forward: Forward) -> Float[Array, "B T D"]:
+    def read(self, forward: core.Forward) -> Float[Array, "B T D"]:
         """Makes what is paired with tokens, of the target's pass."""
         return forward.features
 
@@ -105,7 +88,7 @@ class Recurrent(PartlyShared):
         """Makes the logits of what follows the tokens of the pairs."""
         raise NotImplementedError
 
-    def __call__(self, forward: Forward, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    def __call__(self, forward: core.Forward, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Reads whole rows, with an embedding and a head of zeros where the target's are used: for initialisation."""
         c = self.config.layer
         shared, cache = zeros(c.dim, c.vocab_size), self.empty(*tokens.shape)
@@ -166,11 +149,11 @@ def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, 
     What a step computed inside is computed again for its gradient.
     """
 
-    def hidden_states(config: Any, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+    def hidden_states(config: Any, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
         module = network(config)
         hidden = stack.pure(module, type(module).read)(params, starts.forward)
 
-        def step(params: Params, *arguments: Any):
+        def step(params: core.Params, *arguments: Any):
             return stack.pure(module, type(module).step)(params, shared, *arguments)
 
         size, outputs, past = hidden.shape[1], [], ()
@@ -199,7 +182,7 @@ class HiddenState(NamedTuple):
             state is not known yet, it is that hidden state, and `num_cached` one fewer than there are pairs.
     """
 
-    cache: Cache
+    cache: core.Cache
     num_cached: Int[Array, " B"]
     hidden: Float[Array, "B D"]
 
@@ -207,19 +190,19 @@ class HiddenState(NamedTuple):
 class Nodes(NamedTuple):
     """A tree in the making: the cache, and the hidden states after the last committed token and each fed node."""
 
-    cache: Cache
+    cache: core.Cache
     hidden: Float[Array, "B F+1 D"]
 
 
-def drafter(head: DraftHead[RecurrentHead], target: Model, title: str, name: str) -> BoundDrafter:
+def drafter(head: DraftHead[RecurrentHead], target: core.Model, title: str, name: str) -> core.BoundDrafter:
     """Drafts with any network that has these functions; `title` names the network in complaints."""
     check_target(head.network.requirements, target, title)
-    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name=name)
+    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name=name)
 
 
 @functools.lru_cache
-def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> HiddenState:
+def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> HiddenState:
         row, shared = token_rows.decoder_prompt(lm, prompt), shared_with(lm, weights.target)
         batch, width = row.tokens.shape
         hidden, cache = head.read(weights.draft, prefilled), head.empty(batch, width + headroom)
@@ -228,7 +211,7 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         num_cached = row.length - 1
         return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, num_cached))
 
-    def complete(weights: Weights, state: HiddenState, row: Prompt) -> HiddenState:
+    def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:
         """Feeds the pair that prefill left open, to the rows that have it."""
         open_pair = state.num_cached < row.length - 1
 
@@ -241,17 +224,21 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
 
         return jax.lax.cond(jnp.any(open_pair), feed, lambda state: state, state)
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         row, shared = context.row, shared_with(lm, weights.target)
         state = complete(weights, caches.draft, row)
 
         def logits(hidden: Float[Array, "B 1 D"]) -> Float[Array, "B V"]:
             return head.logits(weights.draft, shared, hidden)[:, 0]
 
-        def first(carry: tuple[Float[Array, "B D"], Cache]) -> Logits:
+        def first(carry: tuple[Float[Array, "B D"], core.Cache]) -> Logits:
             return logits(carry[0][:, None]), None, carry
 
-        def following(i: Int[Array, ""], last: Int[Array, " B"], carry: tuple[Float[Array, "B D"], Cache]) -> Logits:
+        def following(
+            i: Int[Array, ""], last: Int[Array, " B"], carry: tuple[Float[Array, "B D"], core.Cache]
+        ) -> Logits:
             hidden, cache = head.extend(weights.draft, shared, carry[1], carry[0][:, None], last[:, None])
             return logits(hidden), None, (hidden[:, 0].astype(carry[0].dtype), cache)
 
@@ -259,8 +246,13 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.num_cached)))
 
     def commit(
-        weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward, depth: int | None = None
-    ) -> Caches:
+        weights: core.Weights,
+        caches: core.Caches,
+        row: core.Prompt,
+        verdict: core.Verdict,
+        forward: core.Forward,
+        depth: int | None = None,
+    ) -> core.Caches:
         state, shared = caches.draft, shared_with(lm, weights.target)
         hidden = head.read(weights.draft, on_path(forward, verdict, depth))
         tokens = token_rows.window(row.tokens, state.num_cached + 1, hidden.shape[1])
@@ -273,14 +265,16 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
 
     # Of a tree: the hidden state after each node that was fed is what its children are paired with.
 
-    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Nodes:
+    def start(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int) -> Nodes:
         state = complete(weights, caches.draft, context.row)
         return Nodes(state.cache, jnp.pad(state.hidden[:, None], ((0, 0), (0, fed), (0, 0))))
 
-    def after_root(weights: Weights, state: HiddenState, nodes: Nodes, context: DraftContext, width: int) -> Any:
+    def after_root(
+        weights: core.Weights, state: HiddenState, nodes: Nodes, context: core.DraftContext, width: int
+    ) -> Any:
         return head.logits(weights.draft, shared_with(lm, weights.target), nodes.hidden[:, :1]), nodes
 
-    def after_nodes(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:
+    def after_nodes(weights: core.Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:
         shared, (fed, new) = shared_with(lm, weights.target), (parent.shape[1], tokens.shape[1])
         before = jnp.take_along_axis(nodes.hidden, parent[:, fed - new :, None] + 1, axis=1)
         output, cache = head.extend(weights.draft, shared, nodes.cache, before, tokens, parent)
@@ -288,13 +282,13 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         hidden = jax.lax.dynamic_update_slice_in_dim(nodes.hidden, output, fed - new + 1, axis=1)
         return head.logits(weights.draft, shared, output), Nodes(cache, hidden)
 
-    def after(caches: Caches, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+    def after(caches: core.Caches, nodes: Nodes, context: core.DraftContext, slots: Int[Array, "B N"]) -> core.Caches:
         num_cached = context.row.length - 1
         return caches._replace(draft=HiddenState(head.rewind(nodes.cache, num_cached), num_cached, nodes.hidden[:, 0]))
 
-    def commit_of(levels: int) -> Commit:
+    def commit_of(levels: int) -> core.Commit:
         return functools.partial(commit, depth=levels + 1)
 
     vocab = head.requirements.vocab_size
-    reader = TreeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
-    return Drafter(init, propose, commit, tree_reader=reader)
+    reader = core.TreeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
+    return core.Drafter(init, propose, commit, tree_reader=reader)

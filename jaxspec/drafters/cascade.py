@@ -13,26 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import rules
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Distribution,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Model,
-    Prompt,
-    Rule,
-    ToDistribution,
-    Verdict,
-    Weights,
-    noise,
-    token_rows,
-)
+from jaxspec import core, rules
+from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
@@ -42,7 +24,7 @@ from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_ba
 class CascadeState(NamedTuple):
     """The model's cache, how many tokens of each row it holds for certain, and the inner drafter's state."""
 
-    cache: Cache
+    cache: core.Cache
     num_cached: Int[Array, " B"]
     inner: Any
 
@@ -58,21 +40,21 @@ class Drafting(NamedTuple):
         caches: the model's cache, one token behind the row, and the inner drafter's state.
     """
 
-    row: Prompt
+    row: core.Prompt
     log_probs: Float[Array, "B W V"] | None
     confidence: Float[Array, "B W"] | None
     going: Bool[Array, " B"]
-    caches: Caches
+    caches: core.Caches
 
 
 def cascade(
-    draft: Model,
-    inner: Model | Drafter | BoundDrafter,
+    draft: core.Model,
+    inner: core.Model | core.Drafter | core.BoundDrafter,
     *,
     gamma: int = 3,
-    rule: Rule | None = None,
+    rule: core.Rule | None = None,
     inner_temperature: float = 1.0,
-) -> BoundDrafter:
+) -> core.BoundDrafter:
     """Drafts from a model that is sped up by a drafter of its own: speculative decoding inside of speculative decoding.
 
     Round after round `inner` drafts for `draft`, which verifies in one pass, until every row has its draft tokens; then
@@ -114,14 +96,14 @@ def cascade(
     gamma = integer(gamma, "gamma", "an integer, the draft tokens of each inner round")
     if gamma < 1:
         raise ValueError(f"gamma is {gamma}: expected at least 1 draft token for each inner round")
-    if not isinstance(draft, Model):
+    if not isinstance(draft, core.Model):
         raise TypeError(f"draft is of type {type(draft).__name__}: expected a jaxspec.Model, for which inner drafts")
     expected = "a finite number of more than 0; drafters.greedy drafts at 0"
     inner_temperature = number(inner_temperature, "inner_temperature", expected)
     if not inner_temperature > 0:
         raise ValueError(f"inner_temperature is {inner_temperature}: expected {expected}")
     drafter, rule = as_drafter(inner, "inner"), rules.rejection() if rule is None else rule
-    if not isinstance(rule, Rule):
+    if not isinstance(rule, core.Rule):
         raise TypeError(f"rule is {shown(rule)}: expected a rule, such as jaxspec.rules.rejection()")
     for model in drafter.models:
         _check_levels(draft, model)
@@ -135,10 +117,10 @@ def cascade(
     check_trees(draft.lm, drafter.functions, rule)
     functions = _cascade(draft.lm, drafter.functions, rule, gamma, inner_temperature)
     name = f"cascade({name_of(draft)}, {name_of(drafter)})"
-    return BoundDrafter(functions, (draft.params, drafter.params), (draft, *drafter.models), name=name)
+    return core.BoundDrafter(functions, (draft.params, drafter.params), (draft, *drafter.models), name=name)
 
 
-def _check_levels(draft: Model, inner: Model) -> None:
+def _check_levels(draft: core.Model, inner: core.Model) -> None:
     """Refuses what cannot be one vocabulary; tokenizers are compared with the target's, by `generate`."""
     names = draft.name or "the drafting model", inner.name or "the inner model"
     if (draft.lm.start_token is None) != (inner.lm.start_token is None):
@@ -152,7 +134,9 @@ def _check_levels(draft: Model, inner: Model) -> None:
 
 
 @functools.lru_cache
-def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, inner_temperature: float) -> Drafter:
+def _cascade(
+    lm: core.LanguageModel, inner: core.Drafter, rule: core.Rule, inner_gamma: int, inner_temperature: float
+) -> core.Drafter:
     nodes, depth = size_of(inner, inner_gamma)
     spare = nodes + 1  # that a row is fed beyond its draft
     widths = bucket_widths(nodes, adaptive=False, may_be_empty=True)
@@ -160,17 +144,19 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
     # Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
     # cascade's parameters (the model's, the inner drafter's) and of its state.
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> CascadeState:
-        inner_weights, room = Weights(*weights.draft), headroom + spare
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> CascadeState:
+        inner_weights, room = core.Weights(*weights.draft), headroom + spare
         forward, cache = prefill(lm, inner_weights.target, prompt, room, prefilled)
         length = token_rows.decoder_prompt(lm, prompt).length
         return CascadeState(cache, length, inner.init(inner_weights, prompt, room, forward))
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        inner_weights, state = Weights(*weights.draft), caches.draft
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
+        inner_weights, state = core.Weights(*weights.draft), caches.draft
         gamma, start = context.gamma, context.row.length
         wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
-        row = Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
+        row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
         model_state = ModelState(state.cache, state.num_cached)
         caught_up = catch_up(lm, inner_weights.target, model_state, row, wanted, width, start - 1)
@@ -194,7 +180,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             result = run_round(lm, inner, rule, inner_weights, drafting.caches, inner_context, to_distribution, widths)
             at = _fed_before(result)
             # The inner drafter takes in what every row has made; those that wanted nothing then take it back.
-            full = Prompt(
+            full = core.Prompt(
                 token_rows.append(drafting.row.tokens, drafting.row.length, result.tokens),
                 drafting.row.length + result.verdict.num_accepted + 1,
             )
@@ -203,7 +189,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             inner_caches = result.caches._replace(target=cache)
             moved = inner.commit(inner_weights, inner_caches, full, result.verdict, result.forward)
             assert inner.rollback is not None
-            moved = Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
+            moved = core.Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
             drafting = drafting._replace(row=row, caches=moved)
             if drafting.log_probs is not None:
                 assert result.distribution.log_probs is not None
@@ -223,12 +209,12 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             return jnp.any(jnp.logical_and(drafting.going, drafting.row.length - start < context.max_draft))
 
         logits = jax.ShapeDtypeStruct((start.shape[0], 1, lm.vocab_size), jnp.float32)
-        distribution: Distribution = jax.eval_shape(context.to_distribution, logits)
+        distribution: core.Distribution = jax.eval_shape(context.to_distribution, logits)
         shape, log_probs = (start.shape[0], gamma + depth + 1), None  # B W
         if distribution.log_probs is not None and rule.exact:
             log_probs = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
         confidence = None if context.confidence is None else jnp.zeros(shape, jnp.float32)
-        inner_caches = Caches(lm.rewind(caught_up.cache, start - 1), state.inner)
+        inner_caches = core.Caches(lm.rewind(caught_up.cache, start - 1), state.inner)
         drafting = Drafting(row, log_probs, confidence, wanted, inner_caches)
         drafting = jax.lax.while_loop(unfinished, one_round, drafting)
         length, aux = drafting.row.length - start, None
@@ -237,20 +223,22 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             length = jnp.minimum(length, _stopped_after(context, drafting, start))
             aux = {"confidence": drafting.confidence[:, :gamma]}
         log_probs = None if drafting.log_probs is None else drafting.log_probs[:, :gamma]
-        draft = Draft(token_rows.window(drafting.row.tokens, start, gamma), length, log_probs=log_probs, aux=aux)
+        draft = core.Draft(token_rows.window(drafting.row.tokens, start, gamma), length, log_probs=log_probs, aux=aux)
         return draft, caches._replace(draft=CascadeState(drafting.caches.target, num_cached, drafting.caches.draft))
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(
+        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
+    ) -> core.Caches:
         return caches._replace(draft=rollback(caches.draft, row))
 
-    def rollback(state: CascadeState, row: Prompt) -> CascadeState:
+    def rollback(state: CascadeState, row: core.Prompt) -> CascadeState:
         assert inner.rollback is not None
         return take_back_to(state, row.length - 1)._replace(inner=inner.rollback(state.inner, row))
 
-    return Drafter(init, propose, commit, lm, rollback=rollback)
+    return core.Drafter(init, propose, commit, lm, rollback=rollback)
 
 
-def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDistribution:
+def _at_temperature(to_distribution: core.ToDistribution, temperature: float) -> core.ToDistribution:
     if temperature == 1:
         return to_distribution
 
@@ -258,7 +246,7 @@ def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDi
         logits: Float[Array, "B T V"],
         draft_tokens: Int[Array, "B N"] | None = None,
         seen: Bool[Array, "#B T N"] | None = None,
-    ) -> Distribution:
+    ) -> core.Distribution:
         return to_distribution(logits / temperature, draft_tokens, seen)
 
     return warmer
@@ -273,7 +261,7 @@ def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
     return jnp.where(step <= result.verdict.num_accepted[:, None], path, 0)
 
 
-def _at_position(distribution: Distribution, at: Int[Array, "B 1"]) -> Distribution:
+def _at_position(distribution: core.Distribution, at: Int[Array, "B 1"]) -> core.Distribution:
     """Returns a distribution at one position of each row."""
 
     def pick(values: Array) -> Array:
@@ -284,7 +272,7 @@ def _at_position(distribution: Distribution, at: Int[Array, "B 1"]) -> Distribut
     return jax.tree.map(pick, distribution)
 
 
-def _stopped_after(context: DraftContext, drafting: Drafting, start: Int[Array, " B"]) -> Int[Array, " B"]:
+def _stopped_after(context: core.DraftContext, drafting: Drafting, start: Int[Array, " B"]) -> Int[Array, " B"]:
     """Returns after how many draft tokens the policy ends each row's draft; one more than gamma where it does not."""
     assert drafting.confidence is not None and context.should_continue is not None
     stop, count = jnp.full_like(start, context.gamma + 1), drafting.row.length - start

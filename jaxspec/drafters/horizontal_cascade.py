@@ -11,18 +11,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Model,
-    Prompt,
-    Weights,
-    noise,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import after, as_drafter, combine, confidence_of, name_of, side_by_side
 
@@ -30,8 +20,10 @@ Continues = Callable[[int | Int[Array, ""], Float[Array, "B L"]], Bool[Array, " 
 
 
 def horizontal_cascade(
-    first: Drafter | BoundDrafter | Model, then: Drafter | BoundDrafter | Model, tokens: int = 2
-) -> BoundDrafter:
+    first: core.Drafter | core.BoundDrafter | core.Model,
+    then: core.Drafter | core.BoundDrafter | core.Model,
+    tokens: int = 2,
+) -> core.BoundDrafter:
     """Drafts `tokens` tokens with one drafter and the others of gamma with another, which reads those of the first.
 
     A draft token counts only if all before it are accepted, so the first ones are worth a better drafter, and the later
@@ -75,21 +67,23 @@ def horizontal_cascade(
     functions = _horizontal_cascade(drafters[0].functions, drafters[1].functions, tokens)
     params, models = tuple(drafter.params for drafter in drafters), drafters[0].models + drafters[1].models
     name = f"horizontal_cascade({tokens}, {name_of(drafters[0])}, {name_of(drafters[1])})"
-    return BoundDrafter(functions, params, models, drafters[0].target, name)
+    return core.BoundDrafter(functions, params, models, drafters[0].target, name)
 
 
 @functools.lru_cache
-def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        first_weights, then_weights = (Weights(weights.target, params) for params in weights.draft)
+def _horizontal_cascade(first: core.Drafter, then: core.Drafter, tokens: int) -> core.Drafter:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
+        first_weights, then_weights = (core.Weights(weights.target, params) for params in weights.draft)
         first_state, then_state = caches.draft
         gamma, row = context.gamma, context.row
         count = min(tokens, gamma)
         early = context._replace(gamma=count, max_draft=jnp.minimum(context.max_draft, count))
-        draft, (target, first_state) = first.propose(first_weights, Caches(caches.target, first_state), early)
+        draft, (target, first_state) = first.propose(first_weights, core.Caches(caches.target, first_state), early)
         length = jnp.minimum(draft.length, early.max_draft)
         if count == gamma:
-            return draft, Caches(target, (first_state, then_state))
+            return draft, core.Caches(target, (first_state, then_state))
         left = context.max_draft - length
         if context.should_continue is not None and draft.aux is not None and "confidence" in draft.aux:
             # The policy may have ended the draft before its last token, or with it.
@@ -99,21 +93,21 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
         # Its positions are those of later rounds: the noise is another.
         later = context._replace(
             keys=noise.at(context.keys, row.length, noise.Purpose.LATER),
-            row=Prompt(token_rows.append(row.tokens, row.length, draft.tokens), row.length + length),
+            row=core.Prompt(token_rows.append(row.tokens, row.length, draft.tokens), row.length + length),
             max_draft=jnp.clip(left, 0, gamma - count),
             gamma=gamma - count,
             adaptive=True,
             to_distribution=after(context.to_distribution, draft.tokens, length),
             should_continue=_later(context, confidence_of(draft)),
         )
-        second, (target, then_state) = then.propose(then_weights, Caches(target, then_state), later)
+        second, (target, then_state) = then.propose(then_weights, core.Caches(target, then_state), later)
         second = second._replace(length=jnp.minimum(second.length, later.max_draft))
-        return _joined(draft._replace(length=length), second), Caches(target, (first_state, then_state))
+        return _joined(draft._replace(length=length), second), core.Caches(target, (first_state, then_state))
 
     return side_by_side((first, then), propose)
 
 
-def _later(context: DraftContext, first: Float[Array, "B F"]) -> Continues | None:
+def _later(context: core.DraftContext, first: Float[Array, "B F"]) -> Continues | None:
     """Makes the policy's `should_continue` for a draft whose first tokens had these confidences."""
     policy = context.should_continue
     if policy is None:
@@ -125,7 +119,7 @@ def _later(context: DraftContext, first: Float[Array, "B F"]) -> Continues | Non
     return should_continue
 
 
-def _joined(first: Draft, then: Draft) -> Draft:
+def _joined(first: core.Draft, then: core.Draft) -> core.Draft:
     """Joins two drafts, the second after the real tokens of the first: x y . and a b give x y a b . ."""
 
     def join(early: Array, later: Array) -> Array:

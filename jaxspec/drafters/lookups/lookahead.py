@@ -13,20 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    Prompt,
-    TreeSize,
-    Verdict,
-    Weights,
-    noise,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integers
 from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.lookups import vote
@@ -49,7 +37,7 @@ class LookaheadState(NamedTuple):
     limit: Int[Array, " B"]
 
 
-def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> BoundDrafter:
+def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> core.BoundDrafter:
     """Proposes, as point masses, n-grams that the target itself produced further ahead, while it produces more of them.
 
     Each pass of the target reads, besides the last token, a tree of two parts. In the window, `ngram` - 1 Jacobi
@@ -93,11 +81,11 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
         raise ValueError(
             f"pool is {pool}: expected at least {max(window, candidates)}, what a pass enters and what it verifies"
         )
-    return BoundDrafter(_lookahead(window, ngram - 1, candidates, pool), name="lookahead")
+    return core.BoundDrafter(_lookahead(window, ngram - 1, candidates, pool), name="lookahead")
 
 
 @functools.lru_cache
-def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
+def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Drafter:
     # The tree: first the nodes of the candidates, then those of the window, level by level.
     candidate_nodes = candidates * levels
     nodes, depth = candidate_nodes + window * levels, window + levels - 1
@@ -108,12 +96,14 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
     above = [candidate_nodes + 1 + (level - 1) * window + column for level in range(1, levels)]
     window_parent = jnp.asarray(np.concatenate([chain, *above]), jnp.int32)
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> LookaheadState:
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> LookaheadState:
         batch, ahead = prompt.tokens.shape[0], np.add.outer(np.arange(levels), column)
         empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
         return LookaheadState(prompt_tokens(prompt, depth)[:, ahead], empty, zero, zero)
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         state, row = caches.draft, context.row
         last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         tokens, in_pool = latest(state, last, candidates)  # B C L; B C
@@ -122,14 +112,16 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
         branches = vote.as_tree(tokens, real, newest_first, candidate_nodes)
         assert branches.parent is not None
         iterates = state.window.reshape(len(row.length), -1)  # B L*W
-        draft = Draft(
+        draft = core.Draft(
             jnp.concatenate([jnp.maximum(branches.tokens, 0), iterates], axis=1),
             jnp.full_like(row.length, nodes),
             jnp.concatenate([branches.parent, jnp.broadcast_to(window_parent[None, :], iterates.shape)], axis=1),
         )
         return draft, caches._replace(draft=state._replace(limit=context.max_draft))
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(
+        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
+    ) -> core.Caches:
         state = caches.draft
         # The last level was fed last: what the target predicts after its nodes is the next iterate, B W. A column whose
         # last node lies below the limit was not verified, and keeps its token.
@@ -142,7 +134,7 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
         order = (jnp.asarray(column)[None, :] + verdict.num_accepted[:, None]) % window
         return caches._replace(draft=entered._replace(window=_columns(iterates[:, 1:], order)))
 
-    return Drafter(init, propose, commit, tree=TreeSize(nodes, depth))
+    return core.Drafter(init, propose, commit, tree=core.TreeSize(nodes, depth))
 
 
 def latest(state: LookaheadState, last: Int[Array, " B"], count: int) -> tuple[Int[Array, "B C L"], Bool[Array, "B C"]]:

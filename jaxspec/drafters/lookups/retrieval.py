@@ -13,17 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Draft,
-    DraftContext,
-    Drafter,
-    Model,
-    Prompt,
-    TreeSize,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.core.checks import integers
 from jaxspec.drafters.common import lookup_drafter, no_state
 from jaxspec.drafters.lookups import datastore, vote
@@ -41,14 +32,14 @@ class Store(NamedTuple):
 
 def retrieval(
     store: Datastore | str | Path,
-    target: Model | None = None,
+    target: core.Model | None = None,
     *,
     longest: int = 8,
     shortest: int = 2,
     occurrences: int = 32,
     candidates: int = 1,
     length: int = 5,
-) -> BoundDrafter:
+) -> core.BoundDrafter:
     """Proposes, as point masses, how a datastore's texts go on most often after the last few tokens.
 
     The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
@@ -95,10 +86,10 @@ def retrieval(
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
     name = "retrieval" if tree is None else f"retrieval({candidates} candidates)"
-    return BoundDrafter(_retrieval(longest, shortest, occurrences, tree), params, name=name)
+    return core.BoundDrafter(_retrieval(longest, shortest, occurrences, tree), params, name=name)
 
 
-def _check(store: Datastore, target: Model) -> None:
+def _check(store: Datastore, target: core.Model) -> None:
     """Refuses a datastore of another vocabulary than the target's.
 
     Where both know their tokens these count, and not the widths: of models with one tokenizer some pad their logits.
@@ -115,8 +106,8 @@ def _check(store: Datastore, target: Model) -> None:
 
 
 @functools.lru_cache
-def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | None) -> Drafter:
-    def search(weights: Weights, state: Any, context: DraftContext) -> Draft:
+def _retrieval(longest: int, shortest: int, occurrences: int, tree: core.TreeSize | None) -> core.Drafter:
+    def search(weights: core.Weights, state: Any, context: core.DraftContext) -> core.Draft:
         store: Store = weights.draft
         sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
         low, high = _ranges(store, _wanted(context.row, sizes, longest), sizes)
@@ -138,12 +129,12 @@ def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | N
         path, probability = vote.likeliest(tokens, real, votes[:, None])
         drafted = probability[:, 0] > 0
         length = jnp.sum(drafted, axis=1, dtype=context.row.length.dtype)
-        return Draft(jnp.where(drafted, path[:, 0], 0), length)
+        return core.Draft(jnp.where(drafted, path[:, 0], 0), length)
 
     return lookup_drafter(search, no_state, tree)
 
 
-def _wanted(row: Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
+def _wanted(row: core.Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
     """Returns the last few tokens of each row, as the datastore has them, for each number of tokens; 0 after them.
 
     >>> _wanted(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()

@@ -10,20 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    Prompt,
-    TreeSize,
-    Verdict,
-    Weights,
-    noise,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import noise, token_rows
 from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import same_state
 from jaxspec.drafters.trees.shape import Shape, by_rank, shape_of
@@ -45,7 +33,7 @@ class RecyclingState(NamedTuple):
     fed: Int[Array, "B N+1"]
 
 
-def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> BoundDrafter:
+def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> core.BoundDrafter:
     """Proposes, as point masses, a tree of what the target found most probable after each token when it last read it.
 
     Every pass of the target yields its logits after each token that it reads, accepted or not. The most probable tokens
@@ -76,15 +64,15 @@ def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> BoundDrafte
     Reference: Luo et al., "Turning Trash into Treasure", arXiv 2408.08696.
     """
     choices = by_rank(ACCEPTANCE, NODES, DEPTH) if shape is None else shape
-    return BoundDrafter(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
+    return core.BoundDrafter(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
 
 
 @functools.lru_cache
-def _token_recycling(shape: Shape) -> Drafter:
+def _token_recycling(shape: Shape) -> core.Drafter:
     nodes, depth, width = len(shape.parents), len(shape.levels), max(max(level.counts) for level in shape.levels)
     parents = jnp.asarray(shape.parents, jnp.int32)
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> RecyclingState:
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> RecyclingState:
         batch, last = prompt.tokens.shape[0], prompt.tokens.shape[1] - 1
         table = jnp.full((batch, prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
         inside = jnp.arange(last, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None] - 1
@@ -92,7 +80,9 @@ def _token_recycling(shape: Shape) -> Drafter:
         table = enter(table, jnp.where(inside, prompt.tokens[:, :-1], NO_TOKEN), followers)
         return RecyclingState(table, jnp.full((batch, nodes + 1), NO_TOKEN, jnp.int32))
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         table, row, limit = caches.draft.table, context.row, context.max_draft
         last = token_rows.window(row.tokens, row.length - 1, 1)
         fed, levels = last, []  # the last committed token, and the nodes of the level above that have children
@@ -104,18 +94,20 @@ def _token_recycling(shape: Shape) -> Drafter:
             fed = jnp.concatenate([last, children[:, np.array(level.deeper, np.int32)]], axis=1)
         tokens = jnp.concatenate(levels, axis=1)[:, np.array(shape.order)]  # B N
         live = jnp.logical_and(tokens >= 0, jnp.asarray(shape.depths)[None, :] <= limit[:, None])
-        draft = Draft(jnp.maximum(tokens, 0), jnp.full_like(row.length, nodes), jnp.where(live, parents[None], -1))
+        draft = core.Draft(jnp.maximum(tokens, 0), jnp.full_like(row.length, nodes), jnp.where(live, parents[None], -1))
         fed = jnp.concatenate([last, jnp.where(live, tokens, NO_TOKEN)], axis=1)
         return draft, caches._replace(draft=RecyclingState(table, fed))
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(
+        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
+    ) -> core.Caches:
         table, fed = caches.draft
         count = min(width, forward.logits.shape[-1])  # a small vocabulary may have fewer tokens
         unused = ((0, 0), (0, 0), (0, width - count))
         best = jnp.pad(noise.largest(forward.logits, count), unused, constant_values=NO_TOKEN)
         return caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
 
-    return Drafter(init, propose, commit, may_be_empty=True, tree=TreeSize(nodes, depth), rollback=same_state)
+    return core.Drafter(init, propose, commit, may_be_empty=True, tree=core.TreeSize(nodes, depth), rollback=same_state)
 
 
 def enter(table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]) -> Int[Array, "B V K"]:

@@ -7,26 +7,16 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    Model,
-    Prompt,
-    TreeReader,
-    TreeSize,
-    Weights,
-)
+from jaxspec import core
 from jaxspec.core.checks import integers
 from jaxspec.drafters.trees import tree_cache
 from jaxspec.drafters.trees.best_first import candidates, grow
 from jaxspec.drafters.trees.tree_cache import NodeLogits
 
 
-def dynamic_tree(draft: Model | BoundDrafter, nodes: int = 32, depth: int = 6, width: int = 8) -> BoundDrafter:
+def dynamic_tree(
+    draft: core.Model | core.BoundDrafter, nodes: int = 32, depth: int = 6, width: int = 8
+) -> core.BoundDrafter:
     """Drafts a model's `nodes` most probable continuations, as a tree: wide where it is unsure, deep where it is sure.
 
     Level by level the `width` most probable paths are continued by their `width` most probable tokens, which costs
@@ -84,16 +74,18 @@ def dynamic_tree(draft: Model | BoundDrafter, nodes: int = 32, depth: int = 6, w
 
 
 @functools.lru_cache
-def _dynamic_tree(reader: TreeReader, nodes: int, depth: int, width: int) -> Drafter:
+def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -> core.Drafter:
     # On all levels but the last `width` nodes are fed, which may be more than the nodes that are verified: the cache
     # then needs that much more room.
     fed = (depth - 1) * width
     spare = max(fed - nodes, 0)
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> Any:
         return reader.init(nodes)(weights, prompt, headroom + spare, prefilled)
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         state = caches.draft
 
         def first(carry: Any) -> NodeLogits:
@@ -107,5 +99,5 @@ def _dynamic_tree(reader: TreeReader, nodes: int, depth: int, width: int) -> Dra
         return draft, reader.end_draft(caches, carry, context, slots)
 
     # No `complete_target_pass`: nodes lie where they were fed, which is not their order in the draft.
-    size = TreeSize(nodes, depth)
-    return Drafter(init, propose, reader.commit(depth - 1), tree=size, rollback=reader.rollback)
+    size = core.TreeSize(nodes, depth)
+    return core.Drafter(init, propose, reader.commit(depth - 1), tree=size, rollback=reader.rollback)

@@ -11,18 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    Model,
-    TreeReader,
-    TreeSize,
-    Weights,
-    noise,
-)
+from jaxspec import core
+from jaxspec.core import noise
 from jaxspec.core.checks import integer
 from jaxspec.drafters.trees import children, tree_cache
 from jaxspec.drafters.trees.children import DrawName
@@ -31,12 +21,12 @@ from jaxspec.drafters.trees.shape import branching as branching_choices
 
 
 def tree(
-    draft: Model | BoundDrafter,
+    draft: core.Model | core.BoundDrafter,
     branching: Sequence[int] | None = None,
     *,
     shape: Sequence[Sequence[int]] | None = None,
     draw: DrawName = "without_replacement",
-) -> BoundDrafter:
+) -> core.BoundDrafter:
     """Drafts a tree, whose nodes have children that are chosen from the model's distribution there.
 
     Each level costs one pass, over those of its nodes that have children. The model's cache holds these as the target's
@@ -95,12 +85,14 @@ def tree(
 
 
 @functools.lru_cache
-def _tree(reader: TreeReader, shape: Shape, draw: DrawName) -> Drafter:
+def _tree(reader: core.TreeReader, shape: Shape, draw: DrawName) -> core.Drafter:
     nodes, before = len(shape.parents), seen(shape)
     fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1  # 1 F
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         state, batch = caches.draft, context.max_draft.shape[0]
         keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
 
@@ -138,7 +130,7 @@ def _tree(reader: TreeReader, shape: Shape, draw: DrawName) -> Drafter:
             return jnp.concatenate([part.reshape(batch, -1) for part in parts], axis=1)[:, np.array(shape.order)]
 
         live = in_order([chosen.live for chosen in levels])
-        draft = Draft(
+        draft = core.Draft(
             in_order([chosen.tokens for chosen in levels]),
             jnp.full_like(context.row.length, nodes),
             jnp.where(live, in_order(parents), -1),
@@ -148,8 +140,8 @@ def _tree(reader: TreeReader, shape: Shape, draw: DrawName) -> Drafter:
             draft = draft._replace(log_probs=log_probs, draws=in_order([chosen.draws for chosen in levels]))
         return draft, reader.end_draft(caches, carry, context, jnp.asarray(slots, jnp.int32))
 
-    size = TreeSize(nodes, len(shape.levels))
-    return Drafter(
+    size = core.TreeSize(nodes, len(shape.levels))
+    return core.Drafter(
         *(reader.init(nodes), propose, reader.commit(size.depth - 1)),
         tree=size,
         complete_target_pass=reader.complete_target_pass,

@@ -14,23 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Commit,
-    DraftContext,
-    Drafter,
-    DraftInit,
-    Forward,
-    LanguageModel,
-    Model,
-    Prompt,
-    TreeReader,
-    Verdict,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.drafters.common import name_of
 from jaxspec.drafters.model import ModelState, known, last_logits, prefill, read_last_two, take_back
 
@@ -48,13 +33,13 @@ class TreeState(NamedTuple):
         slots: each draft token's place after `start`; -1: it was not fed.
     """
 
-    cache: Cache
+    cache: core.Cache
     num_cached: Int[Array, " B"]
     start: Int[Array, " B"]
     slots: Int[Array, "B N"]
 
 
-def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
+def reader_of(draft: core.Model | core.BoundDrafter, depth: int) -> core.TreeReader:
     """Returns the functions by which a model, or a drafter of chains that can draft trees, reads nodes.
 
     Args:
@@ -64,13 +49,13 @@ def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
     Raises:
         ValueError: it takes chains only, or has no distributions so far ahead.
     """
-    if isinstance(draft, Model):
+    if isinstance(draft, core.Model):
         if draft.lm.select is None:
             raise ValueError(
                 f"{draft.name or 'the model'} takes chains only (its LanguageModel has no select): use drafters.model"
             )
         return of_model(draft.lm)
-    if not isinstance(draft, BoundDrafter):
+    if not isinstance(draft, core.BoundDrafter):
         raise TypeError(f"draft is {draft!r}: expected a jaxspec.Model, or one of jaxspec.drafters")
     reader = draft.functions.tree_reader
     if reader is None:
@@ -83,49 +68,57 @@ def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
     return reader
 
 
-def with_trees(draft: Model | BoundDrafter, functions: Drafter, kind: str) -> BoundDrafter:
+def with_trees(draft: core.Model | core.BoundDrafter, functions: core.Drafter, kind: str) -> core.BoundDrafter:
     """Binds a drafter of trees of a `kind` to the language model and the values of what it drafts with."""
     assert functions.tree is not None
     name = f"{kind}({functions.tree.nodes} nodes, {name_of(draft)})"
-    functions = functions._replace(lm=draft.lm if isinstance(draft, Model) else draft.functions.lm)
-    if isinstance(draft, Model):
-        return BoundDrafter(functions, draft.params, (draft,), name=name)
+    functions = functions._replace(lm=draft.lm if isinstance(draft, core.Model) else draft.functions.lm)
+    if isinstance(draft, core.Model):
+        return core.BoundDrafter(functions, draft.params, (draft,), name=name)
     return draft._replace(functions=functions, name=name)
 
 
 @functools.lru_cache
-def of_model(lm: LanguageModel) -> TreeReader:
+def of_model(lm: core.LanguageModel) -> core.TreeReader:
     """Makes a reader of a model: the carry is its cache."""
 
-    def init_for(nodes: int) -> DraftInit:
-        def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
+    def init_for(nodes: int) -> core.DraftInit:
+        def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> TreeState:
             _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
             length = token_rows.decoder_prompt(lm, prompt).length
             return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
 
         return init
 
-    def begin_draft(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Cache:
+    def begin_draft(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int) -> core.Cache:
         return caches.draft.cache
 
-    def root_logits(weights: Weights, state: TreeState, cache: Cache, context: DraftContext, width: int) -> NodeLogits:
+    def root_logits(
+        weights: core.Weights, state: TreeState, cache: core.Cache, context: core.DraftContext, width: int
+    ) -> NodeLogits:
         before, width = ModelState(cache, state.num_cached), width if context.adaptive else 0
         forward, cache = read_last_two(lm, weights.draft, before, context.row, context.max_draft > 0, width)
         return last_logits(lm, weights.draft, forward)[:, None], cache
 
-    def node_logits(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], cache: Cache) -> NodeLogits:
+    def node_logits(
+        weights: core.Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], cache: core.Cache
+    ) -> NodeLogits:
         forward, cache = lm.extend(weights.draft, cache, known(lm, tokens), parent)
         return forward.logits, cache
 
-    def end_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+    def end_draft(
+        caches: core.Caches, cache: core.Cache, context: core.DraftContext, slots: Int[Array, "B N"]
+    ) -> core.Caches:
         # Rows that may not draft keep the place of their last tree.
         state, drafted, length = caches.draft, context.max_draft > 0, context.row.length
         slots = jnp.where(drafted[:, None], slots, state.slots)
         num_cached, start = jnp.where(drafted, length, state.num_cached), jnp.where(drafted, length, state.start)
         return caches._replace(draft=TreeState(cache, num_cached, start, slots))
 
-    def commit_for(levels: int) -> Commit:
-        def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit_for(levels: int) -> core.Commit:
+        def commit(
+            weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
+        ) -> core.Caches:
             state, path = caches.draft, verdict.path
             cache, num_cached = state.cache, state.num_cached
             if levels and path is not None and lm.select is not None:
@@ -142,10 +135,10 @@ def of_model(lm: LanguageModel) -> TreeReader:
         return commit
 
     functions = init_for, begin_draft, root_logits, node_logits, end_draft, commit_for
-    return TreeReader(*functions, lm.vocab_size, rollback=take_back)
+    return core.TreeReader(*functions, lm.vocab_size, rollback=take_back)
 
 
-def read_if_wanted(context: DraftContext, depth: int, read: Callable[[Any], NodeLogits], cache: Any) -> NodeLogits:
+def read_if_wanted(context: core.DraftContext, depth: int, read: Callable[[Any], NodeLogits], cache: Any) -> NodeLogits:
     """Reads logits by way of a cache; where no row may draft so deep, zeros for logits, and the cache as it is."""
     if not context.adaptive:
         return read(cache)
