@@ -190,14 +190,6 @@ def test_the_last_nodes_of_a_path_are_those_of_a_walk(count):
             assert nodes_of_row[node].tolist() == walk[::-1]
 
 
-@pytest.mark.slow
-def test_sequences_are_chains_side_by_side():
-    tokens, parent = tree.of_sequences(jnp.arange(12).reshape(2, 2, 3))
-    assert tokens.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    assert parent.tolist() == [[0, 1, 2, 0, 4, 5]] * 2
-    assert (tree.depth(tree.fed(parent)) == jnp.array([[0, 1, 2, 3, 1, 2, 3]])).all()
-
-
 def test_static_choices_are_sorted_and_checked():
     parent, rank = tree.of_choices([(1,), (0,), (1, 0), (0, 1), (0, 0), (1, 0, 2)])
     assert (parent, rank) == ((0, 0, 1, 1, 2, 5), (0, 1, 0, 1, 0, 2))

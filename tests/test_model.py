@@ -24,7 +24,7 @@ from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
-from jaxspec.weights import huggingface, int8, loading, orbax, parameters
+from jaxspec.weights import int8, loading, orbax, parameters, tokenizers
 from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
@@ -380,7 +380,7 @@ def test_parameters_that_are_none_are_named():
 )
 def test_a_broken_tokenizer_is_named(tmp_path, text, message):
     (tmp_path / "tokenizer.json").write_text(text)
-    for read in (huggingface.tokenizer, orbax.tokenizer_of):
+    for read in (tokenizers.load, orbax.tokenizer_of):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_prep.debian import catalogues, edits, examples, index
-from jaxspec.training import tokenizer
+from data_prep.debian import catalogues, edits, examples, index, tokenizers
 
 TOKENIZERS = ("tokenizer-t5", "tokenizer-gpt")
 
@@ -40,5 +39,5 @@ def prepare(
     if all((folder / "tokenizer.json").is_file() for folder in folders):
         log("the tokenizers are there already, and are not made again: models trained with them fit no others")
         return
-    tokenizer.train_tokenizers(data, folders[0], folders[1])
+    tokenizers.train_tokenizers(data, folders[0], folders[1])
     log(f"tokenizers: {', '.join(map(str, folders))}")

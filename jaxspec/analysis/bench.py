@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.analysis import acceptance, environment, memory, numerics, predict, timing
@@ -32,7 +31,6 @@ from jaxspec.analysis.result import (
     Latency,
     Predicted,
     Rate,
-    SettingSummary,
     Spread,
     Store,
     from_json,
@@ -47,9 +45,8 @@ from jaxspec.analysis.setting import (
     Setting,
     Task,
     describe,
-    dtype_of,
-    mesh_name,
     product,
+    summary,
 )
 from jaxspec.analysis.statistics import Ratio
 from jaxspec.core import Model
@@ -273,7 +270,7 @@ def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config,
 
 def _failed(setting: Setting, target: Model, error: Exception) -> BenchResult:
     why = f"{type(error).__name__}: {error}"
-    return BenchResult(_summary(setting, setting.target or target), environment=environment.current(), error=why)
+    return BenchResult(summary(setting, setting.target or target), environment=environment.current(), error=why)
 
 
 def _measure(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[BenchResult]:
@@ -289,8 +286,8 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
             runs = _time(runs, list(timers.values()), config.repeats, step)
         latencies = _latencies(runs, config.repeats) if "latency" in quantities else [None] * len(runs)
         for run, latency in zip(runs, latencies, strict=True):
-            summary = _summary(run.setting, run.prepared.target)._replace(pays=run.pays)
-            result = BenchResult(summary, group=group, environment=machine, latency=latency)
+            described = summary(run.setting, run.prepared.target)._replace(pays=run.pays)
+            result = BenchResult(described, group=group, environment=machine, latency=latency)
             result = _with_times(_with_text(result, run), run)
             if "compile" in quantities:
                 result = result._replace(first_call=run.first_call)
@@ -378,7 +375,7 @@ def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: 
     """Times every run and its prefill, interleaved part by part; and between the repeats, what passes cost."""
     calls = [call for part in zip(*(run.calls for run in runs), strict=True) for call in part]
     compiled = [i for i, run in enumerate(runs) if run.is_compiled]
-    prefills = [functools.partial(timing.run_all, (only_first(runs[i].parts[0]),)) for i in compiled]
+    prefills = [functools.partial(timing.run_all, (timing.only_first(runs[i].parts[0]),)) for i in compiled]
     seconds, prefill = np.zeros((len(runs), repeats)), np.full((len(runs), repeats), np.nan)
     timing.interleave(prefills, 1)  # compiles
     for repeat in range(repeats):
@@ -390,13 +387,6 @@ def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: 
             timer.time()
     medians = np.median(prefill, axis=1)
     return [run._replace(seconds=seconds[i], prefill=float(medians[i])) for i, run in enumerate(runs)]
-
-
-def only_first(prepared: Prepared) -> Prepared:
-    """Ends a generation with the token that prefill yields; the program stays the same."""
-    return prepared._replace(
-        request=prepared.request._replace(max_new_tokens=jnp.ones_like(prepared.request.max_new_tokens))
-    )
 
 
 def _latencies(runs: Sequence[Run], repeats: int) -> list[Latency | None]:
@@ -420,26 +410,6 @@ def _with_times(result: BenchResult, run: Run) -> BenchResult:
         seconds=tuple(run.seconds.tolist()),
         prefill_seconds=None if np.isnan(run.prefill) else run.prefill,
         tokens_per_second=Spread.of(result.tokens / run.seconds),
-    )
-
-
-def _summary(setting: Setting, target: Model) -> SettingSummary:
-    """Describes a setting in words and numbers; its gamma is not known before it is prepared."""
-    return SettingSummary(
-        target=target.name,
-        task=setting.task.name,
-        drafter=setting.drafter_name,
-        policy=setting.policy_label,
-        rule="" if setting.is_plain else setting.rule.name,
-        exact=setting.is_plain or setting.rule.exact,
-        planned=setting.gamma == PLANNED,
-        temperature=setting.temperature,
-        sampling=", ".join(f"{name}={value}" for name, value in setting.sampling.items() if name != "temperature"),
-        dtype=dtype_of(target),
-        mesh=mesh_name(target),
-        batch=setting.batch,
-        new_tokens=setting.task.new_tokens,
-        backend=setting.backend_name,
     )
 
 

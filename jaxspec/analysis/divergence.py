@@ -15,20 +15,6 @@ from numpy.typing import ArrayLike
 SUM_ERROR = 1e-3  # a distribution's sum may be off by this: bfloat16 probabilities, not logits
 
 
-def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-    """Computes the divergence of Definition 3.2: sum_x |p(x) - (p(x) + q(x)) / 2|.
-
-    It is 0 for equal and 1 for disjoint distributions, symmetric, and equals 1 - sum_x min(p(x), q(x)) (Lemma 3.3):
-    half of the L1 distance.
-
-    Example:
-        >>> float(d_lk([0.5, 0.5, 0.0], [0.25, 0.25, 0.5]))
-        0.5
-    """
-    p, q = _distributions(p, q)
-    return np.abs(p - (p + q) / 2).sum(axis=-1)
-
-
 def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
     """Computes how probably a draft token from q is accepted: sum_x min(p(x) / l, q(x)), Theorem 3.5 (l = 1) and A.5.
 

@@ -93,21 +93,6 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
     return _per_token(alpha, gamma, _checked(c_hat, "c_hat") + 1, np.ones(()))
 
 
-def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> np.ndarray:
-    """Computes reads of weights and cache over plain decoding's, section 3.4: (gamma c_bytes + 1) / expected_tokens.
-
-    Args:
-        c_bytes: bytes that a pass of the drafter reads, over those of the target's; the paper counts the target's only.
-
-    Example, the settings of Table 1, where operations grow by up to 63%; then the bound 1 - alpha:
-        >>> memory_accesses([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10]).round(2).tolist()
-        [0.51, 0.39, 0.41, 0.27, 0.37, 0.15]
-        >>> memory_accesses([0.5, 0.75], np.inf).round(2).tolist()
-        [0.5, 0.25]
-    """
-    return _per_token(alpha, gamma, _checked(c_bytes, "c_bytes"), np.ones(()))
-
-
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
     """Computes the speed over plain decoding if each round drafted just the tokens that are accepted (section 3.5).
 
@@ -126,27 +111,6 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np
     alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
     with np.errstate(divide="ignore"):
         return 1 / (alpha * c + (1 - alpha) * v)
-
-
-def assured_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
-    """Computes the speed that the best gamma is sure to reach, Corollary 3.9: (1 + alpha) / (c + v), or at least 1.
-
-    The former is gamma = 1's, the latter plain decoding's.
-
-    The corollary takes v = 1: then this is more than 1 if alpha > c.
-
-    Args:
-        v: the verify pass over two tokens, gamma = 1's.
-
-    Example:
-        >>> assured_improvement([0.75, 0.05], [0.02, 0.11]).round(2).tolist()
-        [1.72, 1.0]
-        >>> round(float(assured_improvement(0.75, 0.02, v=1.2)), 2)
-        1.43
-    """
-    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
-    with np.errstate(divide="ignore"):
-        return np.maximum((1 + alpha) / (c + v), 1.0)
 
 
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
@@ -176,7 +140,7 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | N
     return np.argmax(speed >= best * (1 - TIE), axis=-1)
 
 
-def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
+def break_even(c: float, v: Verify = 1.0) -> float:
     """Finds the alpha above which some gamma improves on plain decoding; infinite if not even alpha = 1 does.
 
     Where v = 1 this is c itself, Corollary 3.9.
@@ -185,16 +149,16 @@ def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
         >>> [round(break_even(0.05, lambda gamma, s=s: 1 + s * gamma), 3) for s in (0.0, 0.2, 1.0)]
         [0.05, 0.25, inf]
     """
-    if optimal_gamma(1.0, c, v, most) == 0:
+    if optimal_gamma(1.0, c, v) == 0:
         return float("inf")
     low, high = 0.0, 1.0  # some gamma improves at `high`; it then does at every larger alpha
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if optimal_gamma(middle, c, v, most) > 0 else (middle, high)
+        low, high = (low, middle) if optimal_gamma(middle, c, v) > 0 else (middle, high)
     return high
 
 
-def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) -> tuple[str, ...]:
+def obstacles(alpha: float, c: float, v: Verify = 1.0) -> tuple[str, ...]:
     """Names what keeps every gamma from improving on plain decoding; nothing, if one does.
 
     Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: draft tokens
@@ -208,9 +172,9 @@ def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) 
         >>> obstacles(0.75, 0.02), obstacles(0.05, 0.1), obstacles(0.6, 0.1, v=lambda gamma: 1 + gamma)
         ((), ('low alpha', 'expensive draft'), ('no spare compute',))
     """
-    if optimal_gamma(alpha, c, v, most) > 0:
+    if optimal_gamma(alpha, c, v) > 0:
         return ()
-    most = _most(v, most)
+    most = _most(v, None)
     costs = _verify_costs(v, np.arange(most + 1))
     mended: dict[str, tuple[float, float, Verify]] = {
         "low alpha": (1.0, c, costs),

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxspec import rules, sharding
-from jaxspec.analysis.result import fingerprint
+from jaxspec.analysis.result import SettingSummary, fingerprint
 from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
 from jaxspec.decode.request import Prepared
 from jaxspec.files.digests import of_arrays
@@ -238,3 +238,23 @@ def dtype_of(model: Model) -> str:
 
 def _values(drafter: Any) -> Any:
     return [getattr(drafter, "params", ()), [model.params for model in getattr(drafter, "models", ())]]
+
+
+def summary(setting: Setting, target: Model) -> SettingSummary:
+    """Describes a setting in words and numbers; its gamma is not known before it is prepared."""
+    return SettingSummary(
+        target=target.name,
+        task=setting.task.name,
+        drafter=setting.drafter_name,
+        policy=setting.policy_label,
+        rule="" if setting.is_plain else setting.rule.name,
+        exact=setting.is_plain or setting.rule.exact,
+        planned=setting.gamma == PLANNED,
+        temperature=setting.temperature,
+        sampling=", ".join(f"{name}={value}" for name, value in setting.sampling.items() if name != "temperature"),
+        dtype=dtype_of(target),
+        mesh=mesh_name(target),
+        batch=setting.batch,
+        new_tokens=setting.task.new_tokens,
+        backend=setting.backend_name,
+    )

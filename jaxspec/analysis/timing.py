@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.analysis.statistics import Spread
@@ -35,6 +36,13 @@ def start_all(generations: Iterable[Prepared]) -> None:
     """Runs the prefill of each generation, and leaves its first token on the device."""
     for prepared in generations:
         next(loop.iterate_rounds(prepared))[0].tokens.block_until_ready()
+
+
+def only_first(prepared: Prepared) -> Prepared:
+    """Ends a generation with the token that prefill yields; the program stays the same."""
+    return prepared._replace(
+        request=prepared.request._replace(max_new_tokens=jnp.ones_like(prepared.request.max_new_tokens))
+    )
 
 
 def latency(variants: Sequence[Sequence[Prepared]], repeats: int) -> list[tuple[Spread, Spread] | None]:

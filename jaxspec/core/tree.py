@@ -191,19 +191,6 @@ def best_nodes(
     return BestNodes(source, parent.astype(jnp.int32), chosen.astype(jnp.int32))
 
 
-def of_sequences(tokens: Int[Array, "B K G"]) -> tuple[Int[Array, "B K*G"], Int[Array, "B K*G"]]:
-    """K sequences of G tokens as a tree of K chains: its tokens, and its parents as in `Draft`.
-
-    >>> tokens, parent = of_sequences(jnp.array([[[5, 6], [7, 8]]]))
-    >>> tokens.tolist(), parent.tolist()
-    ([[5, 6, 7, 8]], [[0, 1, 0, 3]])
-    """
-    batch, count, length = tokens.shape
-    node = jnp.arange(count * length, dtype=jnp.int32)
-    parent = jnp.where(node % length == 0, 0, node)
-    return tokens.reshape(batch, count * length), jnp.broadcast_to(parent[None], (batch, count * length))
-
-
 def of_choices(choices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A static tree written as ranks on the way to each node, as Medusa and EAGLE publish theirs.
 

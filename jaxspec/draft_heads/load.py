@@ -24,7 +24,7 @@ from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
-from jaxspec.weights import huggingface, int8, orbax, parameters, tensors
+from jaxspec.weights import huggingface, int8, orbax, parameters, tensors, tokenizers
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
@@ -147,7 +147,7 @@ def read_head(
     if taps is not None:
         stack.check_numbers(taps)
     folder = find(source, revision)
-    tokenizer = huggingface.tokenizer(folder)
+    tokenizer = tokenizers.load(folder)
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:
         index, ours, theirs = first
@@ -175,7 +175,7 @@ def _check_name(folder: Path, target: Model) -> None:
         UserWarning: it is another one, as far as is known.
     """
     try:
-        table = huggingface.read_object(folder / CONFIG)
+        table = common.read_object(folder / CONFIG)
         verifier = (table.get("speculators_config") or {}).get("verifier") or {}
     except (OSError, ValueError, AttributeError):  # `restore` says so
         return
@@ -285,7 +285,7 @@ def describe(
         CheckpointError: as `restore` does.
     """
     try:
-        table = huggingface.read_object(folder / CONFIG)
+        table = common.read_object(folder / CONFIG)
         common.check(table)
         form, held = _recognised(folder, table, files)
         shapes = {name: tensor.shape for name, tensor in held.items()}

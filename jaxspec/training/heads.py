@@ -22,7 +22,7 @@ from jaxspec.training.head_loss import Lessons, Task, held_out_acceptance, losse
 from jaxspec.training.loop import Objective
 from jaxspec.training.recipes import HeadRecipe
 from jaxspec.training.tasks import Tasks, batches, examples
-from jaxspec.weights import huggingface
+from jaxspec.weights import tokenizers
 from jaxspec.weights.loading import load, with_taps
 
 HELDOUT_TEXTS = 32  # per task and temperature
@@ -61,7 +61,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
     A decoder-only target continues the first `learn.prompt` tokens of a text.
     """
     options, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
-    tokenizer = huggingface.tokenizer(folder / options.tokenizer) if options.tokenizer else target.tokenizer
+    tokenizer = tokenizers.load(folder / options.tokenizer) if options.tokenizer else target.tokenizer
     held = split == "heldout"
     tasks = examples(options, encoder, folder, tokenizer, held)
     if held:

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import optional_imports, sharding
+from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
-from jaxspec.weights import hf_families, int8, parameters, tensors
+from jaxspec.weights import hf_families, int8, parameters, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Stored
@@ -42,7 +42,6 @@ NOT_READ = {  # keys that change the text of transformers' `generate` at tempera
     "num_beams": 1,
 }
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
 WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
 DRAFTER_FILES = (*WEIGHT_FILES, "medusa_lm_head*.safetensors", "medusa_lm_head*.pt")
@@ -231,62 +230,6 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
         raise CheckpointError(f"{path}: decoder_start_token_id is {start!r}: expected an id from 0 to {vocab - 1}")
     starts = {"decoder_start_token_id": start, "bos_token_id": named.get("bos_token_id")}
     return (starts if any(x is not None for x in starts.values()) else {}), tuple(ends)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object.
-
-    Raises:
-        FamilyError: it holds something else.
-        ValueError: it is no JSON.
-    """
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"it is nested too deeply ({error})") from None
-    if not isinstance(table, dict):
-        raise FamilyError(f"it is of type {type(table).__name__}, expected an object")
-    return table
-
-
-def tokenizer(folder: str | Path) -> Any:
-    """Loads the tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none.
-
-    Raises:
-        CheckpointError: there is one, but it cannot be loaded. One that brings its own code is never run.
-    """
-    folder = Path(folder)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        return None
-    optional_imports.import_transformers()
-    from transformers import AutoTokenizer
-
-    return read_tokenizer(AutoTokenizer, folder, trust_remote_code=False)
-
-
-def read_tokenizer(kind: Any, folder: Path, **options: Any) -> Any:
-    """Loads a tokenizer of one of transformers' classes.
-
-    Raises:
-        CheckpointError: it cannot be loaded; the message names a file that is no JSON.
-    """
-    try:
-        return kind.from_pretrained(folder, local_files_only=True, **options)
-    except Exception as error:  # transformers raises anything
-        why = _damage(folder) or f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {why}") from error
-
-
-def _damage(folder: Path) -> str | None:
-    """Says what is wrong with the JSON of a tokenizer, if that is it."""
-    for path in [folder / name for name in TOKENIZER_FILES if name.endswith(".json") and (folder / name).is_file()]:
-        try:
-            table = read_object(path)
-        except (FamilyError, ValueError) as error:
-            return f"{path.name} is damaged, {error}; copy or download it again"
-        if path.name == "tokenizer.json" and not {"model", "added_tokens"} <= table.keys():
-            return f"{path.name} lacks its model or its added_tokens; copy or download it again"
-    return None
 
 
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -521,7 +464,7 @@ def open_model(folder: Path) -> Reader:
         folder,
         folder.resolve().name,
         config=lambda: read_config(folder)[1],
-        tokenizer=lambda: tokenizer(folder),
+        tokenizer=lambda: tokenizers.load(folder),
         params=lambda dtype, mesh: restore(folder, dtype, mesh),
         stored_dtype=lambda: stored_dtype(folder),
     )

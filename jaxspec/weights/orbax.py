@@ -30,7 +30,7 @@ from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import CONFIGS, NETS
-from jaxspec.weights import huggingface, int8, orbax_arrays, parameters
+from jaxspec.weights import int8, orbax_arrays, parameters, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
 
@@ -230,9 +230,9 @@ def tokenizer_of(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if not (folder / TOKENIZER[0]).is_file():
-        return huggingface.tokenizer(folder)
+        return tokenizers.load(folder)
     # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
-    return huggingface.read_tokenizer(PreTrainedTokenizerFast, folder)
+    return tokenizers.read(PreTrainedTokenizerFast, folder)
 
 
 def cast(params: Params, dtype: Any) -> Params:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from jaxspec.core import Params
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, int8, parameters, t5x_arrays
+from jaxspec.weights import huggingface, int8, parameters, t5x_arrays, tokenizers
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
@@ -138,7 +138,7 @@ def tokenizer(folder: str | Path) -> Any:
         CheckpointError: there is one, but it cannot be loaded.
     """
     for place in _places(find(Path(folder))):
-        if (words := huggingface.tokenizer(place)) is not None:
+        if (words := tokenizers.load(place)) is not None:
             return words
     return None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jaxspec.weights.loading as models
 from jaxspec.core import token_ids
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import orbax, tokenizers
 from jaxspec.weights.tensors import CheckpointError
 
 
@@ -49,7 +49,7 @@ def load(source: str | Path) -> Vocabulary:
     reader = models.format_of(path).open(path)
     config, tokenizer = reader.config(), reader.tokenizer()
     if tokenizer is None:
-        expected = ", ".join(huggingface.TOKENIZER_FILES)
+        expected = ", ".join(tokenizers.FILES)
         raise CheckpointError(f"{reader.path} has no tokenizer: expected one of {expected} {reader.tokenizer_place}")
     if (ids := token_ids.size(tokenizer)) > config.vocab_size:
         raise CheckpointError(

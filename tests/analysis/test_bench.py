@@ -301,7 +301,7 @@ def test_unknown_quantities_and_gammas_are_refused():
 
 def test_prefill_is_measured_with_the_program_of_the_whole():
     prepared = prepare(TARGET, PROMPT, max_new_tokens=9)
-    first = bench.only_first(prepared)
+    first = timing.only_first(prepared)
     assert (
         jax.tree.structure(prepared.request) == jax.tree.structure(first.request) and prepared.decoder is first.decoder
     )

@@ -5,10 +5,9 @@ from pathlib import Path
 import lz4.frame
 import pytest
 
-from data_prep.debian import edits, examples, index, prompts
+from data_prep.debian import edits, examples, index, prompts, tokenizers
 from data_prep.debian.index import Record
 from jaxspec import files
-from jaxspec.training import tokenizer as tokenizer_training
 
 VIM_EN = """Package: vim
 Description-md5: 1a
@@ -325,7 +324,7 @@ def sentences() -> list[str]:
 
 
 def test_the_unigram_tokenizer_loses_nothing_and_ends_with_eos(sentences: list[str]):
-    tokenizer = tokenizer_training.train_unigram(sentences, vocabulary=259 + 102)
+    tokenizer = tokenizers.train_unigram(sentences, vocabulary=259 + 102)
     assert tokenizer.get_vocab_size() == 259 + 102
     assert [tokenizer.id_to_token(i) for i in (0, 1, 2, 3)] == ["<pad>", "</s>", "<unk>", "<0x00>"]
     for text in ("Größe und Straße", "a snowman ☃ and 中文.", "it spells <0x41> out"):
@@ -336,21 +335,21 @@ def test_the_unigram_tokenizer_loses_nothing_and_ends_with_eos(sentences: list[s
 
 
 def test_the_byte_tokenizer_is_lossless_and_adds_nothing(sentences: list[str]):
-    tokenizer = tokenizer_training.train_byte_bpe(sentences, vocabulary=280)
+    tokenizer = tokenizers.train_byte_bpe(sentences, vocabulary=280)
     assert tokenizer.get_vocab_size() == 280
     assert tokenizer.token_to_id("<|endoftext|>") == 0
     for text in ("  two spaces\nand a line ☃", "Größe"):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-@pytest.mark.parametrize("train", [tokenizer_training.train_unigram, tokenizer_training.train_byte_bpe])
+@pytest.mark.parametrize("train", [tokenizers.train_unigram, tokenizers.train_byte_bpe])
 def test_too_little_text_for_the_vocabulary_is_an_error(train, sentences: list[str]):
     with pytest.raises(ValueError, match="more text, or fewer ids"):
         train(sentences, 5000)
 
 
 def test_a_saved_tokenizer_is_a_folder_of_two_complete_files(tmp_path: Path, sentences: list[str]):
-    tokenizer = tokenizer_training.train_byte_bpe(sentences, vocabulary=280)
-    tokenizer_training.save_tokenizer(tokenizer, tmp_path / "tok", {"eos_token": "<|endoftext|>"})
+    tokenizer = tokenizers.train_byte_bpe(sentences, vocabulary=280)
+    tokenizers.save_tokenizer(tokenizer, tmp_path / "tok", {"eos_token": "<|endoftext|>"})
     assert {path.name for path in (tmp_path / "tok").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
     assert json.loads((tmp_path / "tok" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from data_prep.debian import catalogues, edits, examples, index
+from data_prep.debian import catalogues, edits, examples, index, tokenizers
 from data_prep.debian.__main__ import main
-from jaxspec.training import tokenizer
 
 
 def call(*arguments):
@@ -24,7 +23,7 @@ def preparing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = []
 
-    def tokenizers(data, t5_dir, gpt_dir):
+    def train(data, t5_dir, gpt_dir):
         for folder in (t5_dir, gpt_dir):
             folder.mkdir(parents=True)
             (folder / "tokenizer.json").write_text("{}")
@@ -35,7 +34,7 @@ def preparing(tmp_path, monkeypatch):
         examples, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234}
     )
     monkeypatch.setattr(edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56})
-    monkeypatch.setattr(tokenizer, "train_tokenizers", tokenizers)
+    monkeypatch.setattr(tokenizers, "train_tokenizers", train)
     return steps
 
 

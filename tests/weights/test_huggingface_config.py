@@ -12,7 +12,7 @@ import transformers
 
 import jaxspec
 from jaxspec.core import token_ids
-from jaxspec.weights import huggingface
+from jaxspec.weights import huggingface, tokenizers
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, model_of, tokenizer
 
@@ -102,7 +102,7 @@ def test_a_tokenizer_that_is_a_sentencepiece_model(tmp_path):
     special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 0}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(special))
     pieces = sentencepiece.SentencePieceProcessor(model_proto=proto.getvalue())
-    loaded = huggingface.tokenizer(tmp_path)
+    loaded = tokenizers.load(tmp_path)
     for text in texts:
         assert loaded(text)["input_ids"] == [*pieces.encode(text), 1]
         assert loaded.decode(pieces.encode(text)) == text

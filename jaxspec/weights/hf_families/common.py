@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -141,3 +143,19 @@ def only(table: dict, **expected: Any) -> None:
     for key, value in expected.items():
         if table.get(key) not in (None, value):
             raise FamilyError(f"{key} is {table[key]!r}: only {value!r} is supported")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that holds an object.
+
+    Raises:
+        FamilyError: it holds something else.
+        ValueError: it is no JSON.
+    """
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply ({error})") from None
+    if not isinstance(table, dict):
+        raise FamilyError(f"it is of type {type(table).__name__}, expected an object")
+    return table

@@ -38,7 +38,7 @@ def attention_biases(table: dict) -> dict[str, bool]:
     return dict.fromkeys(("qkv_bias", "out_bias"), bool(table.get("attention_bias", False)))
 
 
-def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> dict[str, Any]:
+def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
     """Reads options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
 
     >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}})
@@ -47,7 +47,7 @@ def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> d
     merged = {
         "rope_theta": table.get("rope_theta") or base,
         **(table.get("rope_scaling") or {}),
-        **(table.get(key) or {}),
+        **(table.get("rope_parameters") or {}),
     }
     only(merged, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     kind = merged.get("rope_type") or merged.get("type") or "default"

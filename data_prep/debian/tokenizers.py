@@ -29,7 +29,7 @@ _RARE_CHARACTER = 50
 def train_tokenizers(
     data_dir: str | Path, t5_dir: str | Path, gpt_dir: str | Path, vocabulary: int = VOCABULARY
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Trains both tokenizers on the training files that `debian.examples.build` wrote, and saves them.
+    """Trains both tokenizers on the training files that `examples.build` wrote, and saves them.
 
     Args:
         data_dir: holds ``t5.train.jsonl`` and ``gpt.train.jsonl``.
