@@ -15,13 +15,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec import core
-from jaxspec.analysis import acceptance
+from jaxspec.analysis import acceptance, roofline
 from jaxspec.analysis.timing import interleave
 from jaxspec.core import noise, programs, token_rows
 from jaxspec.core.round import bucket_widths
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode.request import Prepared
+from jaxspec.drafters.lookups.ngram_model import NGramConfig
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
 from jaxspec.sampling import match_vocab
+from jaxspec.weights import int8
 
 REPEATS = 25  # timings of each pass: plans and policies are no better than these numbers
 WARMUP = 4  # passes, to learn how long one takes
@@ -392,3 +397,17 @@ def _counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
 @programs.jit(static_argnames=("lm", "capacity"))
 def _prefill(lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, capacity: int):
     return lm.prefill(params, prompt, capacity)
+
+
+def operations_ratio(target: core.Model, drafter: core.Model) -> float:
+    """Returns the operations per token of the drafter over the target's (c_hat of Theorem 3.11), by their weights."""
+    return _weights(drafter) / _weights(target)
+
+
+def _weights(model: core.Model) -> float:
+    """Counts the weights that each token is multiplied with."""
+    if isinstance(model.config, NGramConfig):
+        return 0.0  # look-ups
+    if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
+        return roofline.load_of(model.config).parameters
+    return int8.count(model.params)

@@ -12,27 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from rich import filesize
 
-from jaxspec import drafters, rules
+from jaxspec import rules
 from jaxspec.analysis import acceptance, cost, formulas, memory, replay, roofline
 from jaxspec.analysis.optimal_tree import DEEPEST, PlannedTree, best_of_size
-from jaxspec.analysis.setting import Setting, setting_of
 from jaxspec.analysis.statistics import Rate, Spread
-from jaxspec.core import Model
 from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared, prepare
-from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.drafters.trees.children import DrawName
 from jaxspec.drafters.trees.shape import Choices, shape_of
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
-from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8
 
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
 # and 17, after two of them. It is taken to be linear between them.
@@ -270,7 +263,7 @@ def of_pair(
     independent = [1.0, *(formulas.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
     tokens = independent if tokens is None else tokens
     advance("alpha")
-    c_hat = operations_ratio(prepared.target, acceptance.drafting_model(prepared))
+    c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
     for batch in batches:
         (group,) = batching.whole_batches(prepared, batch, batch)
 
@@ -438,16 +431,6 @@ def round_cost(choices: Sequence[Sequence[int]], c: Float[np.ndarray, " M"], v: 
     return float(v[len(shape.parents)] + sum(c[min(n, len(c)) - 1] for n in fed))
 
 
-def settings(plan: TreePlan, prepared: Prepared, batch: int) -> list[Setting]:
-    """Makes settings of the chain and the tree of a plan, which `bench.run` compares."""
-    draft, setting = acceptance.drafting_model(prepared), setting_of(prepared, "prompts", batch)
-    chain = setting._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
-    if plan.tree is plan.chain:
-        return [chain]
-    tree = drafters.tree(draft, shape=plan.tree.shape, draw=cast(DrawName, plan.tree.draw))
-    return [chain, setting._replace(drafter=tree, gamma=plan.tree.depth, name=f"tree of {len(plan.tree.shape)}")]
-
-
 def to_dict(plan: Plan | TreePlan) -> dict[str, Any]:
     """Returns a report of a plan, for JSON, with the advice in words."""
     if isinstance(plan, Plan):
@@ -556,17 +539,3 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(
         f"{a}..{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in zip(starts, ends, strict=True)
     )
-
-
-def operations_ratio(target: Model, drafter: Model) -> float:
-    """Returns the operations per token of the drafter over the target's (c_hat of Theorem 3.11), by their weights."""
-    return _weights(drafter) / _weights(target)
-
-
-def _weights(model: Model) -> float:
-    """Counts the weights that each token is multiplied with."""
-    if isinstance(model.config, NGramConfig):
-        return 0.0  # look-ups
-    if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
-        return roofline.load_of(model.config).parameters
-    return int8.count(model.params)

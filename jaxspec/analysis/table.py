@@ -146,7 +146,7 @@ Groups = Sequence[Sequence[Column]]
 BENCH: Groups = (SPEED, THEORY, LATENCY, MEMORY)
 
 
-def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = None, title: str = "") -> list[Table]:
+def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = None) -> list[Table]:
     """Makes a table for each task, temperature and batch size; on a screen, some with a part of the columns each.
 
     Args:
@@ -154,7 +154,6 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
         columns: groups of them, after those of the settings that differ.
         width: characters of a line, into which a table of each group is made to fit; None for a document, which has
             all columns in one table.
-        title: before the settings that all results of a table share.
     """
     views, groups = [], [[column for group in columns for column in group]] if width is None else columns
 
@@ -162,7 +161,7 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
         return result.setting.task, result.setting.temperature, result.setting.batch
 
     for (task, heat, batch), grouped in _grouped(results, key):
-        words = [title, task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(grouped)]
+        words = [task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(grouped)]
         beside = _settings_that_differ(grouped)
         filled = [[c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)] for group in groups]
         parts = [view for group in filled if group for view in _fitting(grouped, beside, group, width)]

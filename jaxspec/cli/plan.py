@@ -14,7 +14,8 @@ from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed,
 from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.plan import Plan
+    from jaxspec.analysis.plan import Plan, TreePlan
+    from jaxspec.analysis.setting import Setting
     from jaxspec.decode.request import Prepared
 
 _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
@@ -98,8 +99,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         note = f"{environment.line(machine)}, load {machine.load}\n"
         note += "Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
     if inputs.as_json:
-        reports = [plan._asdict() | {"advice": planning.sentence(plan)} for plan in plans]
-        return console.print_measured(about=heading, plans=reports)
+        return console.print_measured(about=heading, plans=[planning.to_dict(plan) for plan in plans])
     _show(heading, plans, note)
 
 
@@ -151,7 +151,7 @@ def _plan_tree(prepared: Prepared, inputs: Inputs, batch: int) -> None:
         with console.progress(remaining=True) as bar:
             bar_task = bar.add_task("timing", total=1.0)
             doing = lambda what, share: bar.update(bar_task, description=what, completed=share)  # noqa: E731
-            settings = planning.settings(plan, prepared, batch)
+            settings = _settings(plan, prepared, batch)
             speeds = list(bench.run(prepared.target, settings, config=config, doing=doing))
     if inputs.as_json:
         return console.print_measured(**planning.to_dict(plan), timed=speeds)
@@ -159,3 +159,17 @@ def _plan_tree(prepared: Prepared, inputs: Inputs, batch: int) -> None:
     out.print(planning.sentence(plan))
     for view in table.tables(speeds, (table.SPEED, table.THEORY), out.width) if speeds else ():
         out.print(view)
+
+
+def _settings(plan: TreePlan, prepared: Prepared, batch: int) -> list[Setting]:
+    """Makes settings of the chain and the tree of a plan, which `bench.run` compares."""
+    from jaxspec import drafters
+    from jaxspec.analysis import acceptance
+    from jaxspec.analysis.setting import setting_of
+
+    draft, setting = acceptance.drafting_model(prepared), setting_of(prepared, "prompts", batch)
+    chain = setting._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
+    if plan.tree is plan.chain:
+        return [chain]
+    tree = drafters.tree(draft, shape=plan.tree.shape, draw=plan.tree.draw)  # type: ignore[arg-type]
+    return [chain, setting._replace(drafter=tree, gamma=plan.tree.depth, name=f"tree of {len(plan.tree.shape)}")]

@@ -166,7 +166,7 @@ def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_p
     )
 
     def unmeasured(target, group, *_):
-        return [bench.BenchResult(bench._summary(member, target)) for member in group]
+        return [bench.BenchResult(setting.summary(member, target)) for member in group]
 
     monkeypatch.setattr(bench, "_measure", unmeasured)
     settings = product(task=TASK, drafter=DRAFT, gamma=[1, 2, 3], sampling=[{}, {"temperature": 1.0}])
@@ -286,7 +286,7 @@ def test_texts_that_differ_are_noticed_where():
         bench.Run(setting, None, [None], [2], texts=text, passes=5, outcomes=[out], seconds=times)
         for setting, text, out, times in zip(settings, texts, (outcome, other), seconds, strict=True)
     ]
-    result = bench.BenchResult(bench._summary(settings[1], TARGET))
+    result = bench.BenchResult(setting.summary(settings[1], TARGET))
     result = bench._with_speed(result, runs[1], runs)
     assert result.same_text == 1 and result.difference == (1, 1, (4, 6), (4, 5))
     assert result.speed == Spread(2.0, 2.0, 2.0) and result.speed_after_prefill is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt, drafters
-from jaxspec.analysis import formulas
+from jaxspec.analysis import cost, formulas
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.statistics import Rate, Spread
@@ -112,11 +112,11 @@ def test_a_pair_that_is_one_model_accepts_everything():
 def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     target = table_model(jax.random.key(1), vocab=5)
     bigram = drafters.ngram([[0, 1, 2, 1]], target, order=2)
-    assert planning.operations_ratio(target, bigram) == 0
+    assert cost.operations_ratio(target, bigram) == 0
     half = target._replace(params=target.params[: len(target.params) // 2])
-    assert planning.operations_ratio(target, half) == pytest.approx(half.params.size / target.params.size)
+    assert cost.operations_ratio(target, half) == pytest.approx(half.params.size / target.params.size)
     big, small = (target._replace(config=gpt.SIZES[name]) for name in ("gpt-97m", "gpt-6m"))
-    assert planning.operations_ratio(big, small) == pytest.approx(0.04, abs=0.005)
+    assert cost.operations_ratio(big, small) == pytest.approx(0.04, abs=0.005)
 
 
 @pytest.mark.parametrize(
