@@ -56,7 +56,7 @@ SEPARATE = {"tests/test_shipped.py": re.compile(r"t5|gpt"), "tests/test_notebook
 
 # Docstrings cannot mark their examples. With a warm compilation cache these take over half a second of a processor.
 SLOW_EXAMPLES = {
-    "analysis.exactness.certificate",
+    "testing.exactness.certificate",
     "analysis.layers.search_layers",
     "analysis.plan.of_pair",
     "decode.beam_search.beam_search",

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -62,9 +62,7 @@ class LogitTrace(NamedTuple):
     draft: Float[np.ndarray, "N V"]
 
 
-def collect(
-    prepared: Prepared, *, batch: int = acceptance.BATCH, advance: Callable[[int], object] = lambda rows: None
-) -> LogitTrace:
+def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
     """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
 
     Args:
@@ -72,7 +70,6 @@ def collect(
             temperature alone shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each that
             matters.
         batch: rows at a time.
-        advance: called with the number of rows done, for a progress bar.
 
     Raises:
         TypeError: the drafter is no Model.
@@ -101,7 +98,6 @@ def collect(
         tokens[positions] = np.asarray(text.tokens)[real]
         for side, model in zip(logits, models, strict=True):
             side[positions] = np.asarray(_logits(model.lm, shape[1], model.params, prompt, text.tokens))[real]
-        advance(text.part.real)
     return LogitTrace(temperature, counts, tokens, *logits)
 
 

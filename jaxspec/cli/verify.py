@@ -15,9 +15,9 @@ from jaxspec.cli.options import Json, NewTokens, Seed, number, text
 from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.exactness import Certificate
     from jaxspec.analysis.numerics import Summary
     from jaxspec.decode.request import Prepared
+    from jaxspec.testing.exactness import Certificate
 
 DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts; in the first there should be no difference
 MOST = 5  # draft tokens; with one more a rule takes minutes
@@ -49,8 +49,9 @@ def verify(
     if draft and not target:
         raise ValueError("a pair has two models: give --target, too, or neither")
     draft = draft or (drafter_names.default_model(target) if target else "")
-    from jaxspec.analysis import exactness, numerics
+    from jaxspec.analysis import numerics
     from jaxspec.rules import catalogue
+    from jaxspec.testing import exactness
 
     def load(dtype: str) -> Prepared:
         return prepared_pair(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
@@ -84,7 +85,7 @@ def verify(
 
 def _rules_table(certificates: Sequence[Certificate]) -> Table:
     """Tabulates total variations, and by how much bounds are exceeded."""
-    from jaxspec.analysis.exactness import DRAFTERS
+    from jaxspec.testing.exactness import DRAFTERS
 
     table = console.table([*DRAFTERS, "above\nits bound", "verdict"], first="rule", title="Total variation, by drafter")
     for certificate in certificates:

@@ -14,7 +14,8 @@ The enumerator's files, from what is called to what it stands on:
 - `script`: the call, compiled, with the draws as its argument and its result.
 - `tape`: the functions of `core.noise` that play a script while a call is traced, and record the draws.
 
-`tables` has the models and plain sampling's distribution, `bounds` the promise of inexact rules, `words` a tokenizer.
+`exactness` has the certificate of a rule (`jaxspec verify`), `tables` the models and plain sampling's distribution,
+`bounds` the promise of inexact rules, `words` a tokenizer.
 """
 
 from jaxspec.testing.bounds import excess

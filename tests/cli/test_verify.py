@@ -7,10 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import rules
-from jaxspec.analysis import exactness, numerics
+from jaxspec.analysis import numerics
 from jaxspec.cli.main import app
 from jaxspec.rules import catalogue
 from jaxspec.rules.catalogue import Entry
+from jaxspec.testing import exactness
 from jaxspec.weights import loading
 
 SMALL = ("verify", "-g", "1", "--steps", "2")

@@ -12,7 +12,9 @@ from jaxspec.core import Caches, Draft, DraftContext, Drafter, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.rules.catalogue import Entry
-from jaxspec.testing import decoder_distribution, excess, plain_distribution, table_model, total_variation
+from jaxspec.testing.bounds import excess
+from jaxspec.testing.certificate import decoder_distribution, total_variation
+from jaxspec.testing.tables import plain_distribution, table_model
 
 ROUNDING = 1e-5  # a total variation below this is rounding
 VOCAB = 3  # token ids of the table models
