@@ -45,7 +45,7 @@ class Goal(NamedTuple):
     """The end tokens and limits of hypotheses, and how they are scored; all traced.
 
     Attributes:
-        limit: most new tokens.
+        max_new_tokens: of each row, at most.
         eos: end tokens; -1 where there is none.
         length_penalty: exponent of the length that scores are divided by.
         stops: when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no
@@ -53,7 +53,7 @@ class Goal(NamedTuple):
             hypotheses.
     """
 
-    limit: Int[Array, " B"]
+    max_new_tokens: Int[Array, " B"]
     eos: Int[Array, "B E"]
     length_penalty: Float[Array, ""]
     stops: Int[Array, ""]
@@ -142,7 +142,7 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     """
     beam_count = beams.tokens.shape[1]
     length = beams.steps + 1
-    last = length >= goal.limit
+    last = length >= goal.max_new_tokens
     ends = jnp.any(candidates.tokens[:, :, None] == goal.eos[:, None, :], axis=-1)
     ends = jnp.logical_or(ends, last[:, None])
 
@@ -162,7 +162,7 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     scores = jnp.where(jnp.take_along_axis(ends, stay, axis=1), -jnp.inf, scores)
 
     longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
-    at_best = jnp.where(longest, goal.limit, length)
+    at_best = jnp.where(longest, goal.max_new_tokens, length)
     cannot_improve = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
     full = jnp.logical_and(final_scores[:, -1] > -jnp.inf, goal.stops == MODES.index(True))
     done = jnp.logical_or(last, jnp.logical_or(cannot_improve, full))
