@@ -1,4 +1,4 @@
-"""Counts the n-gram tables of a recipe; `drafters.ngram` has the counting, `drafters.ngram_model` the tables."""
+"""Counts the n-gram tables of a recipe; `drafters.ngram` has the counting, `lookups.ngram_model` the tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Counted(NamedTuple):
     """Tables, and what a checkpoint of them records.
 
     Attributes:
-        tables, config: see `drafters.ngram_model`.
+        tables, config: see `lookups.ngram_model`.
         vocabulary: the target's, whose tokenizer the texts were read with.
         provenance: for the manifest, with the share of held-out tokens that the first draft token gets right.
     """

@@ -1,4 +1,4 @@
-"""Counting n-grams: the tables of `drafters.ngram_model`, from texts; sorts of integers, in numpy."""
+"""Counting n-grams: the tables of `lookups.ngram_model`, from texts; sorts of integers, in numpy."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def first_draft_tokens(config: NGramConfig, tables: Tables, rows: Int[Array, "B 
     """Returns the most probable token after each token of some rows: the argmax of the logits, without making any.
 
     Args:
-        config, tables: of `drafters.ngram.count`.
+        config, tables: of `lookups.ngram.count`.
         rows: token ids; -1 is no token, and known to no table.
 
     >>> from jaxspec.drafters.lookups.ngram import count

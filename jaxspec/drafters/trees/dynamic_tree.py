@@ -26,7 +26,7 @@ def dynamic_tree(
     All nodes are fixed choices (point masses), so at temperatures above 0 a draft token x is accepted with probability
     p(x): where the target is unsure, a tree that samples (`drafters.tree`) accepts more. With n-gram tables it is a
     tree of what followed most often. Other drafters that know the distribution after any node share its expansion
-    (`drafters.best_first`).
+    (`drafters.trees.best_first`).
 
     Args:
         draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`) or runs
