@@ -230,8 +230,9 @@ class _Job:
         """Takes the next prompts to prefill together: the first, and others of its width or narrower."""
         ahead = self._reader.peek(BLOCKS * self._slots)
         wrong = [request for request in ahead if request.error is not None]
-        self._finished.extend((request.place, _refused(request)) for request in wrong)
         self._reader.take(wrong)
+        for request in wrong:
+            self._finish(request, _refused(request))
         ahead = [request for request in ahead if request.error is None]
         if not ahead:
             return self._next_group(slots) if wrong else []
@@ -258,9 +259,12 @@ class _Job:
                 del live[place]
                 free.append(place)
                 stats = {name: int(counts[place]) for name, counts in report.stats._asdict().items()}
-                self._finished.append((row.request.place, self._completion(row, tokens, needed, stats, report, place)))
+                self._finish(row.request, self._completion(row, tokens, needed, stats, report, place))
         slots.end(free)
-        self._count(report, rounds, len(live))
+        idle = int(np.sum(report.rounds.committed[rounds] == 0))
+        self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
+        if self._report is not None:
+            self._report(self._progress)
         return free
 
     def _completion(
@@ -286,19 +290,12 @@ class _Job:
             error=FAILURES[Failure(failed)] if failed else None,
         )
 
-    def _count(self, report: Report, rounds: np.ndarray, live: int) -> None:
-        idle = int(np.sum(report.rounds.committed[rounds] == 0))
-        done = [completion for _, completion in self._finished]
+    def _finish(self, request: Request, completion: Completion) -> None:
+        self._finished.append((request.place, completion))
         p = self._progress
-        self._progress = Progress(
-            p.done + len(done),
-            p.tokens + sum(len(completion.tokens) for completion in done),
-            p.rounds + sum(completion.rounds for completion in done),
-            live,
-            p.idle + idle,
+        self._progress = p._replace(
+            done=p.done + 1, tokens=p.tokens + len(completion.tokens), rounds=p.rounds + completion.rounds
         )
-        if self._report is not None:
-            self._report(self._progress)
 
 
 def _until(rounds: tuple[np.ndarray, ...], needed: int) -> dict[str, int]:

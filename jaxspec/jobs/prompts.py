@@ -125,6 +125,8 @@ class Reader:
             return request._replace(error=str(error)), None
 
     def _content(self, prompt: Any, messages: Any) -> Any:
+        if isinstance(prompt, Exception):  # of whoever read it
+            raise prompt
         if messages is None and inputs.is_chat(prompt):
             messages = prompt
         if messages is not None:
