@@ -72,7 +72,9 @@ def batch(
         jaxspec batch --input prompts.jsonl.gz --output results --shard 0 --num-shards 4 --resume
     """
     if settings.shard >= settings.num_shards:
-        raise ValueError(f"--shard is {settings.shard} of {settings.num_shards}: expected 0 to {settings.num_shards - 1}")
+        raise ValueError(
+            f"--shard is {settings.shard} of {settings.num_shards}: expected 0 to {settings.num_shards - 1}"
+        )
     check_paths(settings.input)
     names.check_model(settings.target, settings.dtype)
     draft = drafter_names.default(settings.target) if settings.draft is None else settings.draft

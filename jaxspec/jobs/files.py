@@ -27,7 +27,7 @@ VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
 class Shard(NamedTuple):
-    """A part of the input: the lines that are not blank whose number, counted from 0, leaves the rest `index` when divided by `count`."""
+    """A part of the input: of the lines that are not blank, each `count`-th, from number `index` on."""
 
     index: int = 0
     count: int = 1
@@ -79,9 +79,8 @@ class Source(NamedTuple):
     def _lines(self) -> Iterator[tuple[bool, bytes]]:
         """Yields every line of every file that is not blank, and whether it is JSON."""
         for path in self.paths:
-            opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
             is_json = ".jsonl" in path.suffixes[-2:]
-            with opened as file:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                 yield from ((is_json, line) for line in file if line.strip())
 
     def _prompt(self, is_json: bool, line: bytes) -> dict[str, Any]:
@@ -97,12 +96,12 @@ class Source(NamedTuple):
             raise ValueError(f"the line is no JSON ({error})") from None
         if not isinstance(row, Mapping):
             raise ValueError(f"the line is {text[:60]}: expected a JSON object")
-        given = {name: row[name] for name in ("id", "max_new_tokens") if name in row}
+        particular = {name: row[name] for name in ("id", "max_new_tokens") if name in row}
         if self.field not in row and "messages" in row:
-            return given | {"messages": row["messages"]}
+            return particular | {"messages": row["messages"]}
         if self.field not in row:
             raise ValueError(f"the line has no {self.field!r}, but {sorted(row)}: choose one of these with --field")
-        return given | {"prompt": self._message(row[self.field])}
+        return particular | {"prompt": self._message(row[self.field])}
 
     def _message(self, prompt: Any) -> Any:
         return [{"role": "user", "content": prompt}] if self.chat and isinstance(prompt, str) else prompt
@@ -138,14 +137,14 @@ class Output(NamedTuple):
         path = self.folder / f"manifest-{self.shard.suffix}.json"
         if path.exists():
             if not resume:
-                raise ValueError(f"{self.folder} holds a job already: give --resume to go on with it, or another folder")
+                raise ValueError(
+                    f"{self.folder} holds a job already: give --resume to go on with it, or another folder"
+                )
             _compare(json.loads(files.read_text(path)), json.loads(json.dumps(manifest)), path)
             return self.done()
         if others := sorted(self.folder.glob("manifest-*.json")):
             other = json.loads(files.read_text(others[0]))
-            shards = ("input shard",)
-            mine = {name: value for name, value in manifest.items() if name not in shards}
-            _compare({k: v for k, v in other.items() if k not in shards}, json.loads(json.dumps(mine)), others[0])
+            _compare(other | {"shard": manifest["shard"]}, json.loads(json.dumps(manifest)), others[0])
         files.write_text(path, [json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"])
         return 0
 
@@ -180,7 +179,9 @@ class Output(NamedTuple):
         return index
 
 
-def manifest_of(source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def manifest_of(
+    source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Describes a job: everything that its texts depend on.
 
     Args:
@@ -195,7 +196,8 @@ def manifest_of(source: Source, output: Output, models: Mapping[str, Any], optio
         "input": {path.name: digests.of_file(path) for path in source.paths},
         "field": source.field,
         "chat": source.chat,
-        "input shard": list(source.shard),
+        "shard": source.shard.index,
+        "num_shards": source.shard.count,
         "lines a chunk": output.chunk,
     }
 
@@ -203,25 +205,25 @@ def manifest_of(source: Source, output: Output, models: Mapping[str, Any], optio
 def digest(params: Any) -> str:
     """Returns a digest of parameters: of the shape of each array, and its first numbers.
 
-    >>> digest({"a": np.zeros(3)}) == digest({"a": np.zeros(3)}), digest({"a": np.zeros(3)}) == digest({"a": np.ones(3)})
-    (True, False)
+    >>> [digest({"a": array}) == digest({"a": np.zeros(3)}) for array in (np.zeros(3), np.zeros(4), np.ones(3))]
+    [True, False, False]
     """
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         first = leaf[(0,) * (leaf.ndim - 1)][:SAMPLED] if getattr(leaf, "ndim", 0) else leaf
-        found.update(f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {np.asarray(first).tolist()}".encode())
-    return found.hexdigest()
+        hashed.update(f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {np.asarray(first).tolist()}".encode())
+    return hashed.hexdigest()
 
 
-def _compare(stored: Mapping[str, Any], given: Mapping[str, Any], path: Path, within: str = "") -> None:
+def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, within: str = "") -> None:
     """Refuses to go on with a job by another one."""
-    for name in {**stored, **given}:
-        if stored.get(name) == given.get(name):
+    for name in {**stored, **wanted}:
+        if stored.get(name) == wanted.get(name):
             continue
-        if isinstance(stored.get(name), Mapping) and isinstance(given.get(name), Mapping):
-            _compare(stored[name], given[name], path, f"{within}{name}: ")
+        if isinstance(stored.get(name), Mapping) and isinstance(wanted.get(name), Mapping):
+            _compare(stored[name], wanted[name], path, f"{within}{name}: ")
         raise ValueError(
-            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and {given.get(name)!r} here): "
+            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and {wanted.get(name)!r} here): "
             "resume with what it began with, or choose another folder"
         )
 
@@ -235,5 +237,3 @@ def check_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         with path.open("rb"):
             pass
-
-

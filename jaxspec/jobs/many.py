@@ -167,7 +167,7 @@ class _Live(NamedTuple):
 
     request: Request
     searched: int = 0  # of its tokens, those that are known to hold no stop string
-    rounds: tuple[np.ndarray, ...] = ()  # drafted, accepted and committed tokens of its rounds, if there are stop strings
+    rounds: tuple[np.ndarray, ...] = ()  # drafted, accepted and committed tokens of its rounds, to cut at a stop
 
 
 class _Job:
@@ -217,7 +217,7 @@ class _Job:
                 live |= {place: _Live(request) for place, request in zip(places, group, strict=True)}
                 group, new = [], None
             if live:
-                report = slots.run(len(group) or slots.slots)
+                report = slots.run(len(group) or min(len(free) + slots.group, slots.slots))
                 if group and new is None:
                     new = slots.prefill([request.row for request in group])  # while the rounds are run
             while self._finished:

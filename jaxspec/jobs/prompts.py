@@ -90,8 +90,8 @@ class Reader:
 
     def take(self, chosen: Iterable[Request]) -> None:
         """Takes some of the prompts that `peek` returned."""
-        taken = {id(request) for request in chosen}
-        self._read = deque(request for request in self._read if id(request) not in taken)
+        chosen_ids = {id(request) for request in chosen}
+        self._read = deque(request for request in self._read if id(request) not in chosen_ids)
 
     def _requests(self, block: list[tuple[int, Any]]) -> Iterator[Request]:
         requests = [self._described(place, value) for place, value in block]
@@ -105,18 +105,18 @@ class Reader:
 
     def _described(self, place: int, value: Any) -> tuple[Request, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
-        fields = dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
+        fields: dict[str, Any] = dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
         number, limit = fields.get("number", place), fields.get("max_new_tokens", self._limits.new)
-        request = Request(fields.get("id", number), Row(number, np.zeros(0, np.int32), self._limits.new))
+        request = Request(fields.get("id", number), Row(number, (), self._limits.new))
         try:
             if unknown := sorted(set(fields) - set(FIELDS)):
                 raise ValueError(f"the prompt has the field {unknown[0]!r}: expected some of {', '.join(FIELDS)}")
-            for name, given, least, most in (
+            for name, wanted, least, most in (
                 ("number", number, 0, 2**31 - 1),
                 ("max_new_tokens", limit, 1, self._limits.new),
             ):
-                if not inputs.is_id(given) or not least <= given <= most:
-                    raise ValueError(f"{name} is {given!r}: expected an integer from {least} to {most}")
+                if not inputs.is_id(wanted) or not least <= wanted <= most:
+                    raise ValueError(f"{name} is {wanted!r}: expected an integer from {least} to {most}")
             request = request._replace(row=request.row._replace(number=int(number), max_new_tokens=int(limit)))
             if ("prompt" in fields) == ("messages" in fields):
                 raise ValueError(f"the prompt has the fields {sorted(fields)}: expected either prompt or messages")
@@ -164,7 +164,7 @@ class Reader:
                 return
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
             tokens = tokens[-most:] if self._target.lm.start_token is None else tokens[:most]
-        yield request._replace(row=request.row._replace(tokens=tokens.astype(np.int32)))
+        yield request._replace(row=request.row._replace(tokens=tokens.tolist()))
 
     def _longest(self, new: int) -> int | None:
         """Most tokens of a prompt that so many new ones are generated from; None: any number."""

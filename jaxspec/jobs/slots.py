@@ -32,7 +32,7 @@ class Row(NamedTuple):
     """
 
     number: int
-    tokens: np.ndarray
+    tokens: Sequence[int]
     max_new_tokens: int
 
 
@@ -100,14 +100,16 @@ class Slots:
         rows = [*rows, *[rows[-1]] * (self.group - len(rows))]
         width = self._width_of(max(len(row.tokens) for row in rows))
         prompt = token_rows.pad([row.tokens for row in rows], width)
-        particular = [np.asarray(column, np.int32) for column in zip(*[(r.number, r.max_new_tokens) for r in rows])]
+        columns = [
+            np.asarray(column, np.int32) for column in zip(*[(r.number, r.max_new_tokens) for r in rows], strict=True)
+        ]
         if self._mesh is not None:
-            prompt, particular = sharding.place((prompt, particular), self.group, self._mesh)
+            prompt, columns = sharding.place((prompt, columns), self.group, self._mesh)
         p = self._prepared
         headroom = self._capacity - self._row_length(width)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
         request = p.request._replace(keys=None)
-        return prefill(p.decoder, p.weights, request, _key(p), prompt, *particular, headroom=headroom, shapes=shapes)
+        return prefill(p.decoder, p.weights, request, _key(p), prompt, *columns, headroom=headroom, shapes=shapes)
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
@@ -137,10 +139,10 @@ class Slots:
 
     def _shapes_of(self, width: int) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""
-        prompt = Prompt(np.zeros((self.group, width), np.int32), np.ones(self.group, np.int32))
-        p, each = self._prepared, np.zeros(self.group, np.int32)
+        prompt = Prompt(jnp.zeros((self.group, width), jnp.int32), jnp.ones(self.group, jnp.int32))
+        p, zeros = self._prepared, np.zeros(self.group, np.int32)
         start = functools.partial(_start, p.decoder, headroom=self._capacity - self._row_length(width))
-        return jax.eval_shape(start, p.weights, p.request._replace(keys=None), _key(p), prompt, each, each)
+        return jax.eval_shape(start, p.weights, p.request._replace(keys=None), _key(p), prompt, zeros, zeros)
 
     def _width_of(self, tokens: int) -> int:
         """The narrowest width for a prompt whose state has, or can be given, the shapes of the widest one's."""
