@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec import sharding
 from jaxspec.core import Decoder, Prompt, Request, State, Stats, Weights, programs, token_rows
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared
+
+
+Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
 
 
 class Row(NamedTuple):
@@ -91,6 +95,7 @@ class Slots:
         inputs.check_memory(needed, f"slots={slots} of {self._capacity} tokens", "slots", devices)
         self._ended = np.zeros(slots, bool)
         self._state: State | None = None
+        self._layout: Layout = None
 
     def prefill(self, rows: Sequence[Row]) -> State:
         """Starts the computation of the states of some rows, at most `group`, and does not wait for it.
@@ -115,16 +120,25 @@ class Slots:
         """Puts the first rows of what `prefill` made into some slots."""
         if self._state is None:
             self._state = empty(new, self.slots)
+            if self._mesh is not None:  # where the compiler put the leaves, and where they shall stay
+                self._layout = tuple(leaf.sharding for leaf in jax.tree.leaves(self._state))
         places = np.full(self.group, self.slots, np.int32)  # beyond the last slot: left out
         places[: len(slots)] = slots
         self._ended[list(slots)] = False
-        self._state = insert(self._state, new, places)
+        self._state = insert(self._state, new, places, self._layout)
 
     def run(self, wanted: int) -> Report:
         """Decodes until `wanted` slots are done, or for a number of rounds, and does not wait for it."""
         p = self._prepared
         self._state, report = run_rounds(
-            p.decoder, p.weights, self._state, self._ended, np.int32(wanted), self._rounds, p.max_new_tokens
+            p.decoder,
+            p.weights,
+            self._state,
+            self._ended,
+            np.int32(wanted),
+            self._rounds,
+            p.max_new_tokens,
+            self._layout,
         )
         self._ended = np.zeros(self.slots, bool)
         return report
@@ -154,6 +168,14 @@ def _key(prepared: Prepared) -> Key[Array, ""]:
     """The key that rows' own are folded from."""
     key = prepared.options["key"]
     return jax.random.key(0) if key is None else inputs.key_of(key)
+
+
+def _laid_out(state: State, layout: Layout) -> State:
+    """The state with each leaf where it has to lie, so that no program is compiled again for another place."""
+    if layout is None:
+        return state
+    leaves, structure = jax.tree.flatten(state)
+    return jax.tree.unflatten(structure, list(map(jax.lax.with_sharding_constraint, leaves, layout)))
 
 
 def _can_grow(small: State, large: State) -> bool:
@@ -219,13 +241,14 @@ def empty(new: State, slots: int) -> State:
     return state._replace(done=jnp.ones(slots, bool))
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
-def insert(state: State, new: State, slots: Int[Array, " group"]) -> State:
+@functools.partial(jax.jit, static_argnames=("layout",), donate_argnames=("state",))
+def insert(state: State, new: State, slots: Int[Array, " group"], layout: Layout) -> State:
     """Puts new rows into slots; those for slots that do not exist are left out. The state given is consumed."""
-    return jax.tree.map(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
+    state = jax.tree.map(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
+    return _laid_out(state, layout)
 
 
-@programs.jit(static_argnames=("decoder", "rounds", "max_new_tokens"), donate_argnames=("state",))
+@programs.jit(static_argnames=("decoder", "rounds", "max_new_tokens", "layout"), donate_argnames=("state",))
 def run_rounds(
     decoder: Decoder,
     weights: Weights,
@@ -234,6 +257,7 @@ def run_rounds(
     wanted: Int[Array, ""],
     rounds: int,
     max_new_tokens: int,
+    layout: Layout,
 ) -> tuple[State, Report]:
     """Runs rounds until `wanted` slots are done, or so many rounds. The state given is consumed.
 
@@ -242,6 +266,7 @@ def run_rounds(
         ended: rows to end before the first round.
         wanted: slots; those that were free before count.
         rounds, max_new_tokens: sizes of the report.
+        layout: of the state.
     """
     state = state._replace(done=jnp.logical_or(state.done, ended))
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
@@ -260,4 +285,4 @@ def run_rounds(
     start = (jnp.zeros((), jnp.int32), state, Rounds(none, none, none))
     _, state, history = jax.lax.while_loop(goes_on, one_round, start)
     tokens = token_rows.window(state.tokens, state.start, max_new_tokens)
-    return state, Report(tokens, state.length - state.start, state.done, state.failed, state.stats, history)
+    return _laid_out(state, layout), Report(tokens, state.length - state.start, state.done, state.failed, state.stats, history)
