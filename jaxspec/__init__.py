@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from jaxspec.draft_heads.load import load_drafter
     from jaxspec.drafters.hidden_states import DraftHead
+    from jaxspec.jobs import Completion, generate_many
     from jaxspec.speculative_execution import speculate
     from jaxspec.vocab.cross_tokenizer import share_vocabulary
     from jaxspec.vocab.remap import map_vocabulary
@@ -41,6 +42,7 @@ __all__ = [
     "BoundDrafter",
     "BoundPolicy",
     "CheckpointError",
+    "Completion",
     "DraftHead",
     "Drafter",
     "Generation",
@@ -51,6 +53,7 @@ __all__ = [
     "beam_search",
     "drafters",
     "generate",
+    "generate_many",
     "load",
     "load_drafter",
     "map_vocabulary",
@@ -73,6 +76,7 @@ _HOMES = {
     "BoundDrafter": "jaxspec.core",
     "BoundPolicy": "jaxspec.core",
     "CheckpointError": "jaxspec.weights.tensors",
+    "Completion": "jaxspec.jobs",
     "DraftHead": "jaxspec.drafters.hidden_states",
     "Drafter": "jaxspec.core",
     "Generation": "jaxspec.decode",
@@ -83,6 +87,7 @@ _HOMES = {
     "beam_search": "jaxspec.decode",
     "drafters": "",
     "generate": "jaxspec.decode",
+    "generate_many": "jaxspec.jobs",
     "load": "jaxspec.weights.loading",
     "load_drafter": "jaxspec.draft_heads.load",
     "map_vocabulary": "jaxspec.vocab.remap",

@@ -115,9 +115,12 @@ def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[
 
 
 def group_of(name: str, kind: Any, **defaults: Any) -> Callable[..., Any]:
-    """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer should know."""
+    """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer should know.
+
+    A field without a default is an option that must be given.
+    """
     hints, usual = typing.get_type_hints(kind, include_extras=True), kind._field_defaults | defaults
-    members = [_option(field, hints[field], usual[field]) for field in kind._fields]
+    members = [_option(field, hints[field], usual.get(field, inspect.Parameter.empty)) for field in kind._fields]
     return group(name, members, lambda group_values: kind(**group_values))
 
 

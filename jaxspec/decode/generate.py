@@ -176,7 +176,7 @@ def generate(
 
 def complete(prepared: Prepared, stop: Sequence[str] = ()) -> Generation:
     """Runs a generation to its end; see `generate`, which is `prepare` and this."""
-    stopper = _stop(stop, prepared.target)
+    stopper = stopping.checked(stop, prepared.target)
     outcome = sharding.fetch(stopping.run(prepared, stopper) if stopper.strings else loop.run(prepared))
     if outcome.failed.any():
         raise _failure(outcome.failed, prepared)
@@ -219,7 +219,7 @@ def stream(
 
 def pieces(prepared: Prepared, stop: Sequence[str] = ()) -> Iterator[Piece]:
     """Streams a generation of one prompt; see `stream`, which is `prepare` and this."""
-    return _pieces(prepared, _stop(stop, prepared.target))
+    return _pieces(prepared, stopping.checked(stop, prepared.target))
 
 
 def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
@@ -269,15 +269,3 @@ def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:
         "parameters (a bfloat16 overflow, a damaged checkpoint) with jaxspec.generate(target, prompts, "
         "max_new_tokens=1)"
     )
-
-
-def _stop(stop: Sequence[str] | None, target: Model) -> stopping.Stop:
-    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
-        raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
-    strings = tuple(strings)
-    if strings and target.tokenizer is None:
-        raise ValueError("stop strings need a tokenizer, which this model lacks: use eos_ids")
-    if any(not string for string in strings):
-        raise ValueError("stop has an empty string: it would end every row at once")
-    return stopping.stop_of(target.tokenizer, strings)

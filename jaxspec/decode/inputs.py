@@ -15,7 +15,7 @@ import psutil
 from jax.core import Tracer
 from rich import filesize
 
-from jaxspec.core import Prompt, option_names, token_rows
+from jaxspec.core import Model, Prompt, option_names, token_rows
 from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
@@ -176,11 +176,11 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
             f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
         )
     rows = list(rows)
-    if rows and all(_is_id(_as_python(x)) for x in rows):
+    if rows and all(is_id(_as_python(x)) for x in rows):
         rows = [rows]
     if not rows or isinstance(rows[0], str):
         return rows
-    return token_rows.pad([_ids_of(row, index) for index, row in enumerate(rows)])
+    return token_rows.pad([ids_of(row, index) for index, row in enumerate(rows)])
 
 
 def _as_python(values: Any) -> Any:
@@ -188,11 +188,12 @@ def _as_python(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
+    """Says whether a value is an integer, of any library."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _ids_of(row: Any, index: int) -> list[int]:
+def ids_of(row: Any, index: int) -> list[int]:
     """Reads one prompt's ids."""
     ids = _as_python(row)
     if isinstance(row, Prompt):
@@ -204,9 +205,30 @@ def _ids_of(row: Any, index: int) -> list[int]:
     for value in ids:
         if isinstance(value, Mapping):
             check_text(value, index)
-        if not _is_id(value):
+        if not is_id(value):
             raise TypeError(f"prompt {index} is a list of more than integers, it has {value!r}: expected ids of tokens")
     return ids
+
+
+def is_chat(prompt: Any) -> bool:
+    """Says whether a prompt is a conversation: a list of messages, each with a role.
+
+    >>> is_chat([{"role": "user", "content": "Hello"}]), is_chat("Hello"), is_chat([])
+    (True, False, False)
+    """
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
+
+
+def chat_ids(target: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Writes a conversation in the chat template of the target's tokenizer, up to where the model's answer begins.
+
+    Raises:
+        ValueError: the model has no chat template.
+    """
+    if getattr(target.tokenizer, "chat_template", None) is None:
+        name = target.name or "this model"
+        raise ValueError(f"{name} has no chat template: give text, or a model that is tuned to chat")
+    return list(target.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"])
 
 
 def check_text(text: Any, index: int) -> None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import RoundInfo, State
+from jaxspec.core import Model, RoundInfo, State
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 
@@ -59,6 +59,23 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
             mark = marks[special[name]] = chr(MARK + len(marks))
             marked = [string.replace(name, mark) for string in marked]
     return Stop(tokenizer, tuple(dict.fromkeys([*strings, *marked])), marks, frozenset(special.values()))
+
+
+def checked(stop: Any, target: Model) -> Stop:
+    """Makes what a user gave as stop strings ready to be looked for: None, one, or several.
+
+    Raises:
+        TypeError, ValueError: it is something else, or the target has no tokenizer.
+    """
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
+        raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
+    strings = tuple(strings)
+    if strings and target.tokenizer is None:
+        raise ValueError("stop strings need a tokenizer, which this model lacks: use eos_ids")
+    if any(not string for string in strings):
+        raise ValueError("stop has an empty string: it would end every row at once")
+    return stop_of(target.tokenizer, strings)
 
 
 def run(prepared: Prepared, stop: Stop) -> loop.Outcome:

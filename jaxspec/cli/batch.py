@@ -1,0 +1,220 @@
+"""`jaxspec batch`: a file of prompts in, chunks of texts out."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from jaxspec import progress as bars
+from jaxspec import sharding
+from jaxspec.cli import drafter_names, names
+from jaxspec.cli.main import TERMINATED
+from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.core import Model
+from jaxspec.jobs import Progress, generate_many
+from jaxspec.jobs.files import Output, Shard, Source, check_paths, manifest_of
+
+
+class Settings(NamedTuple):
+    """The options of `batch`, but for those of sampling."""
+
+    input: Annotated[list[Path], text("FILE", "Prompts: .jsonl, or text with one a line; also .gz. Repeatable.")]
+    output: Annotated[Path, text("FOLDER", "Where chunks of results and a manifest are written.")]
+    target: Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")] = TARGET
+    draft: Annotated[str | None, text("NAME", "What drafts, as in `jaxspec generate`.", "--draft", "-d")] = None
+    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
+    policy: Annotated[str, text("NAME", "How many to draft: adaptive, confidence=0.4, heuristic, entropy.")] = ""
+    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
+    field: Annotated[str, text("NAME", "Of a JSON line, that has the prompt; else its messages are read.")] = "prompt"
+    chat: Annotated[bool, flag("Each text is a message, in the model's chat template.", "--chat")] = False
+    slots: Annotated[int, number("Rows decoded at a time.")] = 16
+    max_new_tokens: Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
+    max_prompt_tokens: Annotated[int | None, number("Longest prompt; by default what the models read.")] = None
+    too_long: Annotated[str, text("WHAT", "Of longer prompts: error, truncate or skip.")] = "error"
+    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    chunk: Annotated[int, number("Lines of the input to a file of the output.")] = 1024
+    shard: Annotated[int, number("Which part of the input this process decodes.", least=0)] = 0
+    num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
+    tokens: Annotated[bool, flag("Write the ids of tokens, too.", "--tokens")] = False
+    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same texts.")] = 0
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16 or int8.")] = "float32"
+    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
+    mesh: Annotated[str | None, text("MESH", "Devices to split models and rows over: data=2,model=4.")] = None
+
+
+@group_of("settings", Settings)
+@sampling_options
+def batch(
+    settings: Settings,
+    resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
+    *,
+    sampling: dict[str, Any],
+) -> None:
+    """Decode a file of prompts: finished rows are replaced, results are written in chunks, and a job can be resumed.
+
+    A line of the output has a prompt's id (or its number), text, why it ended (eos, stop, length, failure), counts, and
+    the error if it could not be decoded: errors never end the job. Kill it whenever you like: with --resume it goes on
+    at the first chunk that is missing, and the files are those of a job that was never stopped. SIGTERM first finishes
+    the chunks that have begun. A text depends on the seed, the number of its line and the prompt alone.
+
+    \b
+        jaxspec batch --input prompts.jsonl --output results --slots 16
+        jaxspec batch --input prompts.jsonl.gz --output results --shard 0 --num-shards 4 --resume
+    """
+    if settings.shard >= settings.num_shards:
+        raise ValueError(
+            f"--shard is {settings.shard} of {settings.num_shards}: expected 0 to {settings.num_shards - 1}"
+        )
+    check_paths(settings.input)
+    names.check_model(settings.target, settings.dtype)
+    draft = drafter_names.default(settings.target) if settings.draft is None else settings.draft
+    if draft != "none":
+        drafter_names.check(draft, settings.draft_dtype or settings.dtype)
+    generation = {
+        "gamma": settings.gamma,
+        "rule": names.rule(settings.rule) if settings.rule else None,
+        "policy": names.policy(settings.policy) if settings.policy and draft != "none" else None,
+        "max_new_tokens": settings.max_new_tokens,
+        "key": jax.random.key(settings.seed),
+        **sampling,
+    }
+    names.check_options(draft != "none", **generation)
+    shard = Shard(settings.shard, settings.num_shards)
+    source = Source(settings.input, settings.field, settings.chat, shard)
+    output = Output(settings.output, shard, settings.chunk)
+    err = Console(stderr=True, highlight=False)
+    with err.status("loading the models"):
+        target, drafter = _load(settings, draft)
+    params = {settings.target: target.params}
+    if drafter is not None:
+        params[draft] = drafter.params
+    told = ("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed", "dtype")
+    described = {name: getattr(settings, name) for name in (*told, "draft_dtype", "tokens")} | sampling
+    done = output.begin(manifest_of(source, output, params, described), resume=resume)
+    feed = _Feed(source, settings.chunk, done * settings.chunk)
+    with _Bar(source.count(), feed.place, err) as bar, feed.until_terminated():
+        results = generate_many(
+            target,
+            feed,
+            drafter=drafter,
+            slots=settings.slots,
+            in_order=True,
+            stop=settings.stop or (),
+            max_prompt_tokens=settings.max_prompt_tokens,
+            too_long=settings.too_long,
+            on_error="yield",
+            progress=bar.update,
+            **generation,
+        )
+        record = _with_tokens if settings.tokens else _without_tokens
+        for _ in output.write(results, done, lambda: feed.place, record):
+            pass
+    err.print(Text(bar.sentence(settings.output)))
+    if feed.is_terminated:
+        err.print("terminated: give the same command with --resume to go on")
+        raise typer.Exit(TERMINATED)
+
+
+def _with_tokens(completion: Any) -> dict[str, Any]:
+    return completion.to_dict()
+
+
+def _without_tokens(completion: Any) -> dict[str, Any]:
+    record = completion.to_dict()
+    record["new_tokens"] = len(record.pop("tokens"))
+    return record
+
+
+def _load(settings: Settings, draft: str) -> tuple[Model, Any]:
+    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
+    target = names.model(settings.target, settings.dtype, mesh)
+    if draft == "none":
+        return target, None
+
+    def load(name: str) -> Model:
+        return names.model(name, settings.draft_dtype or settings.dtype, mesh)
+
+    return target, drafter_names.drafter(draft, load, target)
+
+
+class _Feed:
+    """The prompts of a job, which end with a chunk once the process is told to end."""
+
+    def __init__(self, source: Source, chunk: int, start: int):
+        self.place, self._source, self._chunk = start, source, chunk
+        self.is_terminated = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for prompt in self._source.prompts(self.place):
+            if self.is_terminated and self.place % self._chunk == 0:
+                return
+            self.place += 1
+            yield prompt
+
+    def until_terminated(self) -> Any:
+        """Has SIGTERM end the prompts at the next chunk, while the block runs."""
+        return _Terminating(self)
+
+
+class _Terminating:
+    def __init__(self, feed: _Feed):
+        self._feed, self._former = feed, None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._former = signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, *_: Any) -> None:
+        self._feed.is_terminated = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGTERM, self._former)
+
+
+class _Bar:
+    """The progress of a job, on standard error."""
+
+    def __init__(self, total: int, start: int, err: Console):
+        self._bar = bars.bar(err.is_terminal or sys.stderr.isatty(), remaining=True)
+        self._total, self._start, self._began, self._progress = total, start, time.perf_counter(), Progress()
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=self._total, completed=self._start)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Shows how far the job is."""
+        self._progress = progress
+        described = f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} live"
+        self._bar.update(self._task, completed=self._start + progress.done, description=described)
+
+    @property
+    def _rate(self) -> float:
+        return self._progress.tokens / (time.perf_counter() - self._began)
+
+    @property
+    def _per_round(self) -> float:
+        return (self._progress.tokens - self._progress.done) / max(1, self._progress.rounds)
+
+    def sentence(self, folder: Path) -> str:
+        """Says what was done."""
+        p = self._progress
+        return (
+            f"{folder}: {p.done:,} prompts, {p.tokens:,} tokens ({self._rate:,.0f} a second, {self._per_round:.2f} a "
+            f"round); slots were idle in {p.idle / max(1, p.idle + p.rounds):.0%} of their rounds"
+        )

@@ -1,0 +1,340 @@
+"""`generate_many`: any number of prompts, in a batch whose finished rows are replaced while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec import sharding
+from jaxspec.core import Failure, Model, token_rows
+from jaxspec.core.checks import integer, one_of
+from jaxspec.decode import stopping
+from jaxspec.decode.request import Prepared, prepare
+from jaxspec.jobs.prompts import Reader, Request, limits_of
+from jaxspec.jobs.slots import Report, Slots
+from jaxspec.sampling.params import OPTIONS
+
+ROUNDS = 64  # between two looks of the host at the slots, at most
+STOP_ROUNDS = 8  # the same where it looks for stop strings: what is decoded past one is thrown away
+BLOCKS = 4  # prompts that are read ahead, in multiples of the slots
+ON_ERROR = ("raise", "yield")
+FAILURES = {
+    Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
+    Failure.RULE: "the acceptance rule accepted more than was drafted, or chose what is no token",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One prompt's result.
+
+    Attributes:
+        id: of the prompt: what the caller gave, or its number.
+        number: of the prompt in the job; its random key is folded from it.
+        text: without the prompt, cut before a stop string; None if the target has no tokenizer.
+        tokens: the new tokens.
+        finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
+        prompt_tokens: how many the prompt has.
+        rounds, drafted, accepted: as in `core.Stats`.
+        error: what went wrong; None if nothing did.
+    """
+
+    id: Any
+    number: int
+    text: str | None
+    tokens: list[int]
+    finish: str
+    prompt_tokens: int
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+class Progress(NamedTuple):
+    """The state of a job, for whoever shows it.
+
+    Attributes:
+        done, tokens, rounds: prompts that are done, the new tokens of these, and the rounds that made them.
+        live: rows that are being decoded.
+        idle: rounds of slots in which they had no row to decode.
+    """
+
+    done: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    live: int = 0
+    idle: int = 0
+
+
+def generate_many(
+    target: Model,
+    prompts: Iterable[Any],
+    *,
+    slots: int = 16,
+    in_order: bool = False,
+    stop: Sequence[str] = (),
+    max_new_tokens: int = 128,
+    max_prompt_tokens: int | None = None,
+    too_long: str = "error",
+    on_error: str = "raise",
+    group: int | None = None,
+    progress: Callable[[Progress], Any] | None = None,
+    **options: Any,
+) -> Iterator[Completion]:
+    """Generates from any number of prompts, and yields each text when it is done.
+
+    `slots` rows are decoded together by one program; when some are done, others take their places, prefilled while the
+    program ran. So a batch does not wait for its longest row, and nothing is compiled after the first prompts of each
+    width. A prompt's text depends on the key, its number and the prompt alone, whatever else is in the job: it is that
+    of `generate` with the same key, where the prompt has that number among the prompts.
+
+    Args:
+        target: the model whose distribution the texts have.
+        prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of messages, written in the
+            model's chat template), or dicts with "prompt" or "messages", and perhaps "id", "max_new_tokens" (at most
+            the job's), and "number" in place of the prompt's place in the iterable.
+        slots: rows that are decoded together.
+        in_order: whether texts are yielded in the order of the prompts; by default as they are done.
+        stop: strings that end a row, cut from its text.
+        max_new_tokens: most new tokens of a prompt.
+        max_prompt_tokens: the longest prompt to accept. By default what the models can read; then a prompt that is
+            wider than all before waits until the slots are empty, which are then made wider.
+        too_long: what happens to longer prompts: "error", "truncate" (the last tokens are kept; of an
+            encoder-decoder's prompt the first), or "skip" (there is no result).
+        on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
+        group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.
+        progress: called with a `Progress` whenever the host looks at the slots.
+        **options: `drafter`, `gamma`, `rule`, `policy`, `key`, `eos_ids`, and options of sampling, as `generate` has
+            them, with one value for all prompts.
+
+    Raises:
+        ValueError, TypeError: as `generate`; also for a prompt, if `on_error` is "raise".
+        FloatingPointError: a row has failed, and `on_error` is "raise".
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> prompts = ({"id": f"row {n}", "prompt": [3, n]} for n in range(5))
+        >>> rows = jaxspec.generate_many(model, prompts, drafter=model, gamma=3, max_new_tokens=9, slots=2)
+        >>> sorted((row.id, len(row.tokens), row.finish) for row in rows)[:2]
+        [('row 0', 9, 'length'), ('row 1', 9, 'length')]
+    """
+    slots = integer(slots, "slots", "an integer, 1 or more")
+    group = max(1, slots // 4) if group is None else integer(group, "group", "an integer, 1 or more")
+    if slots < 1 or not 1 <= group <= slots:
+        raise ValueError(f"slots is {slots} and group {group}: expected at least 1, and no larger group than slots")
+    one_of(on_error, "on_error", ON_ERROR)
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    if not hasattr(prompts, "__iter__"):
+        raise TypeError(f"the prompts are of type {type(prompts).__name__}: expected an iterable of prompts")
+    _check_single(options)
+    options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
+    prepared = prepare(target, [[0]], **options)  # the prompts come later
+    limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
+    reader = Reader(target, prompts, limits, BLOCKS * slots)
+    stopper = stopping.checked(stop, target)
+    job = _Job(prepared, reader, stopper, slots, group, limits.prompt if max_prompt_tokens else None, progress)
+    return _checked(_ordered(job.run()) if in_order else job.run(), on_error)
+
+
+def _check_single(options: dict[str, Any]) -> None:
+    """Refuses what would have to differ from prompt to prompt."""
+    if options.get("num_samples", 1) != 1:
+        raise ValueError(f"num_samples is {options['num_samples']}: give a prompt as often as texts of it are wanted")
+    several = [name for name in ("key", *OPTIONS) if name in options and np.ndim(options[name]) > _dimensions(name)]
+    if several:
+        raise ValueError(f"{several[0]} has a value for each of several prompts: expected one for all of the job")
+
+
+def _dimensions(name: str) -> int:
+    """Dimensions of an option's value for all rows."""
+    return 1 if name in ("logit_bias", "banned") else 0
+
+
+class _Live(NamedTuple):
+    """A row that is being decoded."""
+
+    request: Request
+    searched: int = 0  # of its tokens, those that are known to hold no stop string
+    rounds: tuple[np.ndarray, ...] = ()  # drafted, accepted and committed tokens of its rounds, to cut at a stop
+
+
+class _Job:
+    """The host's side of a job."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        reader: Reader,
+        stop: stopping.Stop,
+        slots: int,
+        group: int,
+        width: int | None,
+        report: Callable[[Progress], Any] | None,
+    ):
+        self._prepared, self._reader, self._stop = prepared, reader, stop
+        self._slots, self._group = slots, group
+        self._width = 0 if width is None else token_rows.bucket(width)
+        self._ends = set(np.asarray(prepared.request.eos)[0].tolist())
+        self._report = report
+        self._progress = Progress()
+        self._finished = deque[tuple[int, Completion]]()
+
+    def run(self) -> Iterator[tuple[int, Completion]]:
+        """Yields every prompt's place and result."""
+        while self._reader.peek(1):
+            ahead = self._reader.peek(BLOCKS * self._slots)
+            count = min(self._slots, len(ahead))
+            widest = max(len(request.row.tokens) for request in ahead)
+            self._width = max(self._width, token_rows.bucket(widest))
+            rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
+            slots = Slots(self._prepared, self._width, count, min(self._group, count), rounds)
+            yield from self._until_wider(slots)
+
+    def _until_wider(self, slots: Slots) -> Iterator[tuple[int, Completion]]:
+        """Decodes until all prompts are done, or the next one is wider than the slots."""
+        live, free = dict[int, _Live](), list(range(slots.slots))
+        group, new = list[Request](), None
+        while True:
+            while True:
+                group = group or self._next_group(slots)
+                if not group or len(free) < len(group):
+                    break
+                places = [free.pop() for _ in group]
+                new = slots.prefill([request.row for request in group]) if new is None else new
+                slots.insert(new, places)
+                live |= {place: _Live(request) for place, request in zip(places, group, strict=True)}
+                group, new = [], None
+            if live:
+                report = slots.run(len(group) or min(len(free) + slots.group, slots.slots))
+                if group and new is None:
+                    new = slots.prefill([request.row for request in group])  # while the rounds are run
+            while self._finished:
+                yield self._finished.popleft()
+            if not live:
+                return
+            free += self._collect(slots, live, sharding.fetch(report))
+
+    def _next_group(self, slots: Slots) -> list[Request]:
+        """Takes the next prompts to prefill together: the first, and others of its width or narrower."""
+        ahead = self._reader.peek(BLOCKS * self._slots)
+        wrong = [request for request in ahead if request.error is not None]
+        self._reader.take(wrong)
+        for request in wrong:
+            self._finish(request, _refused(request))
+        ahead = [request for request in ahead if request.error is None]
+        if not ahead:
+            return self._next_group(slots) if wrong else []
+        width = token_rows.bucket(len(ahead[0].row.tokens))
+        if width > slots.width:
+            return []
+        group = [request for request in ahead if len(request.row.tokens) <= width][: slots.group]
+        self._reader.take(group)
+        return group
+
+    def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
+        """Takes out the rows that are done, and returns their slots."""
+        free = []
+        rounds = np.any(report.rounds.committed > 0, axis=1)
+        for place, row in list(live.items()):
+            tokens = report.tokens[place, : report.length[place]].tolist()
+            needed = None
+            if self._stop.strings:
+                columns = zip(row.rounds or [np.zeros(0, np.int32)] * 3, report.rounds, strict=True)
+                counts = tuple(np.concatenate([old, new[rounds, place]]) for old, new in columns)
+                needed = stopping.tokens_needed(self._stop, tokens, row.searched)
+                live[place] = row = _Live(row.request, len(tokens), counts)
+            if needed is not None or report.done[place]:
+                del live[place]
+                free.append(place)
+                stats = {name: int(counts[place]) for name, counts in report.stats._asdict().items()}
+                self._finish(row.request, self._completion(row, tokens, needed, stats, report, place))
+        slots.end(free)
+        idle = int(np.sum(report.rounds.committed[rounds] == 0))
+        self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
+        if self._report is not None:
+            self._report(self._progress)
+        return free
+
+    def _completion(
+        self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, int], report: Report, place: int
+    ) -> Completion:
+        failed = int(report.failed[place])
+        if needed is not None and not failed:
+            tokens, stats, finish = tokens[:needed], _until(row.rounds, needed), "stop"
+        else:
+            ended = bool(tokens) and tokens[-1] in self._ends
+            finish = "failure" if failed else "eos" if ended else "length"
+        tokenizer, request = self._prepared.target.tokenizer, row.request
+        return Completion(
+            id=request.id,
+            number=request.row.number,
+            text=None if tokenizer is None else stopping.text_of(self._stop, tokens),
+            tokens=tokens,
+            finish=finish,
+            prompt_tokens=len(request.row.tokens),
+            rounds=stats["rounds"],
+            drafted=stats["drafted"],
+            accepted=stats["accepted"],
+            error=FAILURES[Failure(failed)] if failed else None,
+        )
+
+    def _finish(self, request: Request, completion: Completion) -> None:
+        self._finished.append((request.place, completion))
+        p = self._progress
+        self._progress = p._replace(
+            done=p.done + 1, tokens=p.tokens + len(completion.tokens), rounds=p.rounds + completion.rounds
+        )
+
+
+def _until(rounds: tuple[np.ndarray, ...], needed: int) -> dict[str, int]:
+    """Counts what the first tokens of a row took, of which prefill has made one.
+
+    >>> drafted, accepted, committed = np.array([3, 3]), np.array([2, 1]), np.array([3, 2])
+    >>> _until((drafted, accepted, committed), 3)  # the third token is the second one of the first round
+    {'rounds': 1, 'drafted': 3, 'accepted': 2}
+    """
+    drafted, accepted, committed = rounds
+    before = 1 + np.cumsum(committed) - committed
+    ran = before < needed
+    kept = np.minimum(committed, needed - before)[ran]
+    return {
+        "rounds": int(ran.sum()),
+        "drafted": int(drafted[ran].sum()),
+        "accepted": int(np.minimum(accepted[ran], kept).sum()),
+    }
+
+
+def _refused(request: Request) -> Completion:
+    """The result of a prompt that cannot be decoded."""
+    return Completion(request.id, request.row.number, None, [], "failure", 0, error=request.error)
+
+
+def _checked(results: Iterable[tuple[int, Completion]], on_error: str) -> Iterator[Completion]:
+    """Yields results, and raises the error of the first that has one, if it is to be raised."""
+    for _, completion in results:
+        if completion.error is not None and on_error == "raise":
+            kind = FloatingPointError if completion.error in FAILURES.values() else ValueError
+            raise kind(f"prompt {completion.id}: {completion.error}")
+        yield completion
+
+
+def _ordered(results: Iterable[tuple[int, Completion]]) -> Iterator[tuple[int, Completion]]:
+    """Yields results by their places, which count from 0 without a gap."""
+    waiting, next_place = dict[int, tuple[int, Completion]](), 0
+    for place, completion in results:
+        waiting[place] = place, completion
+        while next_place in waiting:
+            yield waiting.pop(next_place)
+            next_place += 1

@@ -1,0 +1,173 @@
+"""The prompts of a job: any iterable, read ahead, each checked for itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.core import Model
+from jaxspec.core.checks import one_of
+from jaxspec.decode import inputs
+from jaxspec.decode.request import Prepared, drafter_lms
+from jaxspec.jobs.slots import Row
+
+TOO_LONG = ("error", "truncate", "skip")
+FIELDS = ("id", "number", "prompt", "messages", "max_new_tokens")  # of a prompt that is a dict
+
+
+class Request(NamedTuple):
+    """A prompt of a job, read and checked.
+
+    Attributes:
+        id: what the caller calls it; by default its number.
+        row: its tokens and limit; without tokens if it is not to be decoded.
+        error: why it is not; None if it is.
+        place: among the prompts of the job that have a result.
+    """
+
+    id: Any
+    row: Row
+    error: str | None = None
+    place: int = 0
+
+
+class Limits(NamedTuple):
+    """The longest rows that a job takes.
+
+    Attributes:
+        prompt: most tokens of a prompt; None for what the models can read.
+        positions: most tokens of a prompt and what is generated from it together; None for any.
+        new: most new tokens of any prompt.
+        too_long: what happens to a longer prompt: one of `TOO_LONG`.
+    """
+
+    prompt: int | None
+    positions: int | None
+    new: int
+    too_long: str
+
+
+def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> Limits:
+    """Returns the limits of the models of a generation, and of the caller."""
+    one_of(too_long, "too_long", TOO_LONG)
+    lms = [prepared.target.lm, *(drafter_lms(prepared.drafter) if prepared.drafter is not None else ())]
+    prompts = [lm.max_prompt for lm in lms if lm.start_token is not None and lm.max_prompt is not None]
+    positions = [lm.max_positions for lm in lms if lm.start_token is None and lm.max_positions is not None]
+    if max_prompt_tokens is not None:
+        if max_prompt_tokens < 1:
+            raise ValueError(f"max_prompt_tokens is {max_prompt_tokens}: expected at least 1")
+        prompts.append(max_prompt_tokens)
+    return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
+
+
+class Reader:
+    """Reads prompts ahead, a block at a time, which is tokenised at once.
+
+    Args:
+        target: whose tokenizer reads text.
+        prompts: texts, rows of ids, chats (lists of messages), or dicts of one of these; see `generate_many`.
+        limits: what is too long.
+        block: prompts that are read at a time.
+    """
+
+    def __init__(self, target: Model, prompts: Iterable[Any], limits: Limits, block: int):
+        self._target, self._limits, self._block = target, limits, block
+        self._source = enumerate(prompts)
+        self._read = deque[Request]()
+        self._exhausted, self._places = False, itertools.count()
+
+    def peek(self, count: int) -> list[Request]:
+        """Returns the next prompts, at most so many, without taking them."""
+        while len(self._read) < count and not self._exhausted:
+            block = list(itertools.islice(self._source, max(self._block, count)))
+            self._exhausted = not block
+            self._read.extend(r._replace(place=next(self._places)) for r in self._requests(block))
+        return list(itertools.islice(self._read, count))
+
+    def take(self, chosen: Iterable[Request]) -> None:
+        """Takes some of the prompts that `peek` returned."""
+        chosen_ids = {id(request) for request in chosen}
+        self._read = deque(request for request in self._read if id(request) not in chosen_ids)
+
+    def _requests(self, block: list[tuple[int, Any]]) -> Iterator[Request]:
+        requests = [self._described(place, value) for place, value in block]
+        texts = [index for index, (_, content) in enumerate(requests) if isinstance(content, str)]
+        encoded = dict(zip(texts, self._encoded([requests[i][1] for i in texts]), strict=True))
+        for index, (request, content) in enumerate(requests):
+            if request.error is not None:
+                yield request
+            else:
+                yield from self._checked(request, encoded.get(index, content))
+
+    def _described(self, place: int, value: Any) -> tuple[Request, Any]:
+        """Returns a prompt without its tokens, and its content: text or ids."""
+        fields: dict[str, Any] = dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
+        number, limit = fields.get("number", place), fields.get("max_new_tokens", self._limits.new)
+        request = Request(fields.get("id", number), Row(number, (), self._limits.new))
+        try:
+            if unknown := sorted(set(fields) - set(FIELDS)):
+                raise ValueError(f"the prompt has the field {unknown[0]!r}: expected some of {', '.join(FIELDS)}")
+            for name, wanted, least, most in (
+                ("number", number, 0, 2**31 - 1),
+                ("max_new_tokens", limit, 1, self._limits.new),
+            ):
+                if not inputs.is_id(wanted) or not least <= wanted <= most:
+                    raise ValueError(f"{name} is {wanted!r}: expected an integer from {least} to {most}")
+            request = request._replace(row=request.row._replace(number=int(number), max_new_tokens=int(limit)))
+            if ("prompt" in fields) == ("messages" in fields):
+                raise ValueError(f"the prompt has the fields {sorted(fields)}: expected either prompt or messages")
+            return request, self._content(fields.get("prompt"), fields.get("messages"))
+        except (ValueError, TypeError) as error:
+            return request._replace(error=str(error)), None
+
+    def _content(self, prompt: Any, messages: Any) -> Any:
+        if isinstance(prompt, Exception):  # of whoever read it
+            raise prompt
+        if messages is None and inputs.is_chat(prompt):
+            messages = prompt
+        if messages is not None:
+            return inputs.chat_ids(self._target, messages)
+        if isinstance(prompt, str):
+            inputs.check_text(prompt, 0)
+            if self._target.tokenizer is None:
+                raise ValueError("this model has no tokenizer: give token ids instead of text")
+            return prompt
+        return prompt
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        return self._target.tokenizer(texts)["input_ids"] if texts else []
+
+    def _checked(self, request: Request, content: Any) -> Iterator[Request]:
+        """Yields the prompt with its tokens, or what is wrong with it; nothing if it is to be skipped."""
+        try:
+            tokens = np.asarray(inputs.ids_of(content, 0), np.int64)
+            if not tokens.size:
+                raise ValueError("the prompt is empty: it needs at least one token")
+            vocab = self._target.lm.vocab_size
+            if (outside := tokens[(tokens < 0) | (tokens >= vocab)]).size:
+                raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+        except (ValueError, TypeError) as error:
+            yield request._replace(error=str(error))
+            return
+        most = self._longest(request.row.max_new_tokens)
+        if most is not None and len(tokens) > most:
+            if self._limits.too_long == "skip":
+                return
+            if self._limits.too_long == "error" or most < 1:
+                new = request.row.max_new_tokens
+                message = f"the prompt has {len(tokens)} tokens: expected at most {most}, with {new} new ones"
+                yield request._replace(error=message)
+                return
+            # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
+            tokens = tokens[-most:] if self._target.lm.start_token is None else tokens[:most]
+        yield request._replace(row=request.row._replace(tokens=tokens.tolist()))
+
+    def _longest(self, new: int) -> int | None:
+        """Most tokens of a prompt that so many new ones are generated from; None: any number."""
+        limits = self._limits
+        room = None if limits.positions is None else limits.positions - new
+        return min((x for x in (limits.prompt, room) if x is not None), default=None)

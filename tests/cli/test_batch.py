@@ -1,0 +1,74 @@
+"""`jaxspec batch`: what it writes, and what it refuses to go on with."""
+
+import gzip
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec.cli.main import app
+from jaxspec.cli.prompts import heldout
+
+PROMPTS = heldout("translation", 7)
+
+
+@pytest.fixture
+def batch(loading, tmp_path):
+    """Runs `jaxspec batch` on the zoo, on some prompts."""
+    path = tmp_path / "prompts.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps({"id": f"p{n}", "text": prompt}) + "\n" for n, prompt in enumerate(PROMPTS))
+
+    def batch(*arguments):
+        fixed = ["--input", str(path), "--output", str(tmp_path / "out"), "--field", "text", "-n", "12", "--slots", "2"]
+        return CliRunner().invoke(app, ["batch", *fixed, "--chunk", "3", *arguments], env={"COLUMNS": "200"})
+
+    return batch
+
+
+def rows_in(folder):
+    return [json.loads(line) for path in sorted(folder.glob("part-*")) for line in path.read_text().splitlines()]
+
+
+def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(batch, zoo, tmp_path):
+    assert (result := batch("--tokens")).exit_code == 0, result.output
+    chunks = sorted((tmp_path / "out").glob("part-*"))
+    assert [len(path.read_text().splitlines()) for path in chunks] == [3, 3, 1]
+    rows, contents = rows_in(tmp_path / "out"), [path.read_bytes() for path in chunks]
+    assert [row["id"] for row in rows] == [f"p{n}" for n in range(7)]
+    assert "7 prompts" in result.stderr
+    chunks[1].unlink()
+    chunks[2].unlink()
+    refused = batch("--tokens")
+    assert refused.exit_code == 2 and "give --resume" in refused.stderr
+    assert batch("--tokens", "--resume").exit_code == 0
+    assert [path.read_bytes() for path in chunks] == contents
+
+
+@pytest.mark.parametrize("change", [("--seed", "1"), ("-n", "13"), ("--temperature", "1"), ("--chunk", "4")])
+def test_another_job_is_not_gone_on_with(batch, change):
+    assert batch("--tokens").exit_code == 0
+    result = batch("--tokens", "--resume", *change)
+    assert result.exit_code == 2
+    assert "is of another job" in result.stderr
+
+
+def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
+    path = tmp_path / "wrong.jsonl"
+    lines = [b'{"text": "a file"}', b"text", b'{"text": "\xff"}', b'{"other": 1}', b'{"text": ""}', b"[3]"]
+    path.write_bytes(b"\n".join(lines))
+    assert (result := batch("--input", str(path))).exit_code == 0, result.output
+    wrong = rows_in(tmp_path / "out")[7:]
+    assert [row["error"] is None for row in wrong] == [True, False, False, False, True, False]
+    said = ["no JSON", "not UTF-8", "--field", "expected a JSON object"]
+    assert all(word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True))
+    assert [row["number"] for row in wrong] == list(range(7, 13))
+
+
+def test_shards_must_be_of_one_job(batch, tmp_path):
+    assert batch("--shard", "0", "--num-shards", "2").exit_code == 0
+    assert batch("--shard", "1", "--num-shards", "2").exit_code == 0
+    assert sorted(row["number"] for row in rows_in(tmp_path / "out")) == list(range(7))
+    assert batch("--shard", "2", "--num-shards", "2").exit_code == 2
+    result = batch("--shard", "1", "--num-shards", "3")
+    assert result.exit_code == 2 and "num_shards is 2 there and 3 here" in result.stderr

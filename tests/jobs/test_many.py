@@ -1,0 +1,265 @@
+"""Jobs: a row's text is that of `generate`, whatever slots it is decoded in, and nothing else is lost or repeated."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters, policies, rules
+from jaxspec.core import LanguageModel, Model
+from jaxspec.jobs import slots
+from jaxspec.jobs.files import Shard, Source
+from jaxspec.nets import adapters, t5
+from jaxspec.testing import word_tokenizer
+from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
+
+RNG = np.random.default_rng(7)
+PROMPTS = [RNG.integers(0, 6, size).tolist() for size in RNG.integers(1, 20, 13)]
+LIMITS = RNG.integers(1, 17, len(PROMPTS)).astype(np.int32)
+KEY = jax.random.key(3)
+OPTIONS = dict(gamma=2, max_new_tokens=16, key=KEY, temperature=0.8, eos_ids=[4])
+FEW = ("a model", "prompt_lookup", "suffix", "a tree")
+LARGE = {name: case.large for name, case in CASES.items() if case.large is not None}
+REQUESTS = [dict(prompt=prompt, max_new_tokens=int(n)) for prompt, n in zip(PROMPTS, LIMITS, strict=True)]
+
+
+def texts_of(rows):
+    """What a job yields of each prompt, in their order."""
+    rows = sorted(rows, key=lambda row: row.number)
+    return [(row.tokens, row.rounds, row.drafted, row.accepted) for row in rows]
+
+
+def expected(target, prompts, limits, **options):
+    """The same by `generate`, all prompts in one batch."""
+    out = jaxspec.generate(target, prompts, **options | {"max_new_tokens": np.asarray(limits, np.int32)})
+    stats = out.stats
+    counts = zip(stats.rounds.tolist(), stats.drafted.tolist(), stats.accepted.tolist(), strict=True)
+    tokens = [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+    return [(row, *count) for row, count in zip(tokens, counts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
+)
+def test_a_job_has_the_texts_of_generate(name):
+    """Thirteen prompts in four slots: the rows of every drafter's state are replaced several times."""
+    options = OPTIONS | {"drafter": LARGE[name]}
+    rows = list(jaxspec.generate_many(LARGE_TARGET, REQUESTS, slots=4, group=2, **options))
+    assert texts_of(rows) == expected(LARGE_TARGET, PROMPTS, LIMITS, **options)
+    assert {row.finish for row in rows} == {"eos", "length"}
+    assert all((row.tokens[-1] == 4) == (row.finish == "eos") for row in rows)
+
+
+@pytest.mark.parametrize("drafter", [None, LARGE_MODEL])
+def test_neither_slots_nor_order_nor_mates_change_a_text(drafter):
+    options = OPTIONS | {"drafter": drafter, "rule": rules.block()}
+    run = functools.partial(jaxspec.generate_many, LARGE_TARGET, **options)
+    reference = texts_of(run(REQUESTS, slots=13))
+    numbered = [request | {"number": n} for n, request in enumerate(REQUESTS)]
+    assert texts_of(run(numbered[::-1], slots=3, group=1)) == reference
+    assert texts_of(run(numbered[4:9], slots=4, group=4)) == reference[4:9]
+    assert texts_of([*run(numbered[::2], slots=2), *run(numbered[1::2], slots=2)]) == reference
+
+
+def test_results_come_as_rows_finish_or_in_order():
+    requests = [dict(id=f"row {n}", prompt=[1, 2], max_new_tokens=limit) for n, limit in enumerate([16, 1, 2, 1, 1])]
+    options = dict(max_new_tokens=16, eos_ids=(), slots=2, group=1)
+    assert [row.id for row in jaxspec.generate_many(LARGE_TARGET, requests, **options)][-1] == "row 0"
+    ordered = list(jaxspec.generate_many(LARGE_TARGET, requests, in_order=True, **options))
+    assert [(row.id, len(row.tokens)) for row in ordered] == [
+        (f"row {n}", size) for n, size in enumerate([16, 1, 2, 1, 1])
+    ]
+
+
+def test_prompts_are_read_as_they_are_needed_and_nothing_more_is_compiled():
+    read = 0
+
+    def source():
+        nonlocal read
+        for _ in range(10):
+            for prompt in PROMPTS:
+                read += 1
+                yield prompt
+
+    rows = jaxspec.generate_many(LARGE_TARGET, source(), drafter=LARGE_MODEL, slots=4, max_prompt_tokens=32, **OPTIONS)
+    for _ in range(13):
+        next(rows)
+    assert read < 50
+    programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert._cache_size()
+    assert len(list(rows)) == 117
+    assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert._cache_size()) == programs
+
+
+def test_wider_prompts_wait_for_wider_slots():
+    prompts = [[1, 2, 3], *[[1] * 9] * 15, [2] * 40, [3]]
+    rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, drafter=LARGE_MODEL, **OPTIONS))
+    assert texts_of(rows) == expected(LARGE_TARGET, prompts, [16] * len(prompts), drafter=LARGE_MODEL, **OPTIONS)
+
+
+@pytest.mark.parametrize("drafts", ["a model", pytest.param("prompt_lookup", marks=pytest.mark.slow)])
+def test_an_encoder_decoder_reads_prompts_of_several_widths(drafts):
+    config = t5.T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    target, draft = (
+        Model(t5.language_model(config), t5.init(config, jax.random.key(seed)), None, config) for seed in (0, 1)
+    )
+    prompts = [RNG.integers(1, 32, size).tolist() for size in (3, 20, 5, 18, 1)]
+    options = OPTIONS | {"drafter": draft if drafts == "a model" else drafters.prompt_lookup(), "temperature": 1.0}
+    rows = list(jaxspec.generate_many(target, prompts, slots=3, **options))
+    assert texts_of(rows) == expected(target, prompts, [16] * 5, **options)
+
+
+WORDS = ["<unk>", "</s>", "the", "old", "cat", "sat"]
+SPEAKER = Model(LARGE_TARGET.lm, LARGE_TARGET.params, word_tokenizer(WORDS))
+
+
+def test_a_stop_string_ends_a_row_as_in_generate():
+    texts = ["the old cat", "sat the", "cat", "old old", "the cat sat the"]
+    options = OPTIONS | {"eos_ids": (), "stop": ["cat sat", "old the"], "drafter": LARGE_MODEL, "max_new_tokens": 40}
+    out = jaxspec.generate(SPEAKER, texts, **options)
+    rows = list(jaxspec.generate_many(SPEAKER, texts, slots=2, in_order=True, **options))
+    assert [row.text for row in rows] == out.texts
+    assert [row.tokens for row in rows] == [t[:n].tolist() for t, n in zip(out.tokens, out.lengths, strict=True)]
+    assert {row.finish for row in rows} >= {"stop"}
+    counts = [(row.rounds, row.drafted, row.accepted) for row in rows]
+    assert counts == list(
+        zip(*(getattr(out.stats, n).tolist() for n in ("rounds", "drafted", "accepted")), strict=True)
+    )
+
+
+def test_a_policy_has_a_state_in_each_row():
+    options = OPTIONS | {"drafter": LARGE_MODEL, "policy": policies.heuristic(start=1, grow=1), "gamma": 3}
+    rows = list(jaxspec.generate_many(LARGE_TARGET, REQUESTS, slots=3, **options))
+    assert texts_of(rows) == expected(LARGE_TARGET, PROMPTS, LIMITS, **options)
+
+
+def test_wrong_prompts_are_errors_of_their_own():
+    prompts = [
+        [1, 2],
+        [],
+        [9],
+        "text",
+        {"prompt": [1], "tokens": 3},
+        {"id": "x"},
+        {"prompt": [2], "max_new_tokens": 99},
+    ]
+    rows = list(
+        jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, on_error="yield", in_order=True, max_new_tokens=4)
+    )
+    assert [row.finish for row in rows] == ["length", *["failure"] * 6]
+    said = ["empty", "expected ids from 0 to 5", "no tokenizer", "'tokens'", "either prompt or messages", "from 1 to 4"]
+    assert all(word in row.error for word, row in zip(said, rows[1:], strict=True)), [row.error for row in rows]
+    with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
+        list(jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, max_new_tokens=4))
+
+
+@pytest.mark.parametrize("too_long", ["error", "truncate", "skip"])
+def test_long_prompts_are_refused_cut_or_left_out(too_long):
+    prompts = [[1, 2], [0, 1, 2, 3, 4, 5], [3]]
+    options = dict(max_prompt_tokens=4, too_long=too_long, max_new_tokens=4, eos_ids=())
+    rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, in_order=True, on_error="yield", **options))
+    assert [row.number for row in rows] == ([0, 2] if too_long == "skip" else [0, 1, 2])
+    if too_long == "error":
+        assert rows[1].error == "the prompt has 6 tokens: expected at most 4, with 4 new ones"
+    if too_long == "truncate":
+        assert rows[1].prompt_tokens == 4
+        assert (
+            rows[1].tokens
+            == jaxspec.generate(LARGE_TARGET, [[2, 3, 4, 5]], max_new_tokens=4, eos_ids=()).tokens[0].tolist()
+        )
+
+
+def test_a_row_that_fails_does_not_end_the_job():
+    def broken(params, cache, tokens, positions):
+        logits = jnp.zeros((*tokens.shape, 6)) + params
+        return jnp.where(tokens[..., None] == 5, jnp.nan, logits.at[..., 2].add(1.0)), cache
+
+    lm: LanguageModel = adapters.from_function(broken, 6, empty_cache=lambda batch, capacity: ())
+    model = Model(lm, jnp.float32(0))
+    rows = list(jaxspec.generate_many(model, [[1], [5], [2]], in_order=True, on_error="yield", max_new_tokens=4))
+    assert [row.finish for row in rows] == ["length", "failure", "length"]
+    assert "not finite" in rows[1].error
+    with pytest.raises(FloatingPointError, match="prompt 1: the target's logits are not finite"):
+        list(jaxspec.generate_many(model, [[1], [5], [2]], max_new_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(slots=0), "slots is 0"),
+        (dict(slots=2, group=3), "group 3"),
+        (dict(num_samples=2), "as often as"),
+        (dict(temperature=[0.0, 1.0]), "temperature has a value for each"),
+        (dict(key=jax.random.split(KEY)), "key has a value for each"),
+        (dict(too_long="cut"), "too_long is 'cut'"),
+        (dict(on_error="ignore"), "on_error is 'ignore'"),
+        (dict(max_prompt_tokens=0), "max_prompt_tokens is 0"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(options, said):
+    def prompts():
+        raise AssertionError("was read")
+        yield
+
+    with pytest.raises(ValueError, match=said):
+        jaxspec.generate_many(LARGE_TARGET, prompts(), **options)
+
+
+def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"line {n}\n\n" for n in range(7)))
+    for index, numbers in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
+        source = Source([path], shard=Shard(index, 3))
+        assert source.count() == len(numbers)
+        assert [(row["number"], row["prompt"]) for row in source.prompts()] == [(n, f"line {n}") for n in numbers]
+        assert [row["number"] for row in source.prompts(1)] == numbers[1:]
+
+
+COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-small", "--draft", "debian-t5-bigram"]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
+    """kill -9 whenever it has written another chunk; the files are then the same, byte for byte."""
+    path, environment = tmp_path / "prompts.jsonl", dict(os.environ, PYTHONWARNINGS="ignore")
+    prompts = [f"translate English to German: This package has {n} small tools." for n in range(40)]
+    path.write_text("".join(json.dumps({"id": f"a{n}", "prompt": prompt}) + "\n" for n, prompt in enumerate(prompts)))
+    shared = ["--input", str(path), "-n", "24", "-t", "0.7", "--slots", "4", "--chunk", "8"]
+
+    def start(folder, *options):
+        command = [*COMMAND[:-2], "--draft", "prompt_lookup", *shared, "--output", str(tmp_path / folder), *options]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    whole = start("whole")
+    assert whole.wait() == 0, whole.stderr.read()
+    written = lambda folder: sorted((tmp_path / folder).glob("part-*"))  # noqa: E731
+    kills, finished = 0, False
+    while not finished:
+        process = start("killed", *(["--resume"] if kills else []))
+        before = len(written("killed"))
+        while process.poll() is None and len(written("killed")) == before:
+            time.sleep(0.02)
+        finished = process.poll() is not None or len(written("killed")) == 5
+        if finished:
+            assert process.wait() == 0, process.stderr.read()
+        else:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert kills >= 2
+    assert [p.read_bytes() for p in written("killed")] == [p.read_bytes() for p in written("whole")]
+    for index in (0, 1):
+        shard = start("shards", "--shard", str(index), "--num-shards", "2")
+        assert shard.wait() == 0, shard.stderr.read()
+    rows = [json.loads(line) for p in written("shards") for line in p.read_text().splitlines()]
+    one = [json.loads(line) for p in written("whole") for line in p.read_text().splitlines()]
+    assert sorted(rows, key=lambda row: row["number"]) == one
