@@ -53,9 +53,13 @@ class Decoder:
         **options: Any,
     ):
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
-            raise ValueError("tokens are drawn (temperature), and number is None: name a column of the prompts' numbers")
+            raise ValueError(
+                "tokens are drawn (temperature), and number is None: name a column of the prompts' numbers"
+            )
         if options.get("too_long") == "skip":
-            raise ValueError("too_long is 'skip', and every row of the data gets a text: expected 'error' or 'truncate'")
+            raise ValueError(
+                "too_long is 'skip', and every row of the data gets a text: expected 'error' or 'truncate'"
+            )
         self._column, self._number = column, number
         self._target, drafter = load()
         self._options = options | {"drafter": drafter, "key": jax.random.key(seed), "on_error": "yield"}

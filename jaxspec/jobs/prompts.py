@@ -105,7 +105,9 @@ class Reader:
 
     def _described(self, place: int, value: Any) -> tuple[Request, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
-        fields: dict[str, Any] = dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
+        fields: dict[str, Any] = (
+            dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
+        )
         number, limit = fields.get("number", place), fields.get("max_new_tokens", self._limits.new)
         request = Request(fields.get("id", number), Row(number, (), self._limits.new))
         try:

@@ -22,7 +22,6 @@ from jaxspec.core import Decoder, Prompt, Request, State, Stats, Weights, progra
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared
 
-
 Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
 
 
@@ -285,4 +284,6 @@ def run_rounds(
     start = (jnp.zeros((), jnp.int32), state, Rounds(none, none, none))
     _, state, history = jax.lax.while_loop(goes_on, one_round, start)
     tokens = token_rows.window(state.tokens, state.start, max_new_tokens)
-    return _laid_out(state, layout), Report(tokens, state.length - state.start, state.done, state.failed, state.stats, history)
+    return _laid_out(state, layout), Report(
+        tokens, state.length - state.start, state.done, state.failed, state.stats, history
+    )

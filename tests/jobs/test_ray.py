@@ -56,7 +56,10 @@ def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
         mark = tmp_path / "killed"
         shared = dict(batch_size=5, num_cpus=1, max_restarts=2, max_task_retries=2)
         rows = data.map_batches(
-            Dying, fn_constructor_kwargs=OPTIONS | {"mark": str(mark)}, compute=ray.data.ActorPoolStrategy(size=2), **shared
+            Dying,
+            fn_constructor_kwargs=OPTIONS | {"mark": str(mark)},
+            compute=ray.data.ActorPoolStrategy(size=2),
+            **shared,
         ).take_all()
     finally:
         ray.shutdown()
