@@ -19,14 +19,16 @@ from jaxspec.core import (
     Weights,
     token_rows,
 )
+from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 
 
 @functools.lru_cache
-def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
+def autoregressive(target: LanguageModel, sampler: Sampler, top_log_probs: int | None = None) -> Decoder:
     """A decoder that draws each token from the target's own distribution.
 
     The token at a position is drawn with that position's key, so it depends on the key, the row and the position alone.
+    `top_log_probs` is that of `speculative`.
     """
 
     def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
@@ -34,7 +36,7 @@ def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
             capacity = token_rows.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
         prompt, prefilled = token_rows.repeat_rows((prompt, prefilled), states.samples(prompt, request))
-        return states.init_state(target, prompt, request, headroom, prefilled, sampler)
+        return states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
         live, empty = jnp.logical_not(state.done), states.empty_draft(state.length)
@@ -42,8 +44,9 @@ def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
             forward, cache = target.extend(weights.target, state.caches.target, states.last_token(state))
         distribution = sampler(state.request.sampling_params, forward.logits, states.prefix(state))
         verdict = Verdict(empty.length, states.sample(state, distribution), empty.length)
-        bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
-        state, committed = states.commit(state, verdict.next_token[:, None], empty.length + 1, bad)
+        new, bad = verdict.next_token[:, None], states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        state, committed = states.commit(state, new, empty.length + 1, bad)
+        state = log_probs.record(state, committed, new, forward, distribution)
         state = state._replace(caches=state.caches._replace(target=target.rewind(cache, state.length - 1)))
         return states.update_stats(state, live, empty, verdict, committed)
 
