@@ -23,13 +23,17 @@ from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 
 
-@functools.lru_cache
 def autoregressive(target: LanguageModel, sampler: Sampler, top_log_probs: int | None = None) -> Decoder:
     """A decoder that draws each token from the target's own distribution.
 
     The token at a position is drawn with that position's key, so it depends on the key, the row and the position alone.
     `top_log_probs` is that of `speculative`.
     """
+    return _autoregressive(target, sampler, top_log_probs)
+
+
+@functools.lru_cache  # of all arguments, given or not: programs are shared by decoders that are the same object
+def _autoregressive(target: LanguageModel, sampler: Sampler, top_log_probs: int | None) -> Decoder:
 
     def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
         with jax.named_scope("prefill"):

@@ -88,15 +88,15 @@ def records(out: Generation) -> list[dict[str, Any]]:
     ]
 
 
-def log_probs(found: LogProbs) -> dict[str, Any]:
-    """Log probabilities of one row's tokens as plain values, by names that say which; None for -inf, for JSON.
+def log_probs(row: LogProbs) -> dict[str, Any]:
+    """Returns the log probabilities of one row's tokens as plain values, by names that say which; None for -inf.
 
     >>> log_probs(LogProbs(np.array([-0.5]), np.array([-np.inf]), np.zeros((1, 0), int), np.zeros((1, 0))))
     {'raw_log_probs': [-0.5], 'sampled_log_probs': [None]}
     """
-    named = {"raw_log_probs": found.raw, "sampled_log_probs": found.sampled}
-    if found.top_tokens.shape[-1]:
-        named |= {"top_tokens": found.top_tokens, "top_log_probs": found.top_raw}
+    named = {"raw_log_probs": row.raw, "sampled_log_probs": row.sampled}
+    if row.top_tokens.shape[-1]:
+        named |= {"top_tokens": row.top_tokens, "top_log_probs": row.top_raw}
     return {name: np.where(np.isfinite(values), values, None).tolist() for name, values in named.items()}
 
 

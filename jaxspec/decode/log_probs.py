@@ -42,15 +42,13 @@ def record(
     """
     if state.log_probs is None:
         return state
-    found = of_tokens(new, forward, distribution, state.log_probs.top_tokens.shape[-1], at)
+    values = of_tokens(new, forward, distribution, state.log_probs.top_tokens.shape[-1], at)
     is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
     first = state.length - state.start - committed
 
-    def write(buffer: Shaped[Array, "B capacity *k"], values: Shaped[Array, "B step *k"]):
-        kept = jnp.where(_like(is_kept, values), values, jnp.zeros_like(values))
-        return token_rows.append(buffer, first, kept)
-
-    return state._replace(log_probs=LogProbs(*map(write, state.log_probs, found)))
+    kept = (jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in values)
+    written = (token_rows.append(buffer, first, new) for buffer, new in zip(state.log_probs, kept, strict=True))
+    return state._replace(log_probs=LogProbs(*written))
 
 
 def of_tokens(
@@ -60,11 +58,11 @@ def of_tokens(
     top: int,
     at: Int[Array, "B step"] | None = None,
 ) -> LogProbs:
-    """The log probabilities of tokens, each after its position of a pass; the arguments are those of `record`.
+    """Reads off the log probabilities of tokens, each after its position of a pass; the arguments are those of `record`.
 
     >>> logits = jnp.log(jnp.array([[[0.25, 0.5, 0.25]]]))
-    >>> found = of_tokens(jnp.array([[2]]), Forward(logits, None), Distribution(tokens=jnp.array([[1]])), top=1)
-    >>> [jnp.exp(x).round(3).tolist() for x in (found.raw, found.sampled, found.top_raw)]
+    >>> report = of_tokens(jnp.array([[2]]), Forward(logits, None), Distribution(tokens=jnp.array([[1]])), top=1)
+    >>> [jnp.exp(x).round(3).tolist() for x in (report.raw, report.sampled, report.top_raw)]
     [[[0.25]], [[0.0]], [[[0.5]]]]
     """
 
@@ -95,7 +93,7 @@ def forget_cut(state: State) -> State:
 
 
 def window(log_probs: Reported, start: int, end: int) -> Reported:
-    """Those of the tokens from `start` to `end`; None of none."""
+    """Takes the log probabilities of the tokens from `start` to `end`, if there are any."""
     return log_probs if log_probs is None else LogProbs(*(x[:, start:end] for x in log_probs))
 
 
