@@ -34,7 +34,6 @@ def autoregressive(target: LanguageModel, sampler: Sampler, top_log_probs: int |
 
 @functools.lru_cache  # of all arguments, given or not: programs are shared by decoders that are the same object
 def _autoregressive(target: LanguageModel, sampler: Sampler, top_log_probs: int | None) -> Decoder:
-
     def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
         with jax.named_scope("prefill"):
             capacity = token_rows.prefill_length(target, prompt) + headroom
@@ -48,7 +47,8 @@ def _autoregressive(target: LanguageModel, sampler: Sampler, top_log_probs: int 
             forward, cache = target.extend(weights.target, state.caches.target, states.last_token(state))
         distribution = sampler(state.request.sampling_params, forward.logits, states.prefix(state))
         verdict = Verdict(empty.length, states.sample(state, distribution), empty.length)
-        new, bad = verdict.next_token[:, None], states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        new = verdict.next_token[:, None]
         state, committed = states.commit(state, new, empty.length + 1, bad)
         state = log_probs.record(state, committed, new, forward, distribution)
         state = state._replace(caches=state.caches._replace(target=target.rewind(cache, state.length - 1)))

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
-from jaxspec.core import Distribution, Forward, LogProbs, State, noise, token_rows
+from jaxspec.core import Distribution, Forward, LogProbs, State, Verdict, noise, token_rows
+from jaxspec.core.round import fed_before
 
 Reported = TypeVar("Reported", LogProbs, None)
 
@@ -29,7 +30,7 @@ def record(
     new: Int[Array, "B step"],
     forward: Forward,
     distribution: Distribution,
-    at: Int[Array, "B step"] | None = None,
+    verdict: Verdict | None = None,
 ) -> State:
     """Writes the log probabilities of what was just committed, if the state has buffers for them.
 
@@ -38,10 +39,11 @@ def record(
         committed: how many of the new tokens were committed; nothing is kept of the others.
         new: as they were given to `state.commit`.
         forward, distribution: the target's outputs at each position of its pass.
-        at: the position that each new token follows; None: 0, 1, 2, ...
+        verdict: of a round. None where there was one position and one token.
     """
     if state.log_probs is None:
         return state
+    at = None if verdict is None else fed_before(verdict, new.shape[1] - 1)
     values = of_tokens(new, forward, distribution, state.log_probs.top_tokens.shape[-1], at)
     is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
     first = state.length - state.start - committed
@@ -58,7 +60,13 @@ def of_tokens(
     top: int,
     at: Int[Array, "B step"] | None = None,
 ) -> LogProbs:
-    """Reads off the log probabilities of tokens, each after its position of a pass; the arguments are those of `record`.
+    """Reads off the log probabilities of tokens, each after its position of a pass.
+
+    Args:
+        tokens: any.
+        forward, distribution: the target's outputs at each position.
+        top: how many of the most probable tokens to report.
+        at: the position that each token follows; None: 0, 1, 2, ...
 
     >>> logits = jnp.log(jnp.array([[[0.25, 0.5, 0.25]]]))
     >>> report = of_tokens(jnp.array([[2]]), Forward(logits, None), Distribution(tokens=jnp.array([[1]])), top=1)

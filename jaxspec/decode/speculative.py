@@ -26,7 +26,7 @@ from jaxspec.core import (
     Weights,
     token_rows,
 )
-from jaxspec.core.round import bucket_widths, check_trees, fed_before, fed_on_path, run_round, size_of
+from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_round, size_of
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
@@ -124,7 +124,7 @@ def speculative(
             impossible = states.is_impossible(draft, verdict, target.vocab_size)
             bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
             state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)
-            state = log_probs.record(state, committed, new, forward, distribution, fed_before(verdict, depth))
+            state = log_probs.record(state, committed, new, forward, distribution, verdict)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)
