@@ -6,16 +6,12 @@ one follows are what teacher forcing would compute there. A state that has no bu
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
 from jaxspec.core import Distribution, Forward, LogProbs, State, Verdict, noise, token_rows
 from jaxspec.core.round import fed_before
-
-Reported = TypeVar("Reported", LogProbs, None)
 
 
 def empty(batch: int, capacity: int, top: int) -> LogProbs:
@@ -100,7 +96,7 @@ def forget_cut(state: State) -> State:
     return state._replace(log_probs=LogProbs(*kept))
 
 
-def window(log_probs: Reported, start: int, end: int) -> Reported:
+def window(log_probs: LogProbs | None, start: int, end: int) -> LogProbs | None:
     """Takes the log probabilities of the tokens from `start` to `end`, if there are any."""
     return log_probs if log_probs is None else LogProbs(*(x[:, start:end] for x in log_probs))
 
