@@ -173,7 +173,7 @@ def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
     if np.ndim(limit) or any(np.ndim(value) for name, value in options.items() if name == "temperature"):
         raise ValueError("a setting has one max_new_tokens and one temperature for all of its prompts")
     task = Task(name, prepared.prompt, int(limit), ends=eos != ())
-    sampling = {option: value for option, value in options.items() if value is not None}
+    sampling = {option: value for option, value in options.items() if value is not None and value is not False}
     return Setting(task, drafter, gamma, rule or rules.rejection(), policy, sampling, batch)
 
 

@@ -45,6 +45,8 @@ class Settings(NamedTuple):
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
     ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
+    log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
+    top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
     seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
@@ -97,6 +99,8 @@ def generate(
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     if compare and settings.stop:
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
+    if (settings.log_probs or settings.top_log_probs is not None) and not as_json:
+        raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
     if search.beams:
         _check_search(search, settings, sampling, {"--trace": trace, "--compare": compare})
     else:
@@ -154,6 +158,7 @@ def generate(
 def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], shown: dict[str, Any]) -> None:
     """Refuses options that a search does not have."""
     refused = shown | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
+    refused |= {"--top-log-probs": settings.top_log_probs is not None}
     refused |= {"--ban": settings.ban} | {options.spelling(name): True for name in sampling}
     if any(refused.values()):
         named = ", ".join(name for name, value in refused.items() if value)
@@ -186,8 +191,9 @@ def _load(
     if settings.draft is not None:
         load = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
         drafter = drafter_names.drafter(settings.draft, load, target)
+    generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
     if settings.ban:
-        generation = generation | {"banned": tuple(settings.ban)}
+        generation["banned"] = tuple(settings.ban)
     return texts, prepare(target, prompting.as_chat(target, texts) if chat else texts, drafter=drafter, **generation)
 
 
@@ -291,7 +297,7 @@ def _search(
     stopping: Any = STOPS[search.early_stopping]
     assert search.beams is not None
     shared = {"beams": search.beams, "length_penalty": search.length_penalty, "early_stopping": stopping}
-    shared |= {name: prepared.options[name] for name in ("drafter", "gamma", "max_new_tokens", "eos_ids")}
+    shared |= {name: prepared.options[name] for name in ("drafter", "gamma", "max_new_tokens", "eos_ids", "log_probs")}
     parts = list(in_batches(prepared, settings.batch))
     beam_search(prepared.target, parts[0].prepared.prompt, **shared)  # compiles
     if not as_json:

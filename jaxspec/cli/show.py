@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxspec.cli.generate import Settings
     from jaxspec.decode.request import Prepared
 
+REPORTED = ("text", "tokens", "finish", "raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
 Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate.decode_all`
 
 
@@ -179,7 +180,7 @@ def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> s
 
 def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, Any]:
     """Reports one prompt for JSON; `trace` adds the rounds."""
-    report = {"prompt": prompt, "text": record["text"], "tokens": record["tokens"]}
+    report = {"prompt": prompt} | {name: record[name] for name in REPORTED if name in record}
     report["stats"] = {name: record[name] for name in Stats._fields}
     if trace:
         report["rounds"] = [
@@ -215,7 +216,7 @@ def totals_report(
 def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict[str, Any]:
     """Joins the reports of prompts, as lists, and that of all together."""
     lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
-        name: [row[name] for row in rows] for name in ("tokens", "rounds") if name in rows[0]
+        name: [row[name] for row in rows] for name in (*REPORTED[1:], "rounds") if name in rows[0]
     }
     counts = {name: [row["stats"][name] for row in rows] for name in Stats._fields}
     return {**lists, **totals, "stats": counts | totals["stats"]}

@@ -82,6 +82,35 @@ class Failure(enum.IntEnum):
     RULE = 2  # the acceptance rule accepted more than was drafted, or chose what is no token
 
 
+class Finish(enum.IntEnum):
+    """Why a row ended, in lower case the names that users see; a row that has not ended has 0."""
+
+    EOS = 1  # its last token is one of its end tokens, also where that is the last one that the limit allows
+    LENGTH = 2  # it has as many tokens as it may have
+    STOP = 3  # its text holds a stop string
+    FAILURE = 4  # see `Failure`
+
+
+class LogProbs(NamedTuple):
+    """The target's log probabilities of each row's new tokens, every one at the position where it stands; float32.
+
+    Whether a token was accepted, drawn from a residual, a bonus or prefill's makes no difference: these are logarithms
+    of the target's probability of it, given what precedes it. Zeros where there is no token.
+
+    Attributes:
+        raw: under the softmax of the model's logits, without temperature, penalties or bans.
+        sampled: under the distribution that tokens are drawn from, after penalties, bans, temperature and truncation.
+            At temperature 0 that is a point mass: 0 for its token. A rule that is not exact may accept tokens that this
+            distribution excludes: -inf.
+        top_tokens, top_raw: the most probable tokens of each position, the best first, and their raw log probabilities.
+    """
+
+    raw: Float[Array, "batch new"]
+    sampled: Float[Array, "batch new"]
+    top_tokens: Int[Array, "batch new top"]
+    top_raw: Float[Array, "batch new top"]
+
+
 class State(NamedTuple):
     """Everything a decoder carries from round to round. Every leaf has the batch as its first axis.
 
@@ -100,6 +129,7 @@ class State(NamedTuple):
     done: Bool[Array, " batch"]
     failed: Int[Array, " batch"]  # a `Failure`; 0 for none
     stats: Stats
+    log_probs: LogProbs | None = None  # of the new tokens, [batch, headroom]; None where nobody asked for them
 
 
 class RoundInfo(NamedTuple):

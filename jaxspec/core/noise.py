@@ -172,7 +172,7 @@ def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*sh
     >>> largest(jnp.array([[1.0, 3.0, 3.0, 2.0]]), 3).tolist()
     [[1, 2, 3]]
     """
-    if count > FEW:
+    if count > FEW or not count:
         return jax.lax.top_k(values, count)[1].astype(jnp.int32)
     index, chosen = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []
     free = jnp.ones(values.shape, bool)

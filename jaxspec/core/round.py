@@ -190,6 +190,16 @@ def fed_on_path(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
     return jnp.logical_or(slot == 0, jnp.any(fed[:, :, None] == slot[:, None, :], axis=1))
 
 
+def fed_before(verdict: Verdict, depth: int) -> Int[Array, "B depth+1"] | None:
+    """The fed token that each of `committed_tokens` follows; None for a chain, where these are 0, 1, 2, ...
+
+    >>> verdict = Verdict(jnp.array([2]), jnp.array([7]), jnp.array([3]), path=jnp.array([[1, 3, 0, 0]]))
+    >>> fed_before(verdict, depth=2).tolist()
+    [[0, 2, 4]]
+    """
+    return None if verdict.path is None else jnp.pad(verdict.path[:, :depth] + 1, ((0, 0), (1, 0)))
+
+
 def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
     """Refuses a draft that is not what its drafter has announced."""
     kinds = ["a chain" if chain else "a tree" for chain in (draft.parent is None, drafter.tree is None)]

@@ -9,22 +9,27 @@ import jax.numpy as jnp
 
 from jaxspec import core
 from jaxspec.core import token_rows
+from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 
 
-@functools.lru_cache
-def autoregressive(target: core.LanguageModel, sampler: core.Sampler) -> core.Decoder:
+def autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_probs: int | None = None) -> core.Decoder:
     """A decoder that draws each token from the target's own distribution.
 
     The token at a position is drawn with that position's key, so it depends on the key, the row and the position alone.
+    `top_log_probs` is that of `speculative`.
     """
+    return _autoregressive(target, sampler, top_log_probs)
 
+
+@functools.lru_cache  # of all arguments, given or not: programs are shared by decoders that are the same object
+def _autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_probs: int | None) -> core.Decoder:
     def init(weights: core.Weights, prompt: core.Prompt, request: core.Request, headroom: int) -> core.State:
         with jax.named_scope("prefill"):
             capacity = token_rows.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
         prompt, prefilled = token_rows.repeat_rows((prompt, prefilled), states.samples(prompt, request))
-        return states.init_state(target, prompt, request, headroom, prefilled, sampler)
+        return states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
 
     def step(weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
         live, empty = jnp.logical_not(state.done), states.empty_draft(state.length)
@@ -33,7 +38,9 @@ def autoregressive(target: core.LanguageModel, sampler: core.Sampler) -> core.De
         distribution = sampler(state.request.sampling_params, forward.logits, states.prefix(state))
         verdict = core.Verdict(empty.length, states.sample(state, distribution), empty.length)
         bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
-        state, committed = states.commit(state, verdict.next_token[:, None], empty.length + 1, bad)
+        new = verdict.next_token[:, None]
+        state, committed = states.commit(state, new, empty.length + 1, bad)
+        state = log_probs.record(state, committed, new, forward, distribution)
         state = state._replace(caches=state.caches._replace(target=target.rewind(cache, state.length - 1)))
         return states.update_stats(state, live, empty, verdict, committed)
 

@@ -55,6 +55,9 @@ class BeamSearch:
         steps: tokens that the running beams of each prompt had in the end [batch].
         passes: passes of the target after prefill, while a prompt was not done [batch]. Without a drafter one for each
             step but the first, which is prefill's.
+        finish: of each prompt, why its hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
+        log_probs: of the tokens [batch, beams, longest], if they were asked for: under the softmax of the model's
+            logits, from which a search does not depart. 0 where there is no token.
     """
 
     texts: list[list[str]]
@@ -63,6 +66,8 @@ class BeamSearch:
     scores: np.ndarray
     steps: np.ndarray
     passes: np.ndarray
+    finish: list[list[str]]
+    log_probs: np.ndarray | None = None
 
     @property
     def steps_per_pass(self) -> np.ndarray:
@@ -74,12 +79,17 @@ class BeamSearch:
         return [
             {"row": row, "rank": rank, "text": self.texts[row][rank] if self.texts else None}
             | {"tokens": self.tokens[row, rank, : self.lengths[row, rank]].tolist()}
-            | {"score": float(self.scores[row, rank])}
+            | {"finish": self.finish[row][rank], "score": float(self.scores[row, rank])}
             | {"steps": int(self.steps[row]), "passes": int(self.passes[row])}
+            | ({} if self.log_probs is None else {"raw_log_probs": self._log_probs(row, rank)})
             for row in range(len(self.steps))
             for rank in range(self.scores.shape[1])
             if self.lengths[row, rank]
         ]
+
+    def _log_probs(self, row: int, rank: int) -> list[float]:
+        assert self.log_probs is not None
+        return self.log_probs[row, rank, : self.lengths[row, rank]].tolist()
 
 
 def beam_search(
@@ -94,6 +104,7 @@ def beam_search(
     eos_ids: Sequence[int | str] | int | str | None = None,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
+    log_probs: bool = False,
     **options: Any,
 ) -> BeamSearch:
     """Beam search: the `beams` most probable continuations that a search of that width finds, as transformers' does.
@@ -118,6 +129,7 @@ def beam_search(
         length_penalty: scores are sums of log probabilities over length ** length_penalty (traced).
         early_stopping: True stops with so many finished hypotheses; False when the best running beam is no better, at
             its present length, than the worst of them; "never" when it cannot become better.
+        log_probs: whether to report the log probability of every token.
         **options: none: a search does not sample. Sampling options of `generate` are refused by name.
 
     Raises:
@@ -153,7 +165,7 @@ def beam_search(
     draft_beams = 2 * beams if draft_beams is None else integer(draft_beams, "draft_beams", "an integer")
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
-    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
+    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs)
     prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
     draft = None if prepared.drafter is None else prepared.drafter.functions.lm
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
@@ -165,22 +177,23 @@ def beam_search(
         jnp.asarray(length_penalty, jnp.float32),
         jnp.asarray(MODES.index(early_stopping), jnp.int32),
     )
-    size = Size(
-        beams, draft_beams if draft is not None else 0, gamma if draft is not None else 0, prepared.max_new_tokens
-    )
+    if draft is None:
+        draft_beams = gamma = 0
+    size = Size(beams, draft_beams, gamma, prepared.max_new_tokens, log_probs)
     final = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
     if final.failed.any():
         raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(final.failed)}")
-    return _result(target, final)
+    return _result(target, final, np.asarray(prepared.request.eos))
 
 
 class Size(NamedTuple):
-    """The static sizes of a search: beams, draft beams, steps that are drafted, and most new tokens."""
+    """The static sizes of a search: beams, draft beams, steps that are drafted, most new tokens; what is reported."""
 
     beams: int
     draft_beams: int
     gamma: int
     new: int
+    log_probs: bool = False
 
     @property
     def retained(self) -> int:
@@ -245,7 +258,7 @@ def _search(
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
     log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
     candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count)
-    beams = bookkeeping.start(batch, size.beams, size.new)
+    beams = bookkeeping.start(batch, size.beams, size.new, size.log_probs)
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
@@ -427,6 +440,7 @@ def _check_options(options: dict[str, Any]) -> None:
         "eos_ids",
         "length_penalty",
         "early_stopping",
+        "log_probs",
     )
     inputs.check_names(options, names)
 
@@ -441,7 +455,7 @@ def _check_beams(target: core.Model, beams: Any) -> int:
     return beams
 
 
-def _result(target: core.Model, final: SearchState) -> BeamSearch:
+def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSearch:
     b, passes = jax.device_get((final.beams, final.passes))
     width = int(b.lengths.max())
     real = np.arange(width)[None, None, :] < b.lengths[:, :, None]
@@ -452,4 +466,11 @@ def _result(target: core.Model, final: SearchState) -> BeamSearch:
             [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(rows, lengths, strict=True) if n]
             for rows, lengths in zip(tokens, b.lengths, strict=True)
         ]
-    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, passes)
+    last = np.take_along_axis(tokens, np.maximum(b.lengths - 1, 0)[:, :, None], axis=2)
+    is_end = np.any(last == eos[:, None, :], axis=-1)
+    finish = [
+        ["eos" if ends else "length" for ends, n in zip(row, lengths, strict=True) if n]
+        for row, lengths in zip(is_end, b.lengths, strict=True)
+    ]
+    log_probs = None if b.final_log_probs is None else np.where(real, b.final_log_probs[:, :, :width], 0)
+    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, passes, finish, log_probs)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxspec.core import noise
 
@@ -30,6 +30,8 @@ class Beams(NamedTuple):
         hypotheses, lengths, final_scores: the finished ones, the best first: their new tokens, how many, the end token
             included, and the sum of their log probabilities over length ** penalty; -inf where there are fewer.
         done: whether the search is over.
+        log_probs, final_log_probs: log probabilities of the tokens of running beams and of hypotheses; None where
+            nobody asked for them.
     """
 
     tokens: Int[Array, "B K T"]
@@ -39,6 +41,8 @@ class Beams(NamedTuple):
     lengths: Int[Array, "B K"]
     final_scores: Float[Array, "B K"]
     done: Bool[Array, " B"]
+    log_probs: Float[Array, "B K T"] | None = None
+    final_log_probs: Float[Array, "B K T"] | None = None
 
 
 class Goal(NamedTuple):
@@ -66,18 +70,21 @@ class Candidates(NamedTuple):
         scores: the node's score plus the log probability of the token; -inf: there is no such continuation.
         origins: the node.
         tokens: the token.
+        log_probs: its log probability after the node.
     """
 
     scores: Float[Array, "B C"]
     origins: Int[Array, "B C"]
     tokens: Int[Array, "B C"]
+    log_probs: Float[Array, "B C"]
 
 
-def start(batch: int, beams: int, most: int) -> Beams:
+def start(batch: int, beams: int, most: int, log_probs: bool) -> Beams:
     """Starts with one beam of no tokens for each prompt."""
     tokens, none = jnp.zeros((batch, beams, most), jnp.int32), jnp.full((batch, beams), -jnp.inf)
     zero = jnp.zeros((batch,), jnp.int32)
-    return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0)
+    reported = (jnp.zeros(tokens.shape),) * 2 if log_probs else ()
+    return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0, *reported)
 
 
 def num_candidates(beams: int, ends: int) -> int:
@@ -123,7 +130,10 @@ def best_candidates(
     flat = jnp.pad(flat, ((0, 0), (0, missing)), constant_values=-jnp.inf)
     best, index = jax.lax.top_k(flat, count)  # of equals the first
     index = jnp.minimum(index, flat.shape[1] - missing - 1).astype(jnp.int32)
-    return Candidates(best, index // width, jnp.take_along_axis(tokens.reshape(scores.shape[0], -1), index, axis=1))
+    tokens, log_probs = (
+        jnp.take_along_axis(x.reshape(scores.shape[0], -1), index, axis=1) for x in (tokens, log_probs)
+    )
+    return Candidates(best, index // width, tokens, log_probs)
 
 
 def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
@@ -147,8 +157,9 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     ends = jnp.logical_or(ends, last[:, None])
 
     first = slice(0, beam_count)
-    extended = _extend(beams.tokens, candidates.origins[:, first], candidates.tokens[:, first], beams.steps)
-    worth = candidates.scores[:, first] / _penalty(length, goal)[:, None]
+    best = Candidates(*(x[:, first] for x in candidates))
+    extended = _extend(beams.tokens, best.origins, best.tokens, beams.steps)
+    worth = best.scores / _penalty(length, goal)[:, None]
     worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
     final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
     both = jnp.concatenate([beams.hypotheses, extended], axis=1)
@@ -156,9 +167,7 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     lengths = jnp.take_along_axis(jnp.concatenate([beams.lengths, new_length], axis=1), chosen, axis=1)
 
     stay = jnp.argsort(ends, axis=1, stable=True)[:, first]
-    origins, tokens, scores = (
-        jnp.take_along_axis(x, stay, axis=1) for x in (candidates.origins, candidates.tokens, candidates.scores)
-    )
+    scores, origins, tokens, log_probs = (jnp.take_along_axis(x, stay, axis=1) for x in candidates)
     scores = jnp.where(jnp.take_along_axis(ends, stay, axis=1), -jnp.inf, scores)
 
     longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
@@ -175,6 +184,14 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
         final_scores=final_scores,
         done=done,
     )
+    if beams.log_probs is not None:
+        assert beams.final_log_probs is not None
+        extended = _extend(beams.log_probs, best.origins, best.log_probs, beams.steps)
+        both = jnp.concatenate([beams.final_log_probs, extended], axis=1)
+        after = after._replace(
+            log_probs=_extend(beams.log_probs, origins, log_probs, beams.steps),
+            final_log_probs=jnp.take_along_axis(both, chosen[:, :, None], axis=1),
+        )
     return where(beams.done, beams, after), origins, tokens
 
 
@@ -190,9 +207,9 @@ def last_tokens(beams: Beams) -> Int[Array, "B K"]:
 
 
 def _extend(
-    tokens: Int[Array, "B K T"], origins: Int[Array, "B n"], new: Int[Array, "B n"], at: Int[Array, " B"]
-) -> Int[Array, "B n T"]:
-    """Appends a further token to each of some beams."""
+    tokens: Shaped[Array, "B K T"], origins: Int[Array, "B n"], new: Shaped[Array, "B n"], at: Int[Array, " B"]
+) -> Shaped[Array, "B n T"]:
+    """Appends a further token, or its log probability, to each of some beams."""
     is_place = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
     return jnp.where(is_place, new[:, :, None], jnp.take_along_axis(tokens, origins[:, :, None], axis=1))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from jaxspec import trace
+from jaxspec.core import LogProbs
 from jaxspec.decode import loop
 from jaxspec.trace.html import SIGNS
 
@@ -79,10 +80,48 @@ def records(out: Generation) -> list[dict[str, Any]]:
     rate, per_round = out.stats.acceptance_rate, out.stats.tokens_per_round
     return [
         {"row": row, "text": out.texts[row] if out.texts else None, "tokens": _tokens(out, row)}
+        | {"finish": out.finish[row]}
         | {name: int(counts[row]) for name, counts in out.stats._asdict().items()}
         | {"acceptance_rate": float(rate[row]), "tokens_per_round": float(per_round[row])}
+        | ({} if out.log_probs is None else log_probs(LogProbs(*(x[row, : out.lengths[row]] for x in out.log_probs))))
         for row in range(len(out.lengths))
     ]
+
+
+def log_probs(row: LogProbs) -> dict[str, Any]:
+    """Returns the log probabilities of one row's tokens as plain values, by names that say which; None for -inf.
+
+    >>> log_probs(LogProbs(np.array([-0.5]), np.array([-np.inf]), np.zeros((1, 0), int), np.zeros((1, 0))))
+    {'raw_log_probs': [-0.5], 'sampled_log_probs': [None]}
+    """
+    named = {"raw_log_probs": row.raw, "sampled_log_probs": row.sampled}
+    if row.top_tokens.shape[-1]:
+        named |= {"top_tokens": row.top_tokens, "top_log_probs": row.top_raw}
+    return {name: np.where(np.isfinite(values), values, np.array(None)).tolist() for name, values in named.items()}
+
+
+def metrics(out: Generation) -> dict[str, Any]:
+    """Returns counts of all rows together, named and nested as in vLLM's responses; {} where nothing was drafted.
+
+    `acceptance_histogram[n]` counts the rounds of which n draft tokens were emitted, `mean_acceptance_length` is 1 +
+    accepted tokens over rounds: a round emits the token after them, too, unless an end token or the limit is before it.
+    `num_spec_tokens` is the most that a round drafts.
+    """
+    nodes = out.trace.draft.shape[2]
+    if not nodes:
+        return {}
+    emitted = np.minimum(out.trace.num_accepted, out.trace.num_committed)[np.asarray(out.trace.num_committed) > 0]
+    steps, drafted, accepted = (int(np.sum(x)) for x in (out.stats.rounds, out.stats.drafted, out.stats.accepted))
+    counts = {
+        "mean_acceptance_length": 1 + accepted / max(steps, 1),
+        "draft_acceptance_rate": accepted / max(drafted, 1),
+        "acceptance_histogram": np.bincount(emitted, minlength=nodes + 1).tolist(),
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": nodes,
+    }
+    return {"speculative_decoding": counts}
 
 
 def rounds(out: Generation, row: int) -> list[dict[str, Any]]:

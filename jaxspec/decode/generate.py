@@ -10,8 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import sharding
-from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Failure, Model, Policy, RoundInfo, Rule, Stats, tree
+from jaxspec.core import (
+    BoundDrafter,
+    BoundPolicy,
+    Drafter,
+    Failure,
+    LogProbs,
+    Model,
+    Policy,
+    RoundInfo,
+    Rule,
+    Stats,
+    tree,
+)
 from jaxspec.decode import display, loop, stopping
+from jaxspec.decode import log_probs as reported
+from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared, Prompts, prepare
 from jaxspec.sampling import SamplingOptions
 
@@ -29,6 +43,8 @@ class Generation:
         stats: counts per row; see `core.Stats`.
         trace: what each round drafted and committed; see `loop.Trace`. A notebook shows its rounds.
         exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
+        finish: why each row ended: "eos" (an end token), "stop" (a stop string) or "length" (max_new_tokens).
+        log_probs: of the new tokens, [batch, longest], if they were asked for; see `core.LogProbs`.
 
     Example:
         >>> import jax, json, jaxspec
@@ -51,17 +67,25 @@ class Generation:
     stats: Stats
     trace: loop.Trace
     exact: bool
+    finish: list[str]
+    log_probs: LogProbs | None = None
     # spells the draft tokens of the rounds
     _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def records(self) -> list[dict[str, Any]]:
-        """Lists one flat dict of plain values per row: text, tokens and counts, as `pandas.DataFrame` takes them."""
+        """Lists one flat dict of plain values per row: text, tokens, why it ended and counts, for `pandas.DataFrame`.
+
+        Log probabilities, if there are any, are lists, of which None stands for one of -inf.
+        """
         return display.records(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON: `exact`, and `rows`, which are `records` with their rounds."""
+        """Everything as plain values, for JSON: `exact`, `metrics`, and `rows`, which are `records` with their rounds.
+
+        `metrics` are counts of all rows together, under the names of vLLM; `display.metrics` describes them.
+        """
         rows = [record | {"trace": display.rounds(self, record["row"])} for record in self.records()]
-        return {"exact": self.exact, "rows": rows}
+        return {"exact": self.exact, "metrics": display.metrics(self), "rows": rows}
 
     def _repr_html_(self) -> str:
         return display.page(self)
@@ -89,6 +113,8 @@ class Piece:
         done: whether this was the last piece.
         parent, path: of a tree, as `core.Draft` and `core.Verdict` have them, the path cut to its length; None of a
             chain.
+        finish: of the last piece, why the text ended, as `Generation.finish`; before it None.
+        log_probs: of the piece's tokens, [tokens], if they were asked for; see `core.LogProbs`.
     """
 
     text: str
@@ -99,6 +125,8 @@ class Piece:
     done: bool
     parent: list[int] | None = None
     path: list[int] | None = None
+    finish: str | None = None
+    log_probs: LogProbs | None = None
 
 
 def generate(
@@ -114,6 +142,8 @@ def generate(
     eos_ids: Sequence[int | str] | int | str | None = None,
     stop: Sequence[str] = (),
     num_samples: int = 1,
+    log_probs: bool = False,
+    top_log_probs: int | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """Generates from `target`, faster with a `drafter`, with the same distribution of the output.
@@ -138,6 +168,9 @@ def generate(
         num_samples: texts of each prompt, which share its prefill: rows 0 to n - 1 are the first prompt's, the next n
             the second's. What is given "one per row" is then of so many. The texts are those of a prompt that is
             given n times.
+        log_probs: whether to report the log probability of every token, see `core.LogProbs`: the target's, raw and
+            under the distribution that was sampled from. Such programs are compiled apart; others compute none.
+        top_log_probs: of each position report, too, so many of the most probable tokens; 0 is log_probs=True.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
             logit_bias, banned, draft_temperature: a number for all rows or one per row; `sampling.SamplingOptions`
             describes them. Greedy by default.
@@ -169,6 +202,8 @@ def generate(
         key=key,
         eos_ids=eos_ids,
         num_samples=num_samples,
+        log_probs=log_probs,
+        top_log_probs=top_log_probs,
         **sampling,
     )
     return complete(prepared, stop)
@@ -186,8 +221,20 @@ def complete(prepared: Prepared, stop: Sequence[str] = ()) -> Generation:
     rows = [] if prepared.target.tokenizer is None else zip(tokens, outcome.length, strict=True)
     texts = [stopping.text_of(stopper, row[:n].tolist()) for row, n in rows]
     trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
+    finish = [
+        stopping.finish(stopper, reason, row[:n].tolist())
+        for row, n, reason in zip(tokens, outcome.length, outcome.finish, strict=True)
+    ]
     return Generation(
-        texts, tokens, outcome.length, outcome.stats, trace, prepared.decoder.exact, prepared.target.tokenizer
+        texts,
+        tokens,
+        outcome.length,
+        outcome.stats,
+        trace,
+        prepared.decoder.exact,
+        finish,
+        reported.window(outcome.log_probs, 0, width),
+        prepared.target.tokenizer,
     )
 
 
@@ -226,11 +273,13 @@ def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
     for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None):
-        row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
-        tokens, length, start, done, failed, stats, info = sharding.fetch(row)
+        row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, state.log_probs, info)
+        tokens, length, start, done, failed, stats, log_probs, info = sharding.fetch(row)
         if failed[0]:
             raise _failure(failed, prepared)
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
+        if log_probs is not None:
+            log_probs = LogProbs(*(x[0, len(committed) : len(committed) + len(new)] for x in log_probs))
         committed += new
         if stop.tokenizer is not None:
             visible = (stopping.text_of if done[0] else stopping.stable_text)(stop, committed)
@@ -241,19 +290,22 @@ def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
             )
         new_text = visible[len(shown) :] if visible.startswith(shown) else ""
         shown += new_text
-        yield _piece(new_text, new, info, stats, bool(done[0]))
+        finish = stopping.finish(stop, int(states.finish(state)[0]), committed) if done[0] else None
+        draft, accepted, parent, path = _round(info)
+        yield Piece(new_text, new, draft, accepted, stats, bool(done[0]), parent, path, finish, log_probs)
 
 
-def _piece(new_text: str, new: list[int], info: RoundInfo | None, stats: Stats, ended: bool) -> Piece:
+def _round(info: RoundInfo | None) -> tuple[list[int], int, list[int] | None, list[int] | None]:
+    """The draft tokens of a stream's round and how many were accepted; of a tree its parents and the accepted path."""
     if info is None:
-        return Piece(new_text, new, [], 0, stats, ended)
+        return [], 0, None, None
     accepted = int(info.num_accepted[0])
     if info.parent is None or info.path is None:
-        return Piece(new_text, new, info.draft[0, : info.draft_length[0]].tolist(), accepted, stats, ended)
+        return info.draft[0, : info.draft_length[0]].tolist(), accepted, None, None
     real = np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]
     number = np.concatenate([[0], np.cumsum(real)])  # of the fed tokens, once those that are no nodes are gone
     parent, path = number[info.parent[0][real]].tolist(), (number[info.path[0, :accepted] + 1] - 1).tolist()
-    return Piece(new_text, new, info.draft[0][real].tolist(), accepted, stats, ended, parent, path)
+    return info.draft[0][real].tolist(), accepted, parent, path
 
 
 def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:

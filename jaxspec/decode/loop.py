@@ -9,7 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights, programs, token_rows
+from jaxspec.core import (
+    Decoder,
+    LogProbs,
+    Prompt,
+    Request,
+    RoundInfo,
+    State,
+    Stats,
+    Weights,
+    programs,
+    token_rows,
+)
+from jaxspec.decode import log_probs
+from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
 
 
@@ -37,6 +50,8 @@ class Outcome(NamedTuple):
         tokens, length: the new tokens of each row, padded, and how many are real.
         failed: why a row ended early, a `core.Failure`; 0 for none.
         stats, trace: counts, and the rounds they are of.
+        finish: why each row ended, a `core.Finish`.
+        log_probs: of the new tokens; None unless they were asked for.
     """
 
     tokens: Int[Array, "batch new"]
@@ -44,6 +59,8 @@ class Outcome(NamedTuple):
     failed: Int[Array, " batch"]
     stats: Stats
     trace: Trace
+    finish: Int[Array, " batch"]
+    log_probs: LogProbs | None = None
 
 
 Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
@@ -103,9 +120,11 @@ def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Requ
 
 
 def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
-    """Returns the tokens and counts of a finished state."""
+    """Returns the tokens, counts and reasons of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
-    return Outcome(new, state.length - state.start, state.failed, state.stats, trace)
+    reported = log_probs.window(state.log_probs, 0, max_new_tokens)
+    length = state.length - state.start
+    return Outcome(new, length, state.failed, state.stats, trace, states.finish(state), reported)
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))

@@ -39,6 +39,7 @@ from jaxspec.sampling.params import OPTIONS, SamplingOptions, check_ids, per_row
 
 OWN = (  # those that are no sampling options
     *("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
+    *("log_probs", "top_log_probs"),
 )
 Prompts = str | Sequence[str] | Prompt | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 
@@ -101,6 +102,8 @@ def prepare(
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
     num_samples: int = 1,
+    log_probs: bool = False,
+    top_log_probs: int | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
@@ -120,6 +123,8 @@ def prepare(
         key=key,
         eos_ids=eos_ids,
         num_samples=num_samples,
+        log_probs=log_probs,
+        top_log_probs=top_log_probs,
     )
     inputs.check_untraced(target.params, prompts, {**named, **sampling, "drafter": getattr(drafter, "params", None)})
     return _prepared(target, encode(target, prompts), named | sampling)
@@ -127,7 +132,7 @@ def prepare(
 
 def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
-    drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
+    drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, samples, log_probs, top = map(sampling.pop, OWN)
     _check_names(sampling)
     expected = "an integer, 0 (plain decoding) or more"
     gamma = integer(gamma, "gamma", expected)
@@ -146,6 +151,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     samples = integer(samples, "num_samples", "an integer, 1 or more")
     if samples < 1:
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
+    top = _top_log_probs(log_probs, top, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
     if samples > 1:  # the least that they take
         least = 4 * batch * (target.lm.vocab_size + 64)
@@ -170,10 +176,10 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     if policy is not None and drafter is None:
         raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter drafts")
     _check_positions(target.lm, "the target", prompt, limit)
-    weights, decoder = Weights(target.params), autoregressive(target.lm, sampler)
+    weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
     if bound is not None:
         functions = None if policy is None else policy.functions
-        decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions)
+        decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top)
         weights = Weights(target.params, bound.params)
         for lm in drafter_lms(bound):
             _check_positions(lm, "the drafter", prompt, limit)
@@ -200,6 +206,19 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         needed = inputs.size_of(state) + history + logits
         inputs.check_memory(needed, f"{which}={value!r} for {batch} prompts", which, _devices(weights))
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options)
+
+
+def _top_log_probs(log_probs: Any, top: Any, vocab: int) -> int | None:
+    """Returns how many of the most probable tokens are reported; None if no log probabilities are asked for."""
+    if not isinstance(log_probs, bool):
+        raise TypeError(f"log_probs is {log_probs!r}: expected True or False; top_log_probs is the number of tokens")
+    if top is None:
+        return 0 if log_probs else None
+    expected = f"an integer from 0 (the emitted token alone) to the target's {vocab} token ids"
+    top = integer(top, "top_log_probs", expected)
+    if not 0 <= top <= vocab:
+        raise ValueError(f"top_log_probs is {top}: expected {expected}")
+    return top
 
 
 def _check_names(options: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_round, size_of
+from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
 
@@ -39,6 +40,7 @@ def speculative(
     sampler: Sampler,
     gamma: int,
     policy: Policy | None = None,
+    top_log_probs: int | None = None,
 ) -> Decoder:
     """A decoder whose every round commits between 1 and gamma + 1 tokens per row, for one pass of the target.
 
@@ -67,6 +69,8 @@ def speculative(
         sampler: logits to distributions.
         gamma: draft tokens a round.
         policy: chooses the length of drafts.
+        top_log_probs: how many of the most probable tokens of each position `State.log_probs` reports, besides the
+            emitted one. None: it reports nothing, and the program computes nothing for it.
 
     Raises:
         ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only.
@@ -75,7 +79,7 @@ def speculative(
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more draft tokens a round")
     nodes, depth = size_of(drafter, gamma)
     if not nodes:
-        return autoregressive(target, sampler)
+        return autoregressive(target, sampler, top_log_probs)
     check_trees(target, drafter, rule)
     if drafter.tree is not None and policy is not None and policy.should_continue is not None:
         raise ValueError(
@@ -91,7 +95,7 @@ def speculative(
         with jax.named_scope("draft"):
             draft = drafter.init(weights, prompt, headroom, prefilled[0])
         prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
-        state = states.init_state(target, prompt, request, headroom, prefilled, sampler)
+        state = states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
         if policy is not None:
             state = state._replace(memory=policy.init(request.policy, prompt))
         return state._replace(caches=state.caches._replace(draft=draft))
@@ -120,6 +124,7 @@ def speculative(
             impossible = states.is_impossible(draft, verdict, target.vocab_size)
             bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
             state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)
+            state = log_probs.record(state, committed, new, forward, distribution, verdict)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)

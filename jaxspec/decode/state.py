@@ -13,6 +13,7 @@ from jaxspec.core import (
     Distribution,
     Draft,
     DraftContext,
+    Finish,
     Forward,
     LanguageModel,
     Policy,
@@ -29,6 +30,7 @@ from jaxspec.core import (
     token_rows,
     tree,
 )
+from jaxspec.decode import log_probs
 
 
 def init_state(
@@ -38,10 +40,12 @@ def init_state(
     headroom: int,
     prefilled: tuple[Forward, Cache],
     sampler: Sampler,
+    top_log_probs: int | None,
 ) -> State:
     """The state after prefill: every row with its first new token, drawn from prefill's own logits.
 
     Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
+    With `top_log_probs` it has buffers for log probabilities, which `log_probs.record` fills.
     """
     forward, cache = prefilled
     row = token_rows.decoder_prompt(lm, prompt)
@@ -56,10 +60,13 @@ def init_state(
         done=zero > 0,
         failed=jnp.zeros_like(zero, jnp.int32),
         stats=Stats(zero, zero, zero, zero),
+        log_probs=None if top_log_probs is None else log_probs.empty(len(zero), headroom, top_log_probs),
     )
     distribution = sampler(request.sampling_params, forward.logits, prefix(state))
     bad = is_invalid(forward, distribution, (zero == 0)[:, None])
-    return commit(state, sample(state, distribution)[:, None], zero + 1, bad)[0]
+    first = sample(state, distribution)[:, None]
+    state, committed = commit(state, first, zero + 1, bad)
+    return log_probs.record(state, committed, first, forward, distribution)
 
 
 def samples(prompt: Prompt, request: Request) -> int:
@@ -166,6 +173,18 @@ def commit(
         stats=state.stats._replace(emitted=state.stats.emitted + committed),
     )
     return state, committed
+
+
+def finish(state: State) -> Int[Array, " B"]:
+    """Says why each row ended, a `core.Finish`; 0 for a row that has not.
+
+    A row that ended for no reason that can be seen here was ended by a stop string (`loop.Edit`).
+    """
+    last = token_rows.tokens_at(state.tokens, state.length - 1)
+    is_end = jnp.any(last[:, None] == state.request.eos, axis=1)
+    at_limit = state.length - state.start >= state.request.max_new_tokens
+    reason = jnp.where(is_end, int(Finish.EOS), jnp.where(at_limit, int(Finish.LENGTH), int(Finish.STOP)))
+    return jnp.where(state.done, jnp.where(state.failed > 0, int(Finish.FAILURE), reason), 0).astype(jnp.int32)
 
 
 def update_stats(

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Model, RoundInfo, State
-from jaxspec.decode import loop
+from jaxspec.core import Finish, Model, RoundInfo, State
+from jaxspec.decode import log_probs, loop
 from jaxspec.decode.request import Prepared
 
 MARK = 0xD800  # the first of the characters that stand for special tokens: half surrogates, which no decoded text has
@@ -115,7 +115,8 @@ def _cut(stop: Stop, state: State, info: RoundInfo | None) -> tuple[State, Round
         stats = stats._replace(accepted=stats.accepted - lost)
         info = info._replace(num_committed=kept)
     done = jnp.logical_or(state.done, stopped)  # stays on the state's devices
-    return state._replace(length=state.length - over, done=done, stats=stats), info
+    state = state._replace(length=state.length - over, done=done, stats=stats)
+    return log_probs.forget_cut(state), info
 
 
 def _trace(infos: Sequence[RoundInfo], batch: int, nodes: int) -> loop.Trace:
@@ -137,6 +138,21 @@ def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None
     """
     ends = range(settled + 1, len(tokens) + 1)
     return next((end for end in ends if find_stop(_marked(stop, tokens[:end]), stop.strings) is not None), None)
+
+
+def finish(stop: Stop, reason: int, tokens: Sequence[int]) -> str:
+    """Names why a row ended: "eos", "stop", "length" or "failure".
+
+    Args:
+        stop: the strings. One that the last token completes is the reason, also where that token ends the row anyway.
+        reason: a `core.Finish`, as `state.finish` has it.
+        tokens: the row's new ones.
+
+    >>> finish(stop_of(None, []), Finish.EOS, [4, 1])
+    'eos'
+    """
+    stopped = bool(stop.strings) and tokens_needed(stop, tokens, len(tokens) - 1) is not None
+    return (Finish.STOP if stopped else Finish(reason)).name.lower()
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:

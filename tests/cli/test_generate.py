@@ -49,6 +49,19 @@ def test_json_is_what_the_library_returns(zoo, report):
     assert reported["device"]["device"] == "cpu"
 
 
+def test_log_probs_and_reasons_are_in_the_json(zoo, report, refused):
+    target, draft = zoo["debian-t5-large"], zoo["debian-t5-draft"]
+    out = jaxspec.generate(target, [PROMPT], drafter=draft, gamma=3, max_new_tokens=12, top_log_probs=2)
+    reported, record = report(PROMPT, "--top-log-probs", "2"), out.records()[0]
+    for name in ("tokens", "finish", "sampled_log_probs", "top_tokens"):
+        assert reported[name] == [record[name]]
+    for name in ("raw_log_probs", "top_log_probs"):
+        np.testing.assert_allclose(reported[name], [record[name]], atol=1e-5)
+    assert "raw_log_probs" not in report(PROMPT)
+    assert "as JSON only: add --json" in refused(PROMPT, "--log-probs")
+    assert "drop --top-log-probs" in refused(PROMPT, "--top-log-probs", "2", "--json", "--beams", "2")
+
+
 def test_penalties_and_bans_reach_the_library(zoo, report):
     reported = report(PROMPT, "--repetition-penalty", "1.5", "--frequency-penalty", "0.5", "--ban", "3", "--ban", "4")
     out = jaxspec.generate(

@@ -125,7 +125,23 @@ def test_records_are_plain_values():
     records = out.records()
     assert [r["row"] for r in records] == [0] * 5 + [1] * 5 + [2] * 5
     assert [(r["score"], tuple(r["tokens"])) for r in records[:5]] == hypotheses(out, 0)
-    assert {type(value) for value in records[0].values()} <= {int, float, list, type(None)}
+    assert {type(value) for value in records[0].values()} <= {int, float, list, str, type(None)}
+    assert {(r["finish"], r["tokens"][-1] == 2) for r in records} == {("eos", True), ("length", False)}
+    assert out.log_probs is None and "raw_log_probs" not in records[0]
+
+
+@pytest.mark.parametrize("drafter", [None, pytest.param(CLOSE, marks=pytest.mark.slow)], ids=["plain", "speculative"])
+def test_log_probs_of_hypotheses_are_the_targets(drafter):
+    options = dict(beams=BEAMS, drafter=drafter, max_new_tokens=[NEW, 9, NEW], eos_ids=[2], length_penalty=0.6)
+    without = jaxspec.beam_search(TARGET, PROMPTS, **options)
+    out = jaxspec.beam_search(TARGET, PROMPTS, log_probs=True, **options)
+    assert (out.tokens == without.tokens).all() and out.log_probs.shape == out.tokens.shape
+    for record in out.records():
+        tokens, row = record["tokens"], record["row"]
+        expected = [log_probs(TARGET, PROMPTS[row], tokens[:at])[token] for at, token in enumerate(tokens)]
+        np.testing.assert_allclose(record["raw_log_probs"], expected, atol=1e-5)
+        assert sum(expected) / len(tokens) ** 0.6 == pytest.approx(record["score"], abs=1e-5)
+        assert not out.log_probs[row, record["rank"], len(tokens) :].any()
 
 
 CHAINS = TARGET._replace(lm=TARGET.lm._replace(select=None))

@@ -93,7 +93,7 @@ def test_a_long_batch_makes_a_small_page(read):
     stats = jaxspec.core.Stats(rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1)
     tokens = np.ones((rows, 2 * rounds + 1), np.int32)
     trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(draft, ones, ones, 2 * ones, ones)
-    long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True)
+    long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True, ["length"] * rows)
     markup = long._repr_html_()
     assert len(markup) < 200_000
     said = read(markup).said
