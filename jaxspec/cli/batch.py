@@ -45,6 +45,8 @@ class Settings(NamedTuple):
     chunk: Annotated[int, number("Lines of the input to a file of the output.")] = 1024
     shard: Annotated[int, number("Which part of the input this process decodes.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
+    log_probs: Annotated[bool, flag("Write log probabilities of the tokens, too.", "--log-probs")] = False
+    top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
     tokens: Annotated[bool, flag("Write the ids of tokens, too.", "--tokens")] = False
     seed: Annotated[int, seed_number("Of sampling; the same seed gives the same texts.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16 or int8.")] = "float32"
@@ -86,6 +88,8 @@ def batch(
         "policy": names.policy(settings.policy) if settings.policy and draft != "none" else None,
         "max_new_tokens": settings.max_new_tokens,
         "key": jax.random.key(settings.seed),
+        "log_probs": settings.log_probs,
+        "top_log_probs": settings.top_log_probs,
         **sampling,
     }
     names.check_options(draft != "none", **generation)
@@ -99,7 +103,9 @@ def batch(
     if drafter is not None:
         params[draft] = drafter.params
     told = ("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed", "dtype")
-    described = {name: getattr(settings, name) for name in (*told, "draft_dtype", "tokens")} | sampling
+    described = {
+        name: getattr(settings, name) for name in (*told, "draft_dtype", "tokens", "log_probs", "top_log_probs")
+    } | sampling
     done = output.begin(manifest_of(source, output, params, described), resume=resume)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     with _Bar(source.count(), feed.place, err) as bar, feed.until_terminated():
@@ -116,7 +122,8 @@ def batch(
             progress=bar.update,
             **generation,
         )
-        record = _with_tokens if settings.tokens else _without_tokens
+        wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
+        record = _with_tokens if wants_tokens else _without_tokens
         for _ in output.write(results, done, lambda: feed.place, record):
             pass
     err.print(Text(bar.sentence(settings.output)))

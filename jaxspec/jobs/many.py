@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec import sharding
-from jaxspec.core import Failure, Model, token_rows
+from jaxspec.core import Failure, Finish, LogProbs, Model, token_rows
 from jaxspec.core.checks import integer, one_of
-from jaxspec.decode import stopping
+from jaxspec.decode import display, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs.prompts import Reader, Request, limits_of
 from jaxspec.jobs.slots import Report, Slots
@@ -41,6 +41,7 @@ class Completion:
         prompt_tokens: how many the prompt has.
         rounds, drafted, accepted: as in `core.Stats`.
         error: what went wrong; None if nothing did.
+        log_probs: of the tokens, if they were asked for; see `core.LogProbs`.
     """
 
     id: Any
@@ -53,10 +54,13 @@ class Completion:
     drafted: int = 0
     accepted: int = 0
     error: str | None = None
+    log_probs: LogProbs | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
-        return dataclasses.asdict(self)
+        """Everything as plain values, for JSON; log probabilities are named as in `Generation.records`."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        log_probs = fields.pop("log_probs")
+        return fields | ({} if log_probs is None else display.log_probs(log_probs))
 
 
 class Progress(NamedTuple):
@@ -113,8 +117,8 @@ def generate_many(
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
         group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.
         progress: called with a `Progress` whenever the host looks at the slots.
-        **options: `drafter`, `gamma`, `rule`, `policy`, `key`, `eos_ids`, and options of sampling, as `generate` has
-            them, with one value for all prompts.
+        **options: `drafter`, `gamma`, `rule`, `policy`, `key`, `eos_ids`, `log_probs`, `top_log_probs`, and options of
+            sampling, as `generate` has them, with one value for all prompts.
 
     Raises:
         ValueError, TypeError: as `generate`; also for a prompt, if `on_error` is "raise".
@@ -186,7 +190,6 @@ class _Job:
         self._prepared, self._reader, self._stop = prepared, reader, stop
         self._slots, self._group = slots, group
         self._width = 0 if width is None else token_rows.bucket(width)
-        self._ends = set(np.asarray(prepared.request.eos)[0].tolist())
         self._report = report
         self._progress = Progress()
         self._finished = deque[tuple[int, Completion]]()
@@ -227,7 +230,10 @@ class _Job:
             free += self._collect(slots, live, sharding.fetch(report))
 
     def _next_group(self, slots: Slots) -> list[Request]:
-        """Takes the next prompts to prefill together: the first, and others of its width or narrower."""
+        """Takes the next prompts to prefill together: the first, and others of its width.
+
+        So what prefill computes of a prompt, to the last bit, does not depend on the others.
+        """
         ahead = self._reader.peek(BLOCKS * self._slots)
         wrong = [request for request in ahead if request.error is not None]
         self._reader.take(wrong)
@@ -239,7 +245,7 @@ class _Job:
         width = token_rows.bucket(len(ahead[0].row.tokens))
         if width > slots.width:
             return []
-        group = [request for request in ahead if len(request.row.tokens) <= width][: slots.group]
+        group = [request for request in ahead if token_rows.bucket(len(request.row.tokens)) == width][: slots.group]
         self._reader.take(group)
         return group
 
@@ -255,7 +261,7 @@ class _Job:
                 counts = tuple(np.concatenate([old, new[rounds, place]]) for old, new in columns)
                 needed = stopping.tokens_needed(self._stop, tokens, row.searched)
                 live[place] = row = _Live(row.request, len(tokens), counts)
-            if needed is not None or report.done[place]:
+            if needed is not None or report.finish[place]:
                 del live[place]
                 free.append(place)
                 stats = {name: int(counts[place]) for name, counts in report.stats._asdict().items()}
@@ -270,24 +276,25 @@ class _Job:
     def _completion(
         self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, int], report: Report, place: int
     ) -> Completion:
-        failed = int(report.failed[place])
+        failed, finish = int(report.failed[place]), int(report.finish[place])
         if needed is not None and not failed:
-            tokens, stats, finish = tokens[:needed], _until(row.rounds, needed), "stop"
-        else:
-            ended = bool(tokens) and tokens[-1] in self._ends
-            finish = "failure" if failed else "eos" if ended else "length"
+            tokens, stats, finish = tokens[:needed], _until(row.rounds, needed), Finish.STOP
+        log_probs = report.log_probs
+        if log_probs is not None:
+            log_probs = LogProbs(*(values[place, : len(tokens)].copy() for values in log_probs))
         tokenizer, request = self._prepared.target.tokenizer, row.request
         return Completion(
             id=request.id,
             number=request.row.number,
             text=None if tokenizer is None else stopping.text_of(self._stop, tokens),
             tokens=tokens,
-            finish=finish,
+            finish=Finish(finish).name.lower(),
             prompt_tokens=len(request.row.tokens),
             rounds=stats["rounds"],
             drafted=stats["drafted"],
             accepted=stats["accepted"],
             error=FAILURES[Failure(failed)] if failed else None,
+            log_probs=log_probs,
         )
 
     def _finish(self, request: Request, completion: Completion) -> None:

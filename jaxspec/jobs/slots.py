@@ -18,8 +18,9 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec import sharding
-from jaxspec.core import Decoder, Prompt, Request, State, Stats, Weights, programs, token_rows
-from jaxspec.decode import inputs
+from jaxspec.core import Decoder, LogProbs, Prompt, Request, State, Stats, Weights, programs, token_rows
+from jaxspec.decode import inputs, log_probs
+from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
 
 Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
@@ -56,16 +57,19 @@ class Report(NamedTuple):
 
     Attributes:
         tokens, length: the new tokens of each row, and how many there are.
-        done, failed, stats: as in `core.State`.
+        finish: why each row has ended, a `core.Finish`; 0 for one that has not.
+        failed, stats: as in `core.State`.
         rounds: what the call has run.
+        log_probs: of the new tokens, if they were asked for.
     """
 
     tokens: Int[Array, "slots new"]
     length: Int[Array, " slots"]
-    done: Bool[Array, " slots"]
+    finish: Int[Array, " slots"]
     failed: Int[Array, " slots"]
     stats: Stats
     rounds: Rounds
+    log_probs: LogProbs | None
 
 
 class Slots:
@@ -86,8 +90,8 @@ class Slots:
         self.width, self.slots, self.group = width, slots, group
         self._prepared, self._rounds = prepared, rounds
         self._mesh = sharding.mesh_of(prepared.weights)
-        growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-        self._capacity = self._row_length(width) + growth
+        self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+        self._capacity = self._row_length(width) + self._growth
         self._shapes_at = functools.cache(self._shapes_of)
         needed = inputs.size_of(self._shapes_at(width)) // group * slots
         devices = 1 if self._mesh is None else self._mesh.size
@@ -104,16 +108,12 @@ class Slots:
         rows = [*rows, *[rows[-1]] * (self.group - len(rows))]
         width = self._width_of(max(len(row.tokens) for row in rows))
         prompt = token_rows.pad([row.tokens for row in rows], width)
-        columns = [
-            np.asarray(column, np.int32) for column in zip(*[(r.number, r.max_new_tokens) for r in rows], strict=True)
-        ]
+        number = np.array([row.number for row in rows], np.int32)
+        limit = np.array([row.max_new_tokens for row in rows], np.int32)
         if self._mesh is not None:
-            prompt, columns = sharding.place((prompt, columns), self.group, self._mesh)
-        p = self._prepared
-        headroom = self._capacity - self._row_length(width)
+            prompt, number, limit = sharding.place((prompt, number, limit), self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
-        request = p.request._replace(keys=None)
-        return prefill(p.decoder, p.weights, request, _key(p), prompt, *columns, headroom=headroom, shapes=shapes)
+        return prefill(**self._common(width), prompt=prompt, number=number, limit=limit, shapes=shapes)
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
@@ -152,10 +152,22 @@ class Slots:
 
     def _shapes_of(self, width: int) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""
-        prompt = Prompt(jnp.zeros((self.group, width), jnp.int32), jnp.ones(self.group, jnp.int32))
-        p, zeros = self._prepared, np.zeros(self.group, np.int32)
-        start = functools.partial(_start, p.decoder, headroom=self._capacity - self._row_length(width))
-        return jax.eval_shape(start, p.weights, p.request._replace(keys=None), _key(p), prompt, zeros, zeros)
+        count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
+        prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
+        start = functools.partial(_start, **self._common(width))
+        return jax.eval_shape(start, prompt=prompt, number=count, limit=count)
+
+    def _common(self, width: int) -> dict[str, Any]:
+        """The arguments of `_start` that are the same for all prompts of a width."""
+        p = self._prepared
+        return dict(
+            decoder=p.decoder,
+            weights=p.weights,
+            request=p.request._replace(keys=None),
+            key=_key(p),
+            headroom=self._capacity - self._row_length(width),
+            growth=self._growth,
+        )
 
     def _width_of(self, tokens: int) -> int:
         """The narrowest width for a prompt whose state has, or can be given, the shapes of the widest one's."""
@@ -202,14 +214,19 @@ def _start(
     number: Int[Array, " group"],
     limit: Int[Array, " group"],
     headroom: int,
+    growth: int,
 ) -> State:
-    """The state of new rows after prefill, with the options of `request`, which has one row, in each."""
+    """The state of new rows after prefill, with the options of `request`, which has one row, in each.
+
+    `headroom` fills the slots' capacity after a prompt of this width; of it a row uses `growth` tokens.
+    """
     request = token_rows.repeat_rows(request, number.shape[0])
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
-    return decoder.init(weights, prompt, request._replace(keys=keys, max_new_tokens=limit), headroom)
+    state = decoder.init(weights, prompt, request._replace(keys=keys, max_new_tokens=limit), headroom)
+    return state._replace(log_probs=log_probs.window(state.log_probs, 0, growth))
 
 
-@programs.jit(static_argnames=("decoder", "headroom", "shapes"))
+@programs.jit(static_argnames=("decoder", "headroom", "growth", "shapes"))
 def prefill(
     decoder: Decoder,
     weights: Weights,
@@ -219,10 +236,11 @@ def prefill(
     number: Int[Array, " group"],
     limit: Int[Array, " group"],
     headroom: int,
+    growth: int,
     shapes: tuple[tuple[int, ...], ...],
 ) -> State:
     """The state of new rows, each leaf of the given shape: what is smaller gets zeros at its end."""
-    state = _start(decoder, weights, request, key, prompt, number, limit, headroom)
+    state = _start(decoder, weights, request, key, prompt, number, limit, headroom, growth)
     leaves, structure = jax.tree.flatten(state)
 
     def grown(leaf: Array, shape: tuple[int, ...]) -> Array:
@@ -284,6 +302,13 @@ def run_rounds(
     start = (jnp.zeros((), jnp.int32), state, Rounds(none, none, none))
     _, state, history = jax.lax.while_loop(goes_on, one_round, start)
     tokens = token_rows.window(state.tokens, state.start, max_new_tokens)
-    return _laid_out(state, layout), Report(
-        tokens, state.length - state.start, state.done, state.failed, state.stats, history
+    report = Report(
+        tokens,
+        state.length - state.start,
+        states.finish(state),
+        state.failed,
+        state.stats,
+        history,
+        log_probs.window(state.log_probs, 0, max_new_tokens),
     )
+    return _laid_out(state, layout), report

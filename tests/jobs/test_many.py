@@ -135,6 +135,17 @@ def test_a_stop_string_ends_a_row_as_in_generate():
     )
 
 
+def test_log_probabilities_are_those_of_generate():
+    options = OPTIONS | {"drafter": LARGE_MODEL, "top_log_probs": 2}
+    out = jaxspec.generate(LARGE_TARGET, PROMPTS, **options | {"max_new_tokens": LIMITS})
+    rows = jaxspec.generate_many(LARGE_TARGET, REQUESTS, slots=3, in_order=True, **options)
+    for row, record in zip(rows, out.records(), strict=True):
+        wanted = {name: record[name] for name in ("raw_log_probs", "sampled_log_probs", "top_log_probs")}
+        for name, values in wanted.items():
+            np.testing.assert_allclose(np.array(row.to_dict()[name], float), np.array(values, float), atol=1e-5)
+        assert (row.to_dict()["top_tokens"], row.finish) == (record["top_tokens"], record["finish"])
+
+
 def test_a_policy_has_a_state_in_each_row():
     options = OPTIONS | {"drafter": LARGE_MODEL, "policy": policies.heuristic(start=1, grow=1), "gamma": 3}
     rows = list(jaxspec.generate_many(LARGE_TARGET, REQUESTS, slots=3, **options))
