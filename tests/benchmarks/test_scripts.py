@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import (
     goodness_of_fit,
+    jobs,
     loading,
     model_card,
     options,
@@ -304,3 +305,11 @@ def test_ways_of_distilling_are_compared(tmp_path):
     done = subprocess.run((*command, "--only", "text kl"), cwd=ROOT, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert "| text | kl | " in done.stdout
+
+
+@pytest.mark.slow
+def test_a_job_is_timed_against_fixed_batches(loading, capsys):
+    jobs.main(["--prompts", "5", "--slots", "2", "--limits", "2,8", "--repeats", "1"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("5 prompts")
+    assert printed.count("True") == 2
