@@ -27,7 +27,9 @@ from jaxspec.files import corpus
 from jaxspec.jobs import Progress
 
 
-def fixed(target: Any, texts: list[str], limits: np.ndarray, size: int, **options: Any) -> tuple[list[list[int]], float]:
+def fixed(
+    target: Any, texts: list[str], limits: np.ndarray, size: int, **options: Any
+) -> tuple[list[list[int]], float]:
     """Decodes in batches of a fixed size; returns the tokens and the share of idle rounds."""
     prepared = prepare(target, texts, max_new_tokens=limits, **options)
     rows, used, total = list[list[int]](), 0, 0

@@ -18,9 +18,11 @@ from rich.text import Text
 from jaxspec import progress as bars
 from jaxspec import sharding
 from jaxspec.cli import drafter_names, names
+from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
 from jaxspec.core import Model
+from jaxspec.decode.request import prepare
 from jaxspec.jobs import Progress, generate_many
 from jaxspec.jobs.files import Output, Shard, Source, check_paths, manifest_of
 
@@ -103,10 +105,18 @@ def batch(
     if drafter is not None:
         params[draft] = drafter.params
     told = ("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed", "dtype")
+    costs = output.stored("costs") if resume else None
+    if settings.policy == "adaptive" and drafter is not None:
+        # What it decides depends on what it measured, and texts may on that: a resumed job goes on with the same.
+        costs = costs or _costs(settings, target, drafter, generation, err)
+        # Rows that agree on their drafts have the same texts as alone if what is drafted does not matter to a text.
+        rule, heat = generation["rule"], sampling.get("temperature") or 0
+        together = heat == 0 or (rule is not None and rule.shares_noise)
+        generation["policy"] = names.policy("adaptive", **costs, together=together)
     described = {
         name: getattr(settings, name) for name in (*told, "draft_dtype", "tokens", "log_probs", "top_log_probs")
     } | sampling
-    done = output.begin(manifest_of(source, output, params, described), resume=resume)
+    done = output.begin(manifest_of(source, output, params, described) | {"costs": costs}, resume=resume)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     with _Bar(source.count(), feed.place, err) as bar, feed.until_terminated():
         results = generate_many(
@@ -152,6 +162,17 @@ def _load(settings: Settings, draft: str) -> tuple[Model, Any]:
         return names.model(name, settings.draft_dtype or settings.dtype, mesh)
 
     return target, drafter_names.drafter(draft, load, target)
+
+
+def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str, Any], err: Console) -> dict[str, Any]:
+    """Measures what passes over as many rows as there are slots cost."""
+    from jaxspec.analysis import cost
+
+    with err.status("measuring what passes cost"):
+        options: dict[str, Any] = generation | {"policy": None, "drafter": drafter}
+        prepared = prepare(target, [[0]] * settings.slots, **options)
+        costs = cost.policy_costs(prepared, repeats=COST_REPEATS)
+    return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 
 class _Feed:

@@ -69,7 +69,7 @@ def policy(text: str, **costs: Any) -> BoundPolicy:
 
     Args:
         text: name, or name=number.
-        **costs: c and v, for `adaptive`.
+        **costs: c and v, for `adaptive`, or other options of it.
 
     >>> float(policy("confidence=0.5").params)
     0.5

@@ -19,8 +19,11 @@ class PolicyInit(Protocol):
 
 
 class PolicyMaxDraft(Protocol):
-    def __call__(self, params: Params, state: Any, gamma: int) -> Int[Array, " batch"]:
-        """Most draft tokens on a path of each row in the round that begins; the decoder cuts it to 0..gamma."""
+    def __call__(self, params: Params, state: Any, gamma: int, live: Bool[Array, " batch"]) -> Int[Array, " batch"]:
+        """Most draft tokens on a path of each row in the round that begins; the decoder cuts it to 0..gamma.
+
+        `live`: the rows that have not ended. The others draft nothing, whatever is returned for them.
+        """
         ...
 
 

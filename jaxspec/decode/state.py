@@ -133,7 +133,9 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
     )
     if policy is None:
         return context
-    chosen = jnp.clip(policy.max_draft(values, memory, gamma), 0, limit).astype(state.length.dtype)
+    chosen = jnp.clip(policy.max_draft(values, memory, gamma, jnp.logical_not(state.done)), 0, limit).astype(
+        state.length.dtype
+    )
     context = context._replace(max_draft=chosen)
     if policy.should_continue is None:
         return context

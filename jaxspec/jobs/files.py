@@ -23,6 +23,7 @@ from jaxspec.files import digests, folders
 from jaxspec.jobs.many import Completion
 
 SAMPLED = 256  # entries of each array that tell models apart
+ITS_OWN = ("shard", "costs")  # of a part, in its manifest; all else is the same for all parts
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
@@ -128,13 +129,22 @@ class Output(NamedTuple):
         """Counts the chunks that are there, up to the first that is not."""
         return next(index for index in itertools.count() if not self.path(index).exists())
 
+    @property
+    def manifest(self) -> Path:
+        """The path of this part's manifest."""
+        return self.folder / f"manifest-{self.shard.suffix}.json"
+
+    def stored(self, name: str) -> Any:
+        """Returns an entry of the manifest that is there; None if there is none."""
+        return json.loads(files.read_text(self.manifest)).get(name) if self.manifest.exists() else None
+
     def begin(self, manifest: Mapping[str, Any], *, resume: bool) -> int:
         """Writes the manifest, or compares it with that of the job to go on with; returns the chunks that are done.
 
         Raises:
             ValueError: there is a job in the folder and it is not to be resumed, or it is another one.
         """
-        path = self.folder / f"manifest-{self.shard.suffix}.json"
+        path = self.manifest
         if path.exists():
             if not resume:
                 raise ValueError(
@@ -144,7 +154,8 @@ class Output(NamedTuple):
             return self.done()
         if others := sorted(self.folder.glob("manifest-*.json")):
             other = json.loads(files.read_text(others[0]))
-            _compare(other | {"shard": manifest["shard"]}, json.loads(json.dumps(manifest)), others[0])
+            its_own = {name: manifest[name] for name in ITS_OWN if name in manifest}
+            _compare(other | its_own, json.loads(json.dumps(manifest)), others[0])
         files.write_text(path, [json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"])
         return 0
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import checked, draft_depth
@@ -46,6 +46,7 @@ def adaptive(
     weight: Any = 3.0,
     forget: Any = 0.2,
     pause: Any = 4,
+    together: bool = False,
 ) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
@@ -54,6 +55,13 @@ def adaptive(
     does not pay, none is made for `pause` rounds, and then one, to see whether things have changed. If it is not
     accepted, the next pause is twice as long, up to 16 times the first: short pauses come first, and doubling bounds
     the cost.
+
+    A pass over a batch costs what its longest draft costs, so that one row that drafts much slows all. With `together`
+    the rows agree: all that have not ended draft the same n, which maximises the sum of their expected tokens over the
+    cost of the round. With c and v of the batch (`cost.policy_costs` on as many rows), a batch that leaves no
+    arithmetic to spare then drafts nothing, and drafts again when few rows, which guess well, are left. A row's draft
+    then depends on the others: its text keeps its distribution, and is the same text at temperature 0 or with
+    `rules.coupled`.
 
     Args:
         c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost`; 0 for a
@@ -65,6 +73,7 @@ def adaptive(
         forget: share of the evidence that a round with draft tokens loses. The default looks back some five rounds:
             right draft tokens cluster in text.
         pause: rounds, at first.
+        together: whether all rows draft the same number of tokens, the best for the batch.
 
     Raises:
         ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
@@ -73,7 +82,7 @@ def adaptive(
     Example:
         >>> policy = adaptive(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
         >>> state = policy.functions.init(policy.params, Prompt(jnp.zeros((3, 1), jnp.int32), jnp.array([1, 1, 1])))
-        >>> policy.functions.max_draft(policy.params, state, 8).tolist()
+        >>> policy.functions.max_draft(policy.params, state, 8, jnp.ones(3, bool)).tolist()
         [8, 2, 0]
 
     Reference: section 3.5 of arXiv 2211.17192, with alpha estimated as generation goes on.
@@ -87,11 +96,11 @@ def adaptive(
         checked(forget, "forget", 0, 1),
         checked(pause, "pause", 0, most, int),
     )
-    return BoundPolicy(_adaptive(), values, name="adaptive")
+    return BoundPolicy(_adaptive(together), values, name="adaptive, together" if together else "adaptive")
 
 
 @functools.lru_cache
-def _adaptive() -> Policy:
+def _adaptive(together: bool) -> Policy:
     def init(params: Params, prompt: Prompt) -> AcceptanceState:
         rows = prompt.length.shape
         accepted, num_tested = (
@@ -101,9 +110,15 @@ def _adaptive() -> Policy:
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
         return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
 
-    def max_draft(params: Params, state: AcceptanceState, gamma: int) -> Int[Array, " B"]:
-        best = best_length(state.accepted / state.num_tested, params.c, params.verify, gamma)
-        return jnp.where(jnp.logical_and(best == 0, state.idle >= state.pause), 1, best)
+    def max_draft(params: Params, state: AcceptanceState, gamma: int, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+        tokens = expected_tokens(state.accepted / state.num_tested, gamma)
+        is_due = state.idle >= state.pause
+        if together:
+            # Rows that have ended count for nothing; the trial after a pause is the batch's, when any row's is due.
+            tokens = jnp.sum(jnp.where(live[:, None], tokens, 0.0), axis=0, keepdims=True)
+            is_due = jnp.any(jnp.logical_and(live, is_due), keepdims=True)
+        best = best_length(tokens, params.c, params.verify)
+        return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), live.shape)
 
     def update(
         params: Params, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
@@ -125,18 +140,27 @@ def _adaptive() -> Policy:
     return Policy(init, max_draft, update)
 
 
+def expected_tokens(alpha: Float[Array, " B"], gamma: int) -> Float[Array, "B gamma+1"]:
+    """The expected tokens of a round with 0, 1, ..., gamma draft tokens: 1 + a + a^2 + ... + a^n.
+
+    >>> expected_tokens(jnp.array([1.0, 0.5]), 2).tolist()
+    [[1.0, 2.0, 3.0], [1.0, 1.5, 1.75]]
+    """
+    powers = jnp.cumprod(jnp.broadcast_to(alpha[:, None], (alpha.shape[0], gamma)), axis=1)
+    return 1.0 + jnp.pad(jnp.cumsum(powers, axis=1), ((0, 0), (1, 0)))
+
+
 def best_length(
-    alpha: Float[Array, " B"], c: Float[Array, " B"], verify: Float[Array, "rows n"], gamma: int
+    tokens: Float[Array, "B gamma+1"], c: Float[Array, " #B"], verify: Float[Array, "#B n"]
 ) -> Int[Array, " B"]:
     """The n of 0..gamma that yields most tokens per second; the smallest of equals.
 
-    >>> best_length(jnp.array([1.0, 0.0]), jnp.full(2, 0.1), jnp.zeros((1, 1)), 4).tolist()
+    >>> best_length(expected_tokens(jnp.array([1.0, 0.0]), 4), jnp.full(2, 0.1), jnp.zeros((1, 1))).tolist()
     [4, 0]
     """
-    powers = jnp.cumprod(jnp.broadcast_to(alpha[:, None], (alpha.shape[0], gamma)), axis=1)
-    tokens = 1.0 + jnp.pad(jnp.cumsum(powers, axis=1), ((0, 0), (1, 0)))
+    gamma = tokens.shape[1] - 1
     verify_cost = verify[:, jnp.minimum(jnp.arange(gamma), verify.shape[1] - 1)]
-    token_cost = jnp.broadcast_to(verify_cost, powers.shape) + jnp.broadcast_to(c, alpha.shape)[:, None]
+    token_cost = verify_cost + jnp.atleast_1d(c)[:, None]
     cost = 1.0 + jnp.pad(jnp.cumsum(token_cost, axis=1), ((0, 0), (1, 0)))
     return jnp.argmax(tokens / cost, axis=1).astype(jnp.int32)
 

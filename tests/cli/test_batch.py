@@ -72,3 +72,18 @@ def test_shards_must_be_of_one_job(batch, tmp_path):
     assert batch("--shard", "2", "--num-shards", "2").exit_code == 2
     result = batch("--shard", "1", "--num-shards", "3")
     assert result.exit_code == 2 and "num_shards is 2 there and 3 here" in result.stderr
+
+
+def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path):
+    """Other costs may make other drafts, and these another text."""
+    adaptive = ("--policy", "adaptive", "-t", "1", "--chunk", "4")
+    assert (result := batch(*adaptive)).exit_code == 0, result.output
+    manifest = tmp_path / "out" / "manifest-00000-of-00001.json"
+    costs = json.loads(manifest.read_text())["costs"]
+    assert costs["v"][0] == 1.0
+    chunks = sorted((tmp_path / "out").glob("part-*"))
+    contents = [path.read_bytes() for path in chunks]
+    chunks[-1].unlink()
+    assert (result := batch(*adaptive, "--resume")).exit_code == 0, result.output
+    assert json.loads(manifest.read_text())["costs"] == costs
+    assert [path.read_bytes() for path in chunks] == contents

@@ -169,9 +169,10 @@ def each_its_own_policy(parts):
     def init(params, prompt):
         return tuple(part.init(values, prompt) for part, values in zip(parts, params[1], strict=True))
 
-    def max_draft(params, state, gamma):
+    def max_draft(params, state, gamma, live):
         limits = [
-            part.max_draft(values, memory, gamma) for part, values, memory in zip(parts, params[1], state, strict=True)
+            part.max_draft(values, memory, gamma, live)
+            for part, values, memory in zip(parts, params[1], state, strict=True)
         ]
         return of_row(params[0], limits)
 

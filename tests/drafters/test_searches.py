@@ -50,7 +50,7 @@ def every(period):
     """Return a policy that drafts in every `period`-th round and not in between."""
     return Policy(
         lambda params, prompt: jnp.zeros_like(prompt.length),
-        lambda params, state, gamma: jnp.where((state + 1) % period == 0, gamma, 0),
+        lambda params, state, gamma, live: jnp.where((state + 1) % period == 0, gamma, 0),
         lambda params, state, draft, verdict, num_committed: state + 1,
     )
 

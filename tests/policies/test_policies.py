@@ -24,7 +24,9 @@ POLICIES = {
     "confidence": policies.confidence(0.35),
     "entropy": policies.entropy(1, 4, 0.5),
     "adaptive": policies.adaptive(0.1, 0.1, pause=2),
+    "adaptive, together": policies.adaptive(0.1, 0.1, pause=2, together=True),
 }
+LIVE = jnp.ones(1, bool)
 FEW = Prompt(jnp.array([[0]]), jnp.array([1]))  # a prompt, where nothing else matters
 THREE, OTHER = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 
@@ -33,7 +35,7 @@ def every(period: int) -> Policy:
     """gamma draft tokens in every `period`-th round, none in between."""
     return Policy(
         lambda params, prompt: jnp.zeros_like(prompt.length),
-        lambda params, state, gamma: jnp.where((state + 1) % period == 0, gamma, 0),
+        lambda params, state, gamma, live: jnp.where((state + 1) % period == 0, gamma, 0),
         lambda params, state, draft, verdict, num_committed: state + 1,
     )
 
@@ -165,6 +167,10 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
         (policies.confidence(0.35), policies.confidence([0.0, 0.5, 1.0])),
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
         (policies.adaptive(0.1, 0.1, pause=2), policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
+        (
+            policies.adaptive(0.1, 0.1, pause=2, together=True),
+            policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9], together=True),
+        ),
         pytest.param(
             policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow
         ),
@@ -206,7 +212,7 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
         draft = Draft(jnp.zeros((1, 6), jnp.int32), jnp.array([draft_tokens]))
         verdict = Verdict(jnp.array([accepted]), None, jnp.array([min(accepted + 1, draft_tokens)]))
         memory = policy.update(params, memory, draft, verdict, jnp.array([accepted + 1]))
-        limit = int(policy.max_draft(params, memory, 6)[0])
+        limit = int(policy.max_draft(params, memory, 6, LIVE)[0])
         assert limit == then
 
 
@@ -218,9 +224,9 @@ def test_heuristic_counts_the_depth_of_a_tree_and_not_its_nodes():
     draft = Draft(jnp.zeros((1, 12), jnp.int32), jnp.array([12]), parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]))
     for _ in range(10):
         memory = policy.update(params, memory, draft, Verdict(two, None, two), two + 1)
-    assert policy.max_draft(params, memory, 2).tolist() == [2]
+    assert policy.max_draft(params, memory, 2, LIVE).tolist() == [2]
     memory = policy.update(params, memory, draft, Verdict(ones, None, two), two)
-    assert policy.max_draft(params, memory, 2).tolist() == [1]
+    assert policy.max_draft(params, memory, 2, LIVE).tolist() == [1]
 
 
 ENTROPIES = {  # of four tokens, in units of log 4
@@ -250,7 +256,7 @@ def test_entropy_sets_the_number_of_draft_tokens(beta, gamma, rounds):
             confidence = policy.confidence(Distribution(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]]))))
             np.testing.assert_allclose(confidence, entropy, atol=1e-6)
             confidences = confidences.at[:, 0].set(confidence)
-            limit, draft_tokens = int(policy.max_draft(params, memory, gamma)), 1
+            limit, draft_tokens = int(policy.max_draft(params, memory, gamma, LIVE)), 1
             while draft_tokens < limit and policy.should_continue(params, memory, draft_tokens - 1, confidences)[0]:
                 draft_tokens += 1
             assert draft_tokens == expected
@@ -352,10 +358,10 @@ def test_adaptive_drafts_far_where_all_is_accepted():
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_best_length_is_that_of_theory(alpha):
     from jaxspec.analysis import formulas
-    from jaxspec.policies.adaptive import best_length
+    from jaxspec.policies.adaptive import best_length, expected_tokens
 
     for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
-        best = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([[extra]]), 12)
+        best = best_length(expected_tokens(jnp.array([alpha]), 12), jnp.array([c]), jnp.array([[extra]]))
         speed = [formulas.expected_tokens(alpha, g) / (g * c + 1 + g * extra) for g in range(13)]
         assert np.isclose(speed[int(best[0])], max(speed), rtol=1e-5)
 
@@ -379,7 +385,7 @@ def test_adaptive_fills_the_pass_that_it_pays_for():
 )
 def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, draft_tokens):
     policy, params, *_ = policies.adaptive(0.0, v, alpha=alpha, weight=1e6)
-    assert policy.max_draft(params, policy.init(params, FEW), gamma).tolist() == [draft_tokens]
+    assert policy.max_draft(params, policy.init(params, FEW), gamma, LIVE).tolist() == [draft_tokens]
 
 
 @pytest.mark.slow
@@ -450,3 +456,31 @@ def test_a_tree_of_one_branch_is_drafted_as_far_as_a_chain(policy):
     branch = jaxspec.generate(TARGET, PROMPT, drafter=tree(GOOD, (1, 1, 1)), **options)
     assert chain.trace.draft_length.tolist() == branch.trace.draft_length.tolist()
     assert chain.stats.accepted.tolist() == branch.stats.accepted.tolist()
+
+
+def test_a_batch_agrees_on_the_draft_that_is_best_for_all_of_it():
+    """Two rows that guess badly outvote one that guesses well, until they have ended."""
+    policy = policies.adaptive(c=0.1, v=[1.0, 1.4, 1.8, 2.2], alpha=[0.95, 0.05, 0.05], weight=1e6, together=True)
+    functions = policy.functions
+    params = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (3, *np.shape(x)[1:])), policy.params)
+    state = functions.init(params, PROMPT)
+    drafts = [
+        functions.max_draft(params, state, 3, jnp.array(live)).tolist()
+        for live in ([True, True, True], [True, False, False], [False, True, True])
+    ]
+    assert drafts == [[0, 0, 0], [3, 3, 3], [0, 0, 0]]
+    # After a pause of no drafts, any live row's trial is all rows'.
+    rested = state._replace(idle=jnp.array([4, 0, 0]))
+    assert functions.max_draft(params, rested, 3, jnp.array([True, True, True])).tolist() == [1, 1, 1]
+    assert functions.max_draft(params, rested, 3, jnp.array([False, True, True])).tolist() == [0, 0, 0]
+
+
+def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
+    """Greedily and with coupled noise; the last rows draft more once the others have ended."""
+    options = dict(drafter=GOOD, gamma=4, max_new_tokens=np.array([4, 30, 12]), key=jax.random.key(2), eos_ids=())
+    for sampling in (dict(), dict(temperature=1.0, rule=rules.coupled())):
+        plain = jaxspec.generate(TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1), **options, **sampling)
+        agreed = jaxspec.generate(
+            TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1, together=True), **options, **sampling
+        )
+        assert (plain.tokens == agreed.tokens).all()
