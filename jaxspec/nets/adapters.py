@@ -34,9 +34,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, token_rows
+from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import stack
 
 EmptyCache = Callable[[int, int], Any]
 
@@ -108,8 +107,14 @@ def from_function(
         return forward, AdapterCache(inner, cache.length + tokens.shape[1])
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
-        forward, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
-        return forward._replace(logits=stack.last(forward.logits, prompt)), cache._replace(length=prompt.length)
+        def read(cache: AdapterCache, tokens: Int[Array, "B T"]) -> tuple[Forward, AdapterCache]:
+            return extend(params, cache, tokens)
+
+        if empty_cache is None:  # each pass recomputes the row, so it is read in one
+            forward, cache = read(start(prompt.tokens.shape[0], capacity), prompt.tokens)
+            return forward._replace(logits=chunks.at(forward.logits, prompt.length - 1)), rewind(cache, prompt.length)
+        forward, last, cache = chunks.read(read, rewind, start, prompt.tokens, prompt.length, capacity)
+        return forward._replace(logits=last.logits), cache
 
     def rewind(cache: AdapterCache, length: Int[Array, " B"]) -> AdapterCache:
         return cache._replace(length=length)
