@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core.language_model import Cache, Rewind
+from jaxspec.core.language_model import Cache, Extend, Forward, Params, Prefill, Prompt, Rewind
 
 # A pass over 512 tokens is bound by arithmetic on every backend (one over few tokens is bound by reading the weights),
 # so wider ones are not faster, and it is the least for which that holds with room to spare: a TPU v5e reads a byte of
@@ -110,6 +110,34 @@ def read(
     needed = (jnp.max(length) + (size - 1)) // size
     every, last, cache = jax.lax.fori_loop(0, needed, body, (every, last, cache))
     return jax.tree.map(lambda x: x[:, :width], every), last, cache
+
+
+def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, int], Cache]) -> Prefill:
+    """Makes the `prefill` of a decoder-only model of its other functions, which reads long prompts in chunks.
+
+    Args:
+        extend, rewind: see `core.LanguageModel`.
+        empty: makes an empty cache for (batch, capacity).
+
+    Example:
+        >>> from jaxspec.core import Forward, LanguageModel, Prompt
+        >>> def extend(params, cache, tokens, parent=None):  # a bigram model; its "cache" is the length
+        ...     return Forward(params[tokens], params[tokens, :0]), cache + tokens.shape[1]
+        >>> rewind, empty = lambda cache, length: length, lambda batch, capacity: jnp.zeros((batch,), jnp.int32)
+        >>> lm = LanguageModel(prefill(extend, rewind, empty), extend, rewind, vocab_size=3)
+        >>> forward, cache = lm.prefill(jnp.eye(3), Prompt(jnp.array([[0, 2, 0]]), jnp.array([2])), capacity=8)
+        >>> forward.logits.tolist(), cache.tolist()
+        ([[[0.0, 0.0, 1.0]]], [2])
+    """
+
+    def read_prompt(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+        def feed(cache: Cache, tokens: Int[Array, "B C"]) -> tuple[Forward, Cache]:
+            return extend(params, cache, tokens)
+
+        forward, last, cache = read(feed, rewind, empty, prompt.tokens, prompt.length, capacity)
+        return forward._replace(logits=last.logits), cache
+
+    return read_prompt
 
 
 def at(outputs: Outputs, place: Int[Array, " B"]) -> Outputs:

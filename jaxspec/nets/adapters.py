@@ -106,15 +106,10 @@ def from_function(
         forward = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
         return forward, AdapterCache(inner, cache.length + tokens.shape[1])
 
-    def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
-        def read(cache: AdapterCache, tokens: Int[Array, "B T"]) -> tuple[Forward, AdapterCache]:
-            return extend(params, cache, tokens)
-
-        if empty_cache is None:  # each pass recomputes the row, so it is read in one
-            forward, cache = read(start(prompt.tokens.shape[0], capacity), prompt.tokens)
-            return forward._replace(logits=chunks.at(forward.logits, prompt.length - 1)), rewind(cache, prompt.length)
-        forward, last, cache = chunks.read(read, rewind, start, prompt.tokens, prompt.length, capacity)
-        return forward._replace(logits=last.logits), cache
+    def read_again(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
+        """Reads the prompt in one pass, since each pass recomputes the row."""
+        forward, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
+        return forward._replace(logits=chunks.at(forward.logits, prompt.length - 1)), rewind(cache, prompt.length)
 
     def rewind(cache: AdapterCache, length: Int[Array, " B"]) -> AdapterCache:
         return cache._replace(length=length)
@@ -124,7 +119,7 @@ def from_function(
         return cache._replace(inner=select(cache.inner, start, path))
 
     return LanguageModel(
-        prefill,
+        read_again if empty_cache is None else chunks.prefill(extend, rewind, start),
         extend,
         rewind,
         vocab_size,
