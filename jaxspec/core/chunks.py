@@ -22,7 +22,7 @@ from jaxspec.core.language_model import Cache, Extend, Forward, Params, Prefill,
 # so wider ones are not faster, and it is the least for which that holds with room to spare: a TPU v5e reads a byte of
 # weights in the time of 240 operations on it, which is some 240 tokens of bfloat16.
 LONGEST = 512
-MULTIPLE = 16  # of tokens in a chunk: what a TPU's registers hold of bfloat16, and no less than a bucket
+MULTIPLE = 16  # of tokens in a chunk, where that fills them: the rows of a TPU's tile in bfloat16
 
 Outputs = Any
 """A pytree of arrays [B, T, ...]: what a pass makes at each of the T positions that it is fed."""
@@ -31,14 +31,16 @@ Outputs = Any
 def split(length: int) -> tuple[int, int]:
     """Returns how many tokens a chunk has, and how many chunks hold `length` tokens: equal ones, of at most LONGEST.
 
-    >>> split(300), split(1280), split(8192)
-    ((300, 1), (432, 3), (512, 16))
+    Those of a bucket (`token_rows.bucket`) are filled exactly, so that a cache need have no more room for them.
+
+    >>> split(300), split(1280), split(8192), split(8191)
+    ((300, 1), (320, 4), (512, 16), (512, 16))
     """
-    count = max(1, -(-length // LONGEST))
-    if count == 1:
-        return length, 1
-    each = -(-length // count)
-    size = min(LONGEST, -(-each // MULTIPLE) * MULTIPLE)
+    fewest = max(1, -(-length // LONGEST))
+    for count in range(fewest, 2 * fewest):
+        if fewest == 1 or length % (count * MULTIPLE) == 0:
+            return length // count, count
+    size = -(-length // fewest)
     return size, -(-length // size)
 
 

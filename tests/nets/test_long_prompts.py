@@ -18,8 +18,8 @@ from jaxspec.testing import certify, tables
 from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
 
-VOCAB, WIDTH, CAPACITY = 37, 14, 20
-PROMPT = Prompt(jax.random.randint(jax.random.key(5), (3, WIDTH), 0, VOCAB), jnp.array([14, 8, 1]))
+VOCAB, WIDTH, CAPACITY = 37, 17, 20  # no number of chunks but 1 and 17 fills the width
+PROMPT = Prompt(jax.random.randint(jax.random.key(5), (3, WIDTH), 0, VOCAB), jnp.array([17, 8, 1]))
 NETS = {"T5": t5, "GP": gpt}
 
 
