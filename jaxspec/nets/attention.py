@@ -75,33 +75,20 @@ def attend(
     return jax.lax.platform_dependent(*arrays, cuda=whole, rocm=whole, default=by_keys)
 
 
-def _scores(scale: float, cap: float | None, query, keys, mask: Mask, bias: Bias) -> Float[Array, "B H T S"]:
+def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
     B, H, T, D = query.shape
     K, S = keys.shape[1:3]
     # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps; one product serves them all.
-    query, exact = query.reshape(B, K, (H // K) * T, D), precision(query.dtype)
-    scores = jnp.einsum("bktd,bksd->bkts", query, keys, precision=exact, preferred_element_type=jnp.float32)
-    scores = scores.reshape(B, H, T, S) * scale
+    grouped, exact = query.reshape(B, K, (H // K) * T, D), precision(query.dtype)
+    scores = jnp.einsum("bktd,bksd->bkts", grouped, keys, precision=exact, preferred_element_type=jnp.float32)
+    scores = scores.reshape(B, H, T, S) * scale  # as mask and bias
     if cap is not None:
         scores = softcap(scores, cap)
     if bias is not None:
         scores = scores + bias
-    return jnp.where(mask, scores, MASKED)
-
-
-def _mixed(
-    weights: Float[Array, "B H T S"], values: Float[Array, "B K S D"], **options: Any
-) -> Float[Array, "B H T D"]:
-    B, H, T, S = weights.shape
-    K, D = values.shape[1], values.shape[3]
-    weights = weights.reshape(B, K, (H // K) * T, S)
-    mixed = jnp.einsum("bkts,bksd->bktd", weights, values, precision=precision(weights.dtype), **options)
+    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1).astype(query.dtype)
+    mixed = jnp.einsum("bkts,bksd->bktd", weights.reshape(B, K, (H // K) * T, S), values, precision=exact)
     return mixed.reshape(B, H, T, D)
-
-
-def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
-    weights = jax.nn.softmax(_scores(scale, cap, query, keys, mask, bias), axis=-1)
-    return _mixed(weights.astype(query.dtype), values)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -110,7 +97,10 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
 
     Its gradient is that of `_whole`. Reference: Milakov, Gimelshein, arXiv 1805.02867.
     """
-    size, (B, H, T, D) = keys.shape[2], query.shape
+    B, H, T, D = query.shape
+    K, size = keys.shape[1:3]
+    group, exact = H // K, precision(query.dtype)
+    grouped = query.reshape(B, K, group * T, D)
     visible = jnp.any(mask, axis=(0, 1, 2))  # [S]
     first, last = jnp.argmax(visible), size - 1 - jnp.argmax(visible[::-1])
 
@@ -118,20 +108,34 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
         return jax.lax.dynamic_slice_in_dim(x, start, KEYS, axis)
 
     def add(index: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        top, total, mixed = carry
+        top, total, mixed = carry  # [B, K, G T, 1] twice, [B, K, G T, D]
         start = jnp.minimum(index * KEYS, size - KEYS)  # the last block begins earlier, and skips what it has had
+        near, far = block(keys, start, 2), block(values, start, 2)
+        scores = jnp.einsum("bktd,bksd->bkts", grouped, near, precision=exact, preferred_element_type=jnp.float32)
+        scores = scores * scale
+        if cap is not None:
+            scores = softcap(scores, cap)
+        if bias is not None:
+            heads = jnp.broadcast_to(block(bias, start, 3), (bias.shape[0], H, T, KEYS))
+            scores = scores + heads.reshape(bias.shape[0], K, group * T, KEYS)
         new = (start + jnp.arange(KEYS, dtype=start.dtype) >= index * KEYS)[None, None, None, :]
-        near = None if bias is None else block(bias, start, 3)
-        scores = _scores(scale, cap, query, block(keys, start, 2), jnp.logical_and(block(mask, start, 3), new), near)
+        # A mask of the scores' own shape but for K: one that XLA must reshape after it is broadcast costs as much as
+        # all the rest on a TPU.
+        read = jnp.broadcast_to(jnp.logical_and(block(mask, start, 3), new), (mask.shape[0], 1, T, KEYS))
+        scores = jnp.where(jnp.tile(read, (1, 1, group, 1)), scores, MASKED)
         higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher)
-        added = _mixed(weights.astype(query.dtype), block(values, start, 2), preferred_element_type=jnp.float32)
+        added = jnp.einsum(
+            *("bkts,bksd->bktd", weights.astype(query.dtype), far),
+            precision=exact,
+            preferred_element_type=jnp.float32,
+        )
         return higher, total * kept + jnp.sum(weights, axis=-1, keepdims=True), mixed * kept + added
 
-    nothing = jnp.zeros((B, H, T, 1), jnp.float32)
-    carry = nothing + MASKED, nothing, jnp.zeros((B, H, T, D), jnp.float32)
+    nothing = jnp.zeros((B, K, group * T, 1), jnp.float32)
+    carry = nothing + MASKED, nothing, jnp.zeros((B, K, group * T, D), jnp.float32)
     _, total, mixed = jax.lax.fori_loop(first // KEYS, last // KEYS + 1, add, carry)
-    return (mixed / total).astype(query.dtype)
+    return (mixed / total).astype(query.dtype).reshape(B, H, T, D)
 
 
 def _by_keys_forward(scale: float, cap: float | None, *arrays: Any) -> tuple[Array, Any]:
