@@ -104,9 +104,9 @@ def read(
         cache = rewind(cache, jnp.minimum(length, start + size))
         every = jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1), every, outputs)
         place = length - 1 - start  # of a row's last entry in this chunk
-        here = jnp.logical_and(place >= 0, place < size)
+        is_inside = jnp.logical_and(place >= 0, place < size)
         new = at(outputs, jnp.clip(place, 0, size - 1))
-        last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(here, range(1, x.ndim)), x, old), last, new)
+        last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old), last, new)
         return every, last, cache
 
     needed = (jnp.max(length) + (size - 1)) // size

@@ -66,13 +66,13 @@ def attend(
     `jax.experimental.pallas.ops.tpu.splash_attention` would go here, for passes over a chunk without biases.)
     """
     arrays, step, size = (query, keys, values, mask, bias), query.shape[2], keys.shape[2]
-    whole, by_keys = functools.partial(_whole, scale, cap), functools.partial(_by_keys, scale, cap)
+    at_once, by_keys = functools.partial(_whole, scale, cap), functools.partial(_by_keys, scale, cap)
     if step * size >= MANY_SCORES:
         return by_keys(*arrays)
     if size < MANY_KEYS:
-        return whole(*arrays)
+        return at_once(*arrays)
     # A GPU asks its host whether a loop goes on, which takes longer than a step of few tokens reads more keys.
-    return jax.lax.platform_dependent(*arrays, cuda=whole, rocm=whole, default=by_keys)
+    return jax.lax.platform_dependent(*arrays, cuda=at_once, rocm=at_once, default=by_keys)
 
 
 def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
