@@ -67,7 +67,7 @@ def attend(
     """
     arrays, step, size = (query, keys, values, mask, bias), query.shape[2], keys.shape[2]
     at_once, by_keys = functools.partial(_whole, scale, cap), functools.partial(_by_keys, scale, cap)
-    if step * size >= MANY_SCORES:
+    if size > KEYS and step * size >= MANY_SCORES:
         return by_keys(*arrays)
     if size < MANY_KEYS:
         return at_once(*arrays)
