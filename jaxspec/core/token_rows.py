@@ -14,24 +14,29 @@ from jaxtyping import Array, Bool, Int, Shaped
 from jaxspec.core import LanguageModel, Prompt
 
 SMALLEST_BUCKET = 16
+FINER_BUCKETS = 1024  # tokens, beyond which buckets are closer
 NO_TOKEN = -1  # stands where there is no token, and equals none
 BEFORE_ROW = -2  # stands before a row's first token where that must not equal NO_TOKEN either
 
 
 def bucket(length: int) -> int:
-    """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... at most half of it padding.
+    """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... 1024, 1280, 1536, 1792, 2048, 2560, ...
 
-    Requests in one bucket share a compiled program.
+    At most half of it is padding, and beyond 1,024 tokens at most a quarter as much as there are tokens. Requests in
+    one bucket share a compiled program.
 
     >>> [bucket(n) for n in (1, 16, 17, 33, 65, 130)]
     [16, 16, 32, 48, 96, 192]
+    >>> [bucket(n) for n in (1024, 1025, 1281, 8000, 8193)]
+    [1024, 1280, 1536, 8192, 10240]
     """
     size = SMALLEST_BUCKET
-    while size < length:
-        if size * 3 // 2 >= length and size > SMALLEST_BUCKET:
-            return size * 3 // 2
+    while size * 2 < length:
         size *= 2
-    return size
+    if size >= length:
+        return size
+    steps = 1 if size == SMALLEST_BUCKET else 2 if size < FINER_BUCKETS else 4  # from `size` to twice as much
+    return size + -(-(length - size) * steps // size) * (size // steps)
 
 
 def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:

@@ -28,6 +28,7 @@ from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
+from jaxspec.nets.attention import causal
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, empty_cache, norm_of, rotation_of
 
 
@@ -87,7 +88,7 @@ class Net(nn.Module):
     def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
         """Reads T further positions of each row."""
         length, step, capacity = cache.length, x.shape[1], cache.keys[0].shape[2]
-        mask, position = kv.mask(length, step, capacity, parent)[:, None], kv.positions(length, step, parent)
+        mask, position = causal(length, step, capacity, parent), kv.positions(length, step, parent)
         inputs = AttentionInputs(mask, rotation_of(self.config.layer, position), None)
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
         x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache)

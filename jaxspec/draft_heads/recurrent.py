@@ -25,13 +25,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core
+from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.core import token_rows
 from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.nets import stack
+from jaxspec.nets.attention import causal
 from jaxspec.nets.decoder import AttentionInputs, empty_cache, rotation_of
 from jaxspec.rules.common import take_position
 
@@ -109,7 +110,7 @@ class Recurrent(PartlyShared):
     ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
         """Feeds further pairs."""
         length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        mask, position = kv.mask(length, step, capacity, parent)[:, None], kv.positions(length, step, parent)
+        mask, position = causal(length, step, capacity, parent), kv.positions(length, step, parent)
         x, layers = self._layers(shared, hidden, tokens, position, mask)
         x, _, cache = stack.with_cache(layers, x, cache)
         return self.fed_on(x), cache
@@ -204,11 +205,17 @@ def drafter(head: DraftHead[RecurrentHead], target: core.Model, title: str, name
 def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
     def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> HiddenState:
         row, shared = token_rows.decoder_prompt(lm, prompt), shared_with(lm, weights.target)
-        batch, width = row.tokens.shape
-        hidden, cache = head.read(weights.draft, prefilled), head.empty(batch, width + headroom)
+        (batch, width), num_cached, hidden = row.tokens.shape, row.length - 1, head.read(weights.draft, prefilled)
+
+        def extend(
+            cache: core.Cache, pairs: tuple[Float[Array, "B T D"], Int[Array, "B T"]]
+        ) -> tuple[tuple, core.Cache]:
+            return (), head.extend(weights.draft, shared, cache, *pairs)[1]
+
+        cache = head.empty(batch, width + headroom)
         if width > 1:
-            _, cache = head.extend(weights.draft, shared, cache, hidden[:, :-1], row.tokens[:, 1:])
-        num_cached = row.length - 1
+            pairs = hidden[:, :-1], row.tokens[:, 1:]
+            _, _, cache = chunks.read(extend, head.rewind, head.empty, pairs, num_cached, width + headroom)
         return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, num_cached))
 
     def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:

@@ -36,6 +36,7 @@ from jaxspec.core import (
     TreeReader,
     Verdict,
     Weights,
+    chunks,
     token_rows,
 )
 from jaxspec.core.checks import integer
@@ -306,10 +307,13 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
         if adapter is None:
             return ()
-        row = token_rows.decoder_prompt(lm, prompt)
-        cache = adapter.empty(len(row.length), row.tokens.shape[1] + headroom)
-        _, cache = adapter.extend(weights.draft.adapter, cache, _exit_stream(prefilled))
-        return adapter.rewind(cache, row.length - 1)
+        row, extend = token_rows.decoder_prompt(lm, prompt), adapter.extend
+
+        def read(cache: Cache, stream: Float[Array, "B T M"]) -> tuple[tuple, Cache]:
+            return (), extend(weights.draft.adapter, cache, stream)[1]
+
+        stream, capacity = _exit_stream(prefilled), row.tokens.shape[1] + headroom
+        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length - 1, capacity)[2]
 
     def feed(
         weights: Weights,

@@ -34,9 +34,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, token_rows
+from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import stack
 
 EmptyCache = Callable[[int, int], Any]
 
@@ -107,9 +106,10 @@ def from_function(
         forward = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
         return forward, AdapterCache(inner, cache.length + tokens.shape[1])
 
-    def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
+    def read_again(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
+        """Reads the prompt in one pass, since each pass recomputes the row."""
         forward, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
-        return forward._replace(logits=stack.last(forward.logits, prompt)), cache._replace(length=prompt.length)
+        return forward._replace(logits=chunks.at(forward.logits, prompt.length - 1)), rewind(cache, prompt.length)
 
     def rewind(cache: AdapterCache, length: Int[Array, " B"]) -> AdapterCache:
         return cache._replace(length=length)
@@ -119,7 +119,7 @@ def from_function(
         return cache._replace(inner=select(cache.inner, start, path))
 
     return LanguageModel(
-        prefill,
+        read_again if empty_cache is None else chunks.prefill(extend, rewind, start),
         extend,
         rewind,
         vocab_size,

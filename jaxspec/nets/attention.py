@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.core import chunks
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets.dense import Dense, parameter, precision
 from jaxspec.nets.rotary import Rotation, rotate
 
@@ -23,6 +26,156 @@ ACTIVATIONS = {
     "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
 }
 MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages garbage instead of becoming NaN
+KEYS = 512  # of a block: scores of 512 queries and 32 heads are 34 MB
+MANY_KEYS, MANY_SCORES = 4096, 512 * 2048  # from either on (scores of a head) keys are read by blocks
+
+
+Mask = Bool[Array, "#B 1 #T S"]
+Bias = Float[Array, "#B #H T S"] | None
+QueryMask = Callable[[Any, int], tuple[Mask, Bias]]
+"""(number of the first query in its pass, how many) -> the mask and the bias of so many queries from that one on."""
+
+
+def for_queries(step: int, make: QueryMask, parent: Array | None = None) -> tuple[Mask | QueryMask, Bias]:
+    """Returns the mask and the bias that `Attention` takes for a pass over `step` tokens: arrays, or how to make them.
+
+    In a wide pass, as in training on long texts, masks, biases and scores are made for `chunks.LONGEST` queries at a
+    time, so that no array of [step, step] is alive. Those of a tree (`parent` is not None) are made whole.
+
+    >>> def make(first, count):
+    ...     return jnp.ones((1, 1, count, 600), bool), None
+    >>> for_queries(8, make)[0].shape, for_queries(600, make)[0] is make
+    ((1, 1, 8, 600), True)
+    """
+    return make(0, step) if step <= chunks.LONGEST or parent is not None else (make, None)
+
+
+def attend(
+    query: Float[Array, "B H T D"],
+    keys: Float[Array, "B K S D"],
+    values: Float[Array, "B K S D"],
+    mask: Mask,
+    bias: Bias,
+    scale: float,
+    cap: float | None,
+) -> Float[Array, "B H T D"]:
+    """Mixes values by the softmax of scores; the place to choose a kernel for a backend.
+
+    Over few keys the scores are made whole. Over many they are made for KEYS keys at a time, and only from the first
+    that any query may read to the last: a cache costs what is filled of it, and a window what lies in it. (On a TPU
+    `jax.experimental.pallas.ops.tpu.splash_attention` would go here, for passes over a chunk without biases.)
+    """
+    arrays, step, size = (query, keys, values, mask, bias), query.shape[2], keys.shape[2]
+    at_once, by_keys = functools.partial(_whole, scale, cap), functools.partial(_by_keys, scale, cap)
+    if size > KEYS and step * size >= MANY_SCORES:
+        return by_keys(*arrays)
+    if size < MANY_KEYS:
+        return at_once(*arrays)
+    # A GPU asks its host whether a loop goes on, which takes longer than a step of few tokens reads more keys.
+    return jax.lax.platform_dependent(*arrays, cuda=at_once, rocm=at_once, default=by_keys)
+
+
+def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
+    B, H, T, D = query.shape
+    K, S = keys.shape[1:3]
+    # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps; one product serves them all.
+    grouped, exact = query.reshape(B, K, (H // K) * T, D), precision(query.dtype)
+    scores = jnp.einsum("bktd,bksd->bkts", grouped, keys, precision=exact, preferred_element_type=jnp.float32)
+    scores = scores.reshape(B, H, T, S) * scale  # as mask and bias
+    if cap is not None:
+        scores = softcap(scores, cap)
+    if bias is not None:
+        scores = scores + bias
+    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1).astype(query.dtype)
+    mixed = jnp.einsum("bkts,bksd->bktd", weights.reshape(B, K, (H // K) * T, S), values, precision=exact)
+    return mixed.reshape(B, H, T, D)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
+    """Computes `_whole` block of keys by block, with the largest score and the sum of weights so far carried along.
+
+    Its gradient is that of `_whole`. Reference: Milakov, Gimelshein, arXiv 1805.02867.
+    """
+    B, H, T, D = query.shape
+    K, size = keys.shape[1:3]
+    group, exact = H // K, precision(query.dtype)
+    grouped = query.reshape(B, K, group * T, D)
+    visible = jnp.any(mask, axis=(0, 1, 2))  # [S]
+    first, last = jnp.argmax(visible), size - 1 - jnp.argmax(visible[::-1])
+
+    def block(x: Array, start: Int[Array, ""], axis: int) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x, start, KEYS, axis)
+
+    def add(index: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, mixed = carry  # [B, K, G T, 1] twice, [B, K, G T, D]
+        start = jnp.minimum(index * KEYS, size - KEYS)  # the last block begins earlier, and skips what it has had
+        near, far = block(keys, start, 2), block(values, start, 2)
+        scores = jnp.einsum("bktd,bksd->bkts", grouped, near, precision=exact, preferred_element_type=jnp.float32)
+        scores = scores * scale
+        if cap is not None:
+            scores = softcap(scores, cap)
+        if bias is not None:
+            heads = jnp.broadcast_to(block(bias, start, 3), (bias.shape[0], H, T, KEYS))
+            scores = scores + heads.reshape(bias.shape[0], K, group * T, KEYS)
+        new = (start + jnp.arange(KEYS, dtype=start.dtype) >= index * KEYS)[None, None, None, :]
+        # A mask of the scores' own shape but for K: one that XLA must reshape after it is broadcast costs as much as
+        # all the rest on a TPU.
+        read = jnp.broadcast_to(jnp.logical_and(block(mask, start, 3), new), (mask.shape[0], 1, T, KEYS))
+        scores = jnp.where(jnp.tile(read, (1, 1, group, 1)), scores, MASKED)
+        higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+        kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher)
+        added = jnp.einsum(
+            *("bkts,bksd->bktd", weights.astype(query.dtype), far),
+            precision=exact,
+            preferred_element_type=jnp.float32,
+        )
+        return higher, total * kept + jnp.sum(weights, axis=-1, keepdims=True), mixed * kept + added
+
+    nothing = jnp.zeros((B, K, group * T, 1), jnp.float32)
+    carry = nothing + MASKED, nothing, jnp.zeros((B, K, group * T, D), jnp.float32)
+    _, total, mixed = jax.lax.fori_loop(first // KEYS, last // KEYS + 1, add, carry)
+    return (mixed / total).astype(query.dtype).reshape(B, H, T, D)
+
+
+def _by_keys_forward(scale: float, cap: float | None, *arrays: Any) -> tuple[Array, Any]:
+    return _by_keys(scale, cap, *arrays), arrays
+
+
+def _by_keys_backward(scale: float, cap: float | None, arrays: Any, gradient: Array) -> Any:
+    return jax.vjp(functools.partial(_whole, scale, cap), *arrays)[1](gradient)
+
+
+_by_keys.defvjp(_by_keys_forward, _by_keys_backward)
+
+
+def causal(length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None = None):
+    """Returns the mask of a pass over `step` tokens at each row's `length`, or how to make it; see `for_queries`."""
+
+    def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+        return kv.mask(length + first, count, capacity, parent)[:, None], None
+
+    return for_queries(step, make, parent)[0]
+
+
+def _by_queries(
+    query: Float[Array, "B H T D"], keys, values, make: QueryMask, scale: float, cap: float | None
+) -> Float[Array, "B H T D"]:
+    """Computes `attend` for chunks of queries, one after the other, and again for their gradients."""
+    B, H, T, D = query.shape
+    size, count = chunks.split(T)
+
+    @jax.checkpoint
+    def one(keys, values, first: Int[Array, ""], part: Float[Array, "B H C D"]) -> Float[Array, "B H C D"]:
+        return attend(part, keys, values, *make(first, size), scale, cap)
+
+    def step(_: None, fed: tuple[Array, Array]) -> tuple[None, Array]:
+        return None, one(keys, values, *fed)
+
+    padded = jnp.pad(query, ((0, 0), (0, 0), (0, size * count - T), (0, 0)))
+    parts = padded.reshape(B, H, count, size, D).transpose(2, 0, 1, 3, 4)
+    _, mixed = jax.lax.scan(step, None, (size * jnp.arange(count, dtype=jnp.int32), parts))
+    return mixed.transpose(1, 2, 0, 3, 4).reshape(B, H, size * count, D)[:, :, :T]
 
 
 class Attention(nn.Module):
@@ -76,36 +229,26 @@ class Attention(nn.Module):
         x: Float[Array, "B T M"],
         keys: Float[Array, "B K S D"],
         values: Float[Array, "B K S D"],
-        mask: Bool[Array, "#B 1 T S"],
+        mask: Bool[Array, "#B 1 #T S"] | QueryMask,
         bias: Float[Array, "#B #H T S"] | None = None,
         rotary: Rotation | None = None,
     ) -> Float[Array, "B T M"]:
         """Attends from `x` to the keys and values that `mask` allows; `bias` is added to the scores.
 
+        A long text's mask and bias are a function, which is given as `mask`: see `for_queries`.
+
         Garbage in masked keys, NaN included, has no effect; garbage in masked values must be finite.
         """
-        B, T, _ = x.shape
-        group = self.heads // self.kv_heads  # query heads that share a key-value head
         query = self._split(self.query(x), self.heads)
         if self.head_norm is not None:
             query = self.query_norm(query)
         if rotary is not None:
             query = rotate(query, rotary)
-        # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps; one product serves them all.
-        query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
-        exact = precision(self.dtype)
-        scores = jnp.einsum("bktd,bksd->bkts", query, keys, precision=exact, preferred_element_type=jnp.float32)
-        scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale  # [B, H, T, S], as mask and bias
-        if self.softcap is not None:
-            scores = softcap(scores, self.softcap)
-        if bias is not None:
-            scores = scores + bias
-        scores = jnp.where(mask, scores, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        weights = weights.reshape(B, self.kv_heads, group * T, keys.shape[2])
-        mixed = jnp.einsum("bkts,bksd->bktd", weights, values, precision=exact)
-        mixed = mixed.reshape(B, self.heads, T, self.head_dim).transpose(0, 2, 1, 3)
-        return self.out(mixed.reshape(B, T, self.heads * self.head_dim))
+        if callable(mask):
+            mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap)
+        else:
+            mixed = attend(query, keys, values, mask, bias, self.scale, self.softcap)
+        return self.out(mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim))
 
     def _split(self, x: Float[Array, "B T _"], heads: int) -> Float[Array, "B heads T D"]:
         return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)

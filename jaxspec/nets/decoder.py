@@ -22,7 +22,17 @@ from jaxspec.core import LanguageModel, Params, Parts
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
 from jaxspec.nets import rotary, stack
-from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, softcap
+from jaxspec.nets.attention import (
+    ACTIVATIONS,
+    Attention,
+    Bias,
+    FeedForward,
+    Mask,
+    QueryMask,
+    RMSNorm,
+    for_queries,
+    softcap,
+)
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.relative import RelativeBias, biases, distances, within
@@ -118,9 +128,9 @@ POSITIONS = ("rotary", "relative")
 class AttentionInputs(NamedTuple):
     """Inputs of attention that depend on positions, the same for all layers of one kind, local or global."""
 
-    mask: Bool[Array, "B 1 T S"]
+    mask: Mask | QueryMask
     rotary: Rotation | None
-    bias: Float[Array, "#B H T S"] | None
+    bias: Bias
 
 
 def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
@@ -241,19 +251,33 @@ class Decoder(nn.Module):
         self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None
     ) -> dict[bool, AttentionInputs]:
         """Makes the inputs of global layers (under False), and of local ones (under True) if there are any."""
-        c, position = self.config, kv.positions(length, step, parent)
-        mask, bias = kv.mask(length, step, capacity, parent), None  # mask [B, T, S]; the axis of heads is added below
+        c, position, by_distance = self.config, kv.positions(length, step, parent), None
         if c.positions == "relative":
-            bias = biases(self.bias(distances(capacity)), length, step, capacity, parent)  # [B, H, T, S]
-        inputs = {False: AttentionInputs(mask[:, None], rotation_of(c, position), bias)}
+            by_distance = self.bias(distances(capacity))
+
+        def mask_and_bias(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+            start = length + first
+            mask, bias = kv.mask(start, count, capacity, parent), None  # [B, T, S]; the axis of heads is added below
+            if is_local and c.window is not None:
+                query = kv.positions(start, count, parent)
+                keys = kv.key_positions(start, count, capacity, parent)
+                mask = jnp.logical_and(mask, within(c.window, query, keys))
+            if by_distance is not None:
+                bias = biases(by_distance, start, count, capacity, parent)  # [B, H, T, S]
+            return mask[:, None], bias
+
+        def inputs(is_local: bool, rotation: Rotation | None) -> AttentionInputs:
+            mask, bias = for_queries(step, functools.partial(mask_and_bias, is_local), parent)
+            return AttentionInputs(mask, rotation, bias)
+
+        of_kinds = {False: inputs(False, rotation_of(c, position))}
         if c.window is not None and any(c.local):
-            near = jnp.logical_and(mask, within(c.window, position, kv.key_positions(length, step, capacity, parent)))
             # A base of their own is not scaled: within the window no distance is longer than in training.
-            rotary_of_local = inputs[False].rotary
+            rotary_of_local = of_kinds[False].rotary
             if rotary_of_local is not None and c.local_rope_base is not None:
                 rotary_of_local = rotary.rotation(position, rotary.frequencies(c.head_dim, c.local_rope_base))
-            inputs[True] = AttentionInputs(near[:, None], rotary_of_local, bias)
-        return inputs
+            of_kinds[True] = inputs(True, rotary_of_local)
+        return of_kinds
 
     def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         x = self.embedding(tokens)

@@ -19,7 +19,7 @@ from jaxspec.core import LanguageModel, Params, Parts
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
 from jaxspec.nets import stack
-from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm, Mask, QueryMask, causal
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 
@@ -86,7 +86,7 @@ class GPTLayer(nn.Module):
         self,
         x: Float[Array, "B T M"],
         update_cache: stack.UpdateCache,
-        mask: Bool[Array, "#B 1 T S"],
+        mask: Mask | QueryMask,
         attention: bool = True,
         mlp: bool = True,
     ):
@@ -124,7 +124,7 @@ class GPT(nn.Module):
     ) -> list[Float[Array, "B T M"]]:
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
         position = jnp.arange(tokens.shape[1])
-        visible = (position[None, :] <= position[:, None])[None, None]
+        visible = causal(jnp.zeros((1,), jnp.int32), tokens.shape[1], tokens.shape[1])
         x = self.embedding(tokens) + self.position(position)[None]
         return stack.without_cache(self._layers(visible), x, runs)
 
@@ -143,10 +143,10 @@ class GPT(nn.Module):
         parts: Parts | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
-        mask = kv.mask(cache.length, x.shape[1], cache.keys[0].shape[2], parent)[:, None]
+        mask = causal(cache.length, x.shape[1], cache.keys[0].shape[2], parent)
         return stack.with_cache(self._layers(mask), x, cache, self.taps, parts)
 
-    def _layers(self, mask: Bool[Array, "#B 1 T S"]) -> list[stack.Layer]:
+    def _layers(self, mask: Mask | QueryMask) -> list[stack.Layer]:
         return [functools.partial(layer, mask=mask) for layer in self.layers]
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
+from jaxspec.core import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt, chunks
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
@@ -174,11 +174,6 @@ def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> 
     return x, tuple(grown)
 
 
-def last(x: Float[Array, "B P M"], prompt: Prompt) -> Float[Array, "B 1 M"]:
-    """Takes what is at each row's last token: all that the head need read of a prompt."""
-    return jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
-
-
 def pure(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a method of a module's class a function of its parameters first."""
     apply = nn.apply(method, module)
@@ -269,15 +264,20 @@ def decoder_only(
     """
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
-        def read(net: Decoder) -> tuple[Forward, kv.KVCache]:
-            cache = empty(prompt.tokens.shape[0], capacity)
-            x, taps, cache = net.run(cache, net.embed(cache, prompt.tokens))
+        def read(cache: kv.KVCache, tokens: Int[Array, "B T"]) -> tuple[tuple[Float[Array, "B T M"], Taps], kv.KVCache]:
+            def run(net: Decoder):
+                return net.run(cache, net.embed(cache, tokens))
+
+            x, taps, grown = nn.apply(run, module)({"params": params})
+            return (x, taps), grown
+
+        def forward(net: Decoder) -> Forward:
             # The last token's are normalised apart, so that a program that reads no features computes no others.
-            logits = net.logits(net.features(last(x, prompt)))
-            return Forward(logits, net.features(x), taps), cache._replace(length=prompt.length)
+            return Forward(net.logits(net.features(last)), net.features(x), taps)
 
         with named_mismatch(params, init, config, {"layers": layers}):
-            return nn.apply(read, module)({"params": params})
+            (x, taps), (last, _), cache = chunks.read(read, kv.rewind, empty, prompt.tokens, prompt.length, capacity)
+            return nn.apply(forward, module)({"params": params}), cache
 
     def extend(
         params: Params, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None

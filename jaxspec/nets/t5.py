@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import Encoder, Forward, LanguageModel, Params, Parts, Prompt
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
+from jaxspec.nets.attention import Attention, Bias, FeedForward, Mask, QueryMask, RMSNorm, for_queries
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.mismatch import named_mismatch
@@ -115,7 +115,7 @@ class EncoderLayer(nn.Module):
         self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B P M"], mask: Bool[Array, "B 1 P P"], bias: Float[Array, "1 H P P"]):
+    def __call__(self, x: Float[Array, "B P M"], mask: Mask | QueryMask, bias: Bias):
         y = self.attention_norm(x)
         x = x + self.attention(y, *self.attention.keys_values(y), mask, bias)
         return x + self.ff(self.ff_norm(x))
@@ -198,12 +198,10 @@ class T5(nn.Module):
         """Computes the residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
         mask = self.real(prompt)
         encoded = self.encode(prompt, mask)
-        position = jnp.arange(tokens.shape[1])
-        distance = position[None, :] - position[:, None]  # key - query [T, T]
-        bias = self.decoder_bias(distance)[None]  # [1, H, T, T]
-        visible = (distance <= 0)[None, None]
+        visible, bias = self._causal(jnp.zeros((1,), jnp.int32), tokens.shape[1], tokens.shape[1], None)
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
-        return stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens), runs)
+        x = self.embedding(tokens)
+        return stack.without_cache(self._decoder_layers(x, visible, bias, cross, mask), x, runs)
 
     def real(self, prompt: Prompt) -> Bool[Array, "B 1 1 P"]:
         """Tells which of a prompt's positions hold tokens."""
@@ -212,11 +210,16 @@ class T5(nn.Module):
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
-        position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
-        bias = self.encoder_bias(position[None, :] - position[:, None])[None]
+        width = prompt.tokens.shape[1]
+        by_distance, start = self.encoder_bias(distances(width)), jnp.zeros((1,), jnp.int32)
+
+        def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+            return mask, biases(by_distance, start + first, count, width, None)  # [B, 1, 1, P], [1, H, T, P]
+
+        visible, bias = for_queries(width, make)
         x = self.embedding(prompt.tokens)
         for layer in self.encoder:
-            x = layer(x, mask, bias)
+            x = layer(x, visible, bias)
         return self.encoder_norm(x)
 
     def prefill(
@@ -254,15 +257,25 @@ class T5(nn.Module):
     ) -> tuple[Float[Array, "B T M"], stack.Taps, T5Cache]:
         """Runs decoder layers at each row's own length, as far as the final norm."""
         length, step, capacity = cache.decoder.length, x.shape[1], cache.decoder.keys[0].shape[2]
-        mask = kv.mask(length, step, capacity, parent)[:, None]  # [B, 1, T, S]
-        bias = biases(self.decoder_bias(distances(capacity)), length, step, capacity, parent)  # [B, H, T, S]
-        layers = self._decoder_layers(mask, bias, cache.cross, cache.cross_mask)
+        mask, bias = self._causal(length, step, capacity, parent)
+        layers = self._decoder_layers(x, mask, bias, cache.cross, cache.cross_mask)
         x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts)
         return x, taps, cache._replace(decoder=grown)
 
-    def _decoder_layers(self, mask, bias, cross: Iterable[Cross], cross_mask) -> list[stack.Layer]:
-        shared = {"mask": mask, "bias": bias, "cross_mask": cross_mask}
-        return [functools.partial(layer, cross=x, **shared) for layer, x in zip(self.decoder, cross, strict=True)]
+    def _causal(self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None):
+        """Makes the mask and the biases of a decoder's pass at each row's own length, or how to make them."""
+        by_distance = self.decoder_bias(distances(capacity))
+
+        def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+            start = length + first
+            bias = biases(by_distance, start, count, capacity, parent)  # [B, H, T, S]
+            return kv.mask(start, count, capacity, parent)[:, None], bias
+
+        return for_queries(step, make, parent)
+
+    def _decoder_layers(self, x: Float[Array, "B T M"], mask, bias, cross: Iterable[Cross], real) -> list[stack.Layer]:
+        shared = {"mask": mask, "bias": bias, "cross_mask": for_queries(x.shape[1], lambda *_: (real, None))[0]}
+        return [functools.partial(layer, cross=y, **shared) for layer, y in zip(self.decoder, cross, strict=True)]
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the decoder's final norm."""

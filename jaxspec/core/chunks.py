@@ -1,0 +1,151 @@
+"""Reads long rows chunk by chunk through a model's own `extend`, in one loop with one compiled body.
+
+A pass over P tokens makes scores [batch, heads, P, P]; P / C passes over C tokens make scores [batch, heads, C, P], one
+after the other in the same memory. What a pass of a network holds besides, such as the hidden layer of its
+feed-forward blocks, is C tokens wide, too.
+
+Shapes: B batch, P prompt, C chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxspec.core.language_model import Cache, Extend, Forward, Params, Prefill, Prompt, Rewind
+
+# A pass over 512 tokens is bound by arithmetic on every backend (one over few tokens is bound by reading the weights),
+# so wider ones are not faster, and it is the least for which that holds with room to spare: a TPU v5e reads a byte of
+# weights in the time of 240 operations on it, which is some 240 tokens of bfloat16.
+LONGEST = 512
+MULTIPLE = 16  # of tokens in a chunk, where that fills them: the rows of a TPU's tile in bfloat16
+
+Outputs = Any
+"""A pytree of arrays [B, T, ...]: what a pass makes at each of the T positions that it is fed."""
+
+
+def split(length: int) -> tuple[int, int]:
+    """Returns how many tokens a chunk has, and how many chunks hold `length` tokens: equal ones, of at most LONGEST.
+
+    Those of a bucket (`token_rows.bucket`) are filled exactly, so that a cache need have no more room for them.
+
+    >>> split(300), split(1280), split(8192), split(8191)
+    ((300, 1), (320, 4), (512, 16), (512, 16))
+    """
+    fewest = max(1, -(-length // LONGEST))
+    for count in range(fewest, 2 * fewest):
+        if fewest == 1 or length % (count * MULTIPLE) == 0:
+            return length // count, count
+    size = -(-length // fewest)
+    return size, -(-length // size)
+
+
+def read(
+    extend: Callable[[Cache, Any], tuple[Outputs, Cache]],
+    rewind: Rewind,
+    empty: Callable[[int, int], Cache],
+    rows: Any,
+    length: Int[Array, " B"],
+    capacity: int,
+) -> tuple[Outputs, Outputs, Cache]:
+    """Feeds right-padded rows to an empty cache, in chunks if they are long, and in one pass if they are not.
+
+    Chunks that hold nothing but padding are not read. The loop cannot be differentiated in reverse; networks train on
+    passes over whole rows.
+
+    Args:
+        extend: (cache, C further entries of each row) -> (outputs, cache): a pass at each row's own length.
+        rewind: see `core.Rewind`.
+        empty: makes an empty cache for (batch, capacity).
+        rows: a pytree of arrays [B, P, ...], such as the tokens.
+        length: how many entries of each row are real, at least 1.
+        capacity: how many entries the cache is to have room for; it may get a few more.
+
+    Returns:
+        The outputs at all P positions, garbage at padding; those at each row's last entry, [B, 1, ...]; and a cache of
+        `length` entries. A compiled program keeps those at all positions only if they are read.
+
+    Example:
+        >>> def total(cache, tokens):  # the "cache" is the sum of a row and its length
+        ...     sums = cache[0][:, None] + jnp.cumsum(tokens, axis=1)
+        ...     return sums, (sums[:, -1], cache[1] + tokens.shape[1])
+        >>> empty = lambda batch, capacity: (jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.int32))
+        >>> rewind = lambda cache, length: (cache[0], length)
+        >>> tokens = jnp.ones((1, 1030), jnp.int32)
+        >>> _, last, cache = read(total, rewind, empty, tokens, jnp.array([1025]), 1040)
+        >>> last.tolist(), cache[1].tolist()
+        ([[1025]], [1025])
+    """
+    batch, width = jax.tree.leaves(rows)[0].shape[:2]
+    size, count = split(width)
+    cache = empty(batch, max(capacity, size * count))
+    if count == 1:
+        outputs, cache = extend(cache, rows)
+        return outputs, at(outputs, length - 1), rewind(cache, length)
+
+    def part(start: Int[Array, ""]) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), padded)
+
+    padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, size * count - width)] + [(0, 0)] * (x.ndim - 2)), rows)
+    shapes, grown = jax.eval_shape(lambda: extend(cache, part(jnp.zeros((), jnp.int32))))
+    cache = jax.tree.map(lambda x, shape: x.astype(shape.dtype), cache, grown)
+    every = jax.tree.map(lambda x: jnp.zeros((batch, size * count, *x.shape[2:]), x.dtype), shapes)
+    last = jax.tree.map(lambda x: jnp.zeros((batch, 1, *x.shape[2:]), x.dtype), shapes)
+
+    def body(index: Int[Array, ""], carry: tuple[Outputs, Outputs, Cache]) -> tuple[Outputs, Outputs, Cache]:
+        every, last, cache = carry
+        start = index * size
+        # Rows that have ended stay at their length. They are fed padding there, which is before `start + size`.
+        outputs, cache = extend(cache, part(start))
+        cache = rewind(cache, jnp.minimum(length, start + size))
+        every = jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1), every, outputs)
+        place = length - 1 - start  # of a row's last entry in this chunk
+        is_inside = jnp.logical_and(place >= 0, place < size)
+        new = at(outputs, jnp.clip(place, 0, size - 1))
+        last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old), last, new)
+        return every, last, cache
+
+    needed = (jnp.max(length) + (size - 1)) // size
+    every, last, cache = jax.lax.fori_loop(0, needed, body, (every, last, cache))
+    return jax.tree.map(lambda x: x[:, :width], every), last, cache
+
+
+def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, int], Cache]) -> Prefill:
+    """Makes the `prefill` of a decoder-only model of its other functions, which reads long prompts in chunks.
+
+    Args:
+        extend, rewind: see `core.LanguageModel`.
+        empty: makes an empty cache for (batch, capacity).
+
+    Example:
+        >>> from jaxspec.core import Forward, LanguageModel, Prompt
+        >>> def extend(params, cache, tokens, parent=None):  # a bigram model; its "cache" is the length
+        ...     return Forward(params[tokens], params[tokens, :0]), cache + tokens.shape[1]
+        >>> rewind, empty = lambda cache, length: length, lambda batch, capacity: jnp.zeros((batch,), jnp.int32)
+        >>> lm = LanguageModel(prefill(extend, rewind, empty), extend, rewind, vocab_size=3)
+        >>> forward, cache = lm.prefill(jnp.eye(3), Prompt(jnp.array([[0, 2, 0]]), jnp.array([2])), capacity=8)
+        >>> forward.logits.tolist(), cache.tolist()
+        ([[[0.0, 0.0, 1.0]]], [2])
+    """
+
+    def read_prompt(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+        def feed(cache: Cache, tokens: Int[Array, "B C"]) -> tuple[Forward, Cache]:
+            return extend(params, cache, tokens)
+
+        forward, last, cache = read(feed, rewind, empty, prompt.tokens, prompt.length, capacity)
+        return forward._replace(logits=last.logits), cache
+
+    return read_prompt
+
+
+def at(outputs: Outputs, place: Int[Array, " B"]) -> Outputs:
+    """Takes what is at one place of each row: [B, 1, ...]."""
+
+    def take(x: Array) -> Array:
+        return jnp.take_along_axis(x, jnp.expand_dims(place, range(1, x.ndim)), axis=1)
+
+    return jax.tree.map(take, outputs)
