@@ -4,21 +4,14 @@ libtpu, the compiler of TPUs, runs on any Linux machine. `estimate` hands it the
 run, made from shapes alone: no weights are loaded, and nothing runs. What it says of sizes (arguments, temporaries,
 code) and of collectives is exact; a time is the compiler's own estimate, which it writes on every fused operation.
 
-An operation belongs to the part of a generation that its name scope says (`jax.named_scope` in `decode` and `core`):
-
-    prefill      whatever is outside of the loop over rounds
-    draft        the drafter, outside of its own loop: for a chain, its first token of the round, with the catch-up
-    draft step   the body of the drafter's loop, once
-    target       the target's pass: the verify pass of a round, or the one-token pass of plain decoding
-    accept, commit, rest    the verdict, the commit, and what has no scope
-
-Every loop's body is counted once, and of the branches of a conditional the most expensive. What chips wait for each
-other is not estimated. On v5e and v6e the compiler's estimate leaves out the time of the memory: the time of a part is
+`program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
+estimated. On v5e and v6e the compiler's estimate leaves out the time of the memory: the time of a part is
 therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -27,9 +20,8 @@ import json
 import math
 import os
 import pickle
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +30,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxspec import sharding
 from jaxspec.analysis import formulas, roofline
+from jaxspec.analysis.program_text import Part, read
 from jaxspec.core import Model, Params, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
@@ -46,27 +39,8 @@ from jaxspec.nets import net_of
 from jaxspec.weights import huggingface, int8, loading
 
 SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "v5e": "2x2", "v6e": "2x2"}  # shapes of the smallest hosts
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
 SUFFIX = ".executable"
-LARGE = 1 << 20  # bytes above which a copy in the loop is one of a weight or a cache, not of a step's activations
-
-
-class Part(NamedTuple):
-    """A part of a program.
-
-    Attributes:
-        cycles: the compiler's estimate.
-        bytes_read: from the chip's main memory, prefetches included.
-    """
-
-    cycles: int = 0
-    bytes_read: int = 0
-
-    def seconds(self, machine: roofline.Machine) -> float:
-        """Computes the time: the larger of the estimate and of the memory's time for what is read."""
-        assert machine.clock is not None
-        return max(self.cycles / machine.clock, self.bytes_read / machine.bandwidth)
 
 
 class Program(NamedTuple):
@@ -197,12 +171,12 @@ class Estimate(NamedTuple):
         return Expected(tokens, speed, plain, speed / plain)
 
 
-def shape_model(name: str, dtype: str = "bfloat16") -> Model:
+def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     """Makes a model without weights: its parameters are shapes, which is all that compiling needs.
 
     Args:
-        name: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
-            or the name of a shipped checkpoint.
+        shape: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
+            or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
         dtype: of the matrices: "float32", "bfloat16" or "int8".
 
     Raises:
@@ -212,26 +186,30 @@ def shape_model(name: str, dtype: str = "bfloat16") -> Model:
     >>> f"{int8.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
     ('11,135,332,352', (10240, 4096))
     """
-    dtype, shapes, path = loading.dtype_name(dtype), roofline.published_shapes(), Path(name).expanduser()
-    if name in shapes:
-        config = shapes[name]
-    elif path.is_file() and path.suffix == ".json":
-        config = huggingface.read_config(path.parent)[1]
-    elif (local := loading.local(name, loading.shipped())) is not None:
-        config = loading.format_of(local).open(local).config()
-    else:
-        raise ValueError(
-            f"no shape, folder or config.json {name!r}: expected one of {', '.join(shapes)}, or a path. The weights of "
-            "a model of the hub are not needed: name its shape"
-        )
-    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    dtype = loading.dtype_name(dtype)
+    config = dataclasses.replace(_config(shape) if isinstance(shape, str) else shape, dtype=int8.computation(dtype))
 
     def params() -> Params:
         return jax.tree_util.tree_map_with_path(
             lambda path, x: int8.as_dtype(path, x, dtype), net_of(config).init(config, jax.random.key(0))
         )
 
+    name = shape if isinstance(shape, str) else ""
     return Model(net_of(config).language_model(config), jax.eval_shape(params), config=config, name=name)
+
+
+def _config(shape: str) -> Any:
+    shapes, path = roofline.published_shapes(), Path(shape).expanduser()
+    if shape in shapes:
+        return shapes[shape]
+    if path.is_file() and path.name == huggingface.CONFIG:
+        return huggingface.read_config(path.parent)[1]
+    if (local := loading.local(shape, loading.shipped())) is not None:
+        return loading.format_of(local).open(local).config()
+    raise ValueError(
+        f"no shape, folder or config.json {shape!r}: expected one of {', '.join(shapes)}, or a path. A model of the "
+        "hub is named by its shape, since its weights are not needed"
+    )
 
 
 def estimate(
@@ -302,9 +280,10 @@ def tpu_devices(topology: str) -> tuple[str, list[Any]]:
             "libtpu, the compiler of TPUs, is not installed (it needs no TPU): "
             f"pip install --no-deps '{(wanted or ['libtpu'])[0]}' brings the one that this jax names"
         )
-    # There may be no TPU, and libtpu would look for one.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    # libtpu would look for a TPU, and let only one process use it; none is used here.
+    usual = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    for variable, value in usual.items():
+        os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
     try:
@@ -335,7 +314,8 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     place = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = _lower(prepared, place, devices[0])
     started = time.monotonic()
-    executable = lowered.compile()
+    with _without_cache():
+        executable = lowered.compile()
     seconds, memory, text = time.monotonic() - started, executable.memory_analysis(), executable.as_text() or ""
     sizes = (
         memory.argument_size_in_bytes,
@@ -344,6 +324,21 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         memory.generated_code_size_in_bytes,
     )
     return Compiled(Program(seconds, *sizes, *read(text)), executable, _fingerprint(lowered, devices[0], place))
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Compiles anew: what the persistent cache gives took no time to compile, and a CPU's cannot be stored again."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def _lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
@@ -475,177 +470,6 @@ def to_dict(found: Estimate) -> dict[str, Any]:
     return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(found)]}
 
 
-# The program's text.
-
-
-class _Operation(NamedTuple):
-    """A line of the program: `name = shape kind(written), attributes`; operands are the names in what is written."""
-
-    name: str
-    shape: str
-    kind: str
-    operands: tuple[str, ...]
-    written: str
-    attributes: str
-
-
-_LINE = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\](\{[^}]*\})?")
-_Computations = dict[str, dict[str, _Operation]]
-_SEEN_THROUGH = ("copy-start", "copy-done", "bitcast")  # a prefetch, or another name for the same bytes
-_NO_READERS = (*_SEEN_THROUGH, "tuple", "get-tuple-element", "parameter", "constant", "while", "conditional", "call")
-_LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape"}
-
-
-def read(text: str) -> tuple[dict[str, tuple[int, int]], dict[str, Part], dict[str, int]]:
-    """Reads a program as XLA prints it.
-
-    Returns:
-        Collectives, parts, and copies in the loop over rounds, as `Program` has them.
-    """
-    computations, entry = _parse(text)
-    collectives: dict[str, tuple[int, int]] = {}
-    for body in computations.values():
-        for operation in body.values():
-            kind = operation.kind.removesuffix("-start")
-            if kind in COLLECTIVES:
-                count, size = collectives.get(kind, (0, 0))
-                moved = sum(_bytes(body[name].shape) for name in operation.operands if name in body)
-                collectives[kind] = count + 1, size + moved
-    copies: dict[str, int] = {}
-    return collectives, _parts(computations, entry, "prefill", copies), copies
-
-
-def _parse(text: str) -> tuple[_Computations, str]:
-    """Splits a program into its computations, by name, and tells which one is run."""
-    computations, entry, body = _Computations(), "", dict[str, _Operation]()
-    for line in text.splitlines():
-        if (head := _HEAD.match(line)) is not None:
-            body = computations.setdefault(head[2], {})
-            entry = head[2] if head[1] else entry
-        elif (found := _LINE.match(line)) is not None:
-            operands, _, attributes = found[4].partition(")")
-            names = tuple(re.findall(r"%([\w.\-]+)", operands))
-            body[found[1]] = _Operation(found[1], found[2], found[3], names, operands, attributes)
-    return computations, entry
-
-
-def _parts(computations: _Computations, name: str, default: str, copies: dict[str, int]) -> dict[str, Part]:
-    """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
-    totals: dict[str, Part] = {}
-    body = computations.get(name, {})
-    for operation in body.values():
-        scope = _scope(operation)
-        part = part_of(scope, "")
-        if not part and operation.kind == "fusion":  # of several results has no scope, but what it consists of has
-            fused = computations.get(_called(operation, "calls")[0], {})
-            part = next((found for o in fused.values() if (found := part_of(_scope(o), ""))), "")
-        part, inner = part or default, dict[str, Part]()
-        if operation.kind == "while":
-            is_rounds = default == "prefill" and scope.endswith(")/while")
-            within = "rest" if is_rounds else "draft step" if part == "draft" else part
-            inner = _parts(computations, _called(operation, "body")[0], within, copies)
-        elif operation.kind == "conditional":
-            branches = _called(operation, "branch_computations|true_computation|false_computation")
-            choices = [_parts(computations, branch, part, copies) for branch in branches]
-            inner = max(choices, key=lambda parts: sum(p.cycles for p in parts.values()), default={})
-        elif operation.kind == "call":
-            inner = _parts(computations, _called(operation, "to_apply")[0], part, copies)
-        else:
-            cycles = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
-            inner = {part: Part(int(cycles[1]) if cycles else 0, _bytes_read(operation, body, computations))}
-            if default != "prefill" and _is_copy(operation, computations) and _bytes(operation.shape) >= LARGE:
-                copies[operation.name] = _bytes(operation.shape)
-        for which, more in inner.items():
-            before = totals.get(which, Part())
-            totals[which] = Part(before.cycles + more.cycles, before.bytes_read + more.bytes_read)
-    return totals
-
-
-def _scope(operation: _Operation) -> str:
-    found = re.search(r'op_name="([^"]*)"', operation.attributes)
-    return found[1] if found else ""
-
-
-def part_of(scope: str, default: str) -> str:
-    """Names the part of a generation that an operation belongs to.
-
-    >>> part_of("jit(generation)/while/body/draft/while/body/add", "rest"), part_of("reduce_sum", "rest")
-    ('draft step', 'rest')
-    >>> part_of("jit(generation)/draft/Decoder.run/add", "prefill")
-    'prefill'
-    """
-    found = re.match(r"jit\([^)]*\)/while/body/(\w+)/(.*)", scope)
-    if found is None or found[1] not in ("draft", "target", "accept", "commit"):
-        return default
-    return "draft step" if found[1] == "draft" and found[2].startswith("while/body/") else found[1]
-
-
-def _called(operation: _Operation, attribute: str) -> list[str]:
-    found = re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.\-]+)", operation.attributes)
-    return [name for names in found for name in re.findall(r"%([\w.\-]+)", names)]
-
-
-def _bytes(shape: str, of_main_memory: bool = False) -> int:
-    """Adds up the bytes of an array or a tuple, or of what of it lies in the main memory.
-
-    >>> _bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)})"), _bytes("bf16[2,8]{1,0:S(1)}", True)
-    (44, 0)
-    """
-    total = 0
-    for kind, bits, sizes, layout in _ARRAY.findall(shape):
-        if not (of_main_memory and "S(" in layout):
-            width = int(bits) if bits else 8 * (kind == "pred")
-            total += math.prod(int(size) for size in sizes.split(",") if size) * width // 8
-    return total
-
-
-def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computations: _Computations) -> int:
-    """Computes the bytes that an operation reads from the main memory; of what was prefetched, that of its origin."""
-    if operation.kind in _NO_READERS:
-        return 0
-    total = 0
-    for index, name in enumerate(operation.operands):
-        source = body.get(name)
-        while source is not None and source.kind in _SEEN_THROUGH and source.operands:
-            source = body.get(source.operands[0])
-        if source is not None and (size := _bytes(source.shape, of_main_memory=True)):
-            total += min(size, _bytes_used(operation, index, computations))
-    return total
-
-
-def _bytes_used(operation: _Operation, index: int, computations: _Computations) -> float:
-    """Computes how much of an operand is used: all of it, but where it is only sliced, looked up or written into."""
-    if operation.kind in ("dynamic-slice", "gather", "slice") and index == 0:
-        return _bytes(operation.shape)
-    if operation.kind in ("dynamic-update-slice", "scatter") and index == 0:
-        return 0
-    if operation.kind != "fusion":
-        return math.inf
-    body = computations.get(_called(operation, "calls")[0], {})
-    inside = [inner for inner in body.values() if inner.kind == "parameter" and inner.written == str(index)]
-    return sum(_bytes_used_of(inner.name, body, computations) for inner in inside) if inside else math.inf
-
-
-def _bytes_used_of(name: str, body: Mapping[str, _Operation], computations: _Computations) -> float:
-    """Adds up what the operations of a computation use of one of its arrays; all of it, if it is the result."""
-    uses = [(o, index) for o in body.values() for index, operand in enumerate(o.operands) if operand == name]
-    used = [
-        _bytes_used_of(o.name, body, computations) if o.kind == "bitcast" else _bytes_used(o, index, computations)
-        for o, index in uses
-    ]
-    return sum(used) if used else math.inf
-
-
-def _is_copy(operation: _Operation, computations: _Computations) -> bool:
-    """Tells whether an operation does nothing but write an array in another layout or dtype."""
-    if operation.kind == "fusion":
-        body = computations.get(_called(operation, "calls")[0], {})
-        return {inner.kind for inner in body.values()} <= _LAYOUT_ONLY
-    return operation.kind in ("copy", "transpose")
-
-
 # Programs that are kept.
 
 
@@ -699,12 +523,12 @@ def load(
     for entry, value in stored["fingerprint"].items():
         if value != expected.get(entry):
             raise ValueError(
-                f"{path} was compiled for another {entry}: {value}, and here it is {expected.get(entry)}. Compile it "
+                f"{path} is of another {entry}: {value}, and here it is {expected.get(entry)}. Compile it "
                 "again, with the options and the versions of this run"
             )
     used = list(devices[:1]) if place is None else list(place.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
-    return lambda request: program(request.weights, request.prompt, request.request)
+    return lambda given: program(weights=given.weights, prompt=given.prompt, request=given.request)
 
 
 def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
@@ -717,6 +541,6 @@ def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]
     return versions | {
         "device": device.device_kind,
         "mesh": None if mesh is None else dict(mesh.shape),
-        "shapes": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),
+        "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
     }
