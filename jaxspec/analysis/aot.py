@@ -128,7 +128,8 @@ class Estimate(NamedTuple):
     @property
     def draft_seconds(self) -> float:
         """The time of a round's draft: of a chain, its first token and one step for each other token."""
-        return self.seconds("draft") + max(self.gamma - 1, 0) * self.seconds("draft step")
+        steps = 1 if self.trees else self.gamma - 1  # a tree's levels are written out; its loops are small
+        return self.seconds("draft") + steps * self.seconds("draft step")
 
     @property
     def rest_seconds(self) -> float:
@@ -217,6 +218,7 @@ def estimate(
     topology: str,
     *,
     mesh: str | Mesh | None = None,
+    plain: Compiled | None = None,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Estimate:
     """Compiles a generation, and plain decoding with the same target, for a TPU, and estimates their times.
@@ -225,6 +227,7 @@ def estimate(
         prepared: of `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
         topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host.
         mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip.
+        plain: plain decoding of an earlier estimate of the same target, rows and topology, not to be compiled again.
         advance: called with what is compiled next, before each of the two programs.
 
     Raises:
@@ -242,12 +245,11 @@ def estimate(
     """
     name, devices = tpu_devices(topology)
     machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}
-    compiled = {}
+    compiled = {} if plain is None else {"plain": plain}
     for which, request in (("plain", prepared.plain()), ("speculative", prepared)):
-        if which == "speculative" and prepared.drafter is None:
-            continue
-        advance(which)
-        compiled[which] = compile_generation(request, devices, mesh)
+        if which not in compiled and (which == "plain" or prepared.drafter is not None):
+            advance(which)
+            compiled[which] = compile_generation(request, devices, mesh)
     programs = {which: made.program for which, made in compiled.items()}
     if mesh is not None:
         sizes = dict(sharding.mesh(mesh, devices).shape)
@@ -310,12 +312,21 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         prepared: as in `estimate`; of arrays only shapes and dtypes are read.
         devices: of a topology, or of this machine.
         mesh: as in `estimate`.
+
+    Raises:
+        ValueError: the program does not fit the device's memory.
     """
     place = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = _lower(prepared, place, devices[0])
     started = time.monotonic()
-    with _without_cache():
-        executable = lowered.compile()
+    try:
+        with _without_cache():
+            executable = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
+        raise ValueError(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
     seconds, memory, text = time.monotonic() - started, executable.memory_analysis(), executable.as_text() or ""
     sizes = (
         memory.argument_size_in_bytes,
@@ -419,10 +430,11 @@ def rows(found: Estimate) -> list[Row]:
     listed += [row("plain: rest of a step", plain, ["accept", "commit", "rest"], None)]
     if program is not None:
         step = "draft step" if "draft step" in program.parts else "draft"
-        called = "draft step" if step == "draft step" and not found.trees else "draft of a round"
+        called = "draft of a round" if found.trees or step == "draft" else "draft step"
         listed += [row("prefill", program, ["prefill"], None)]
         listed += [row("draft, first token", program, ["draft"], draft)] if called != "draft of a round" else []
-        listed += [row(called, program, [step], draft if called == "draft step" else None)]
+        chosen = [step] if called == "draft step" else ["draft", "draft step"]
+        listed += [row(called, program, chosen, draft if called == "draft step" else None)]
         listed += [row("verify pass", program, ["target"], target)]
         listed += [row("rest of a round", program, ["accept", "commit", "rest"], None)]
     return listed
