@@ -99,7 +99,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     Of several rows the compiler may fuse the product before it into this one, and compute that again and again; for
     large matrices a barrier keeps it from that. A verify pass over 6 tokens of Llama 3.1 8B is 17.2 million estimated
     cycles of a v5p with it, and 22.4 without; of T5-XXL 13.3 and 15.8. For a draft model's small matrices it would
-    cost a fifth. The estimates are what `tests/scripts/tpu_programs.py` prints.
+    cost a fifth. The estimates are what `jaxspec compile` prints.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]

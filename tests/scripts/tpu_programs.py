@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxspec import drafters
-from jaxspec.analysis import aot
+from jaxspec.analysis import aot, roofline
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets.decoder import DecoderConfig
@@ -73,7 +73,9 @@ def main() -> None:
     for case in CASES:
         if all(word in case.name for word in sys.argv[1:]):
             made = compiled(case)
-            about = {"name": case.name, "mesh": case.mesh, "bf16": "bf16" in made["speculative"].executable.as_text()}
+            about: dict[str, Any] = {"name": case.name, "mesh": case.mesh}
+            about |= {"read by a pass": roofline.load_of(case.target).weight_bytes / 2}  # bfloat16
+            about |= {"bf16": "bf16" in made["speculative"].executable.as_text()}
             programs = {name: one.program._asdict() | {"parts": _parts(one)} for name, one in made.items()}
             print("compiled", json.dumps(about | {"programs": programs}), flush=True)
 
