@@ -235,13 +235,14 @@ def estimate(
         ValueError: there is no such topology, or it has too few chips for the mesh.
 
     Example, some minutes for large models:
-        >>> from jaxspec import Prompt
+        >>> import jax.numpy as jnp
+        >>> from jaxspec.core import Prompt
         >>> from jaxspec.decode.request import prepare
         >>> target, draft = shape_model("llama-3.1-8b"), shape_model("llama-3.2-1b")
-        >>> prompt = Prompt(np.zeros((1, 64), np.int32), np.array([64]))
+        >>> prompt = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.array([64]))
         >>> prepared = prepare(target, prompt, drafter=draft, gamma=5)
         >>> print(estimate(prepared, "v5p:2x2x1").v)  # doctest: +SKIP
-        1.05
+        0.92
     """
     name, devices = tpu_devices(topology)
     machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}
@@ -342,7 +343,7 @@ def _without_cache() -> Iterator[None]:
     """Compiles anew: what the persistent cache gives took no time to compile, and a CPU's cannot be stored again."""
     from jax.experimental.compilation_cache import compilation_cache
 
-    enabled = jax.config.jax_enable_compilation_cache
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     try:

@@ -174,7 +174,7 @@ def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computati
         while source is not None and source.kind in _SEEN_THROUGH and source.operands:
             source = body.get(source.operands[0])
         if source is not None and (size := _bytes(source.shape, of_main_memory=True)):
-            total += min(size, _bytes_used(operation, index, computations))
+            total += int(min(size, _bytes_used(operation, index, computations)))
     return total
 
 

@@ -79,7 +79,7 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
 def prepare(inputs: Inputs) -> Prepared:
     """Prepares the generation of shapes."""
     import jax
-    import numpy as np
+    import jax.numpy as jnp
 
     from jaxspec.analysis import aot
     from jaxspec.core import Prompt
@@ -90,7 +90,7 @@ def prepare(inputs: Inputs) -> Prepared:
 
     target = shapes(inputs.target)
     drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, shapes, target)
-    rows = Prompt(np.zeros((inputs.batch, inputs.prompt), np.int32), np.full(inputs.batch, inputs.prompt, np.int32))
+    rows = Prompt(jnp.zeros((inputs.batch, inputs.prompt), jnp.int32), jnp.full(inputs.batch, inputs.prompt, jnp.int32))
     key = jax.random.key(0)
     generation: dict[str, Any] = {"gamma": inputs.gamma, "temperature": inputs.temperature, "key": key}
     return request.prepare(target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation)

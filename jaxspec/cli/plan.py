@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -119,7 +119,7 @@ def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Pla
 
     assert inputs.alpha is not None
     jax.config.update("jax_platforms", "cpu")
-    shapes = {"target": inputs.target, "draft": draft, "dtype": inputs.dtype or "bfloat16"}
+    shapes: dict[str, Any] = {"target": inputs.target, "draft": draft, "dtype": inputs.dtype or "bfloat16"}
     shapes |= {"prompt": max(inputs.row_tokens // 4, 1), "max_new_tokens": max(3 * inputs.row_tokens // 4, 2)}
     plans, topology = [], inputs.device.removeprefix("tpu-")
     with console.counting("compile", len(batches) * planning.compiled_programs(inputs.gamma)) as advance:
