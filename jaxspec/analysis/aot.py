@@ -81,7 +81,13 @@ class Compiled(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What an acceptance rate promises: tokens a round of each row, tokens/s of all rows, speed over plain decoding."""
+    """The promise of an acceptance rate.
+
+    Attributes:
+        tokens_per_round: of each row.
+        tokens_per_second, plain_tokens_per_second: of all rows, with a drafter and without.
+        speed_up: the former over the latter.
+    """
 
     tokens_per_round: float
     tokens_per_second: float
@@ -90,7 +96,7 @@ class Expected(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What the compiler makes of a generation and of plain decoding with the same target.
+    """The compiler's estimate of a generation, and of plain decoding with the same target.
 
     Attributes:
         topology, chips, mesh: for which devices, and how many of them are used.
@@ -153,7 +159,7 @@ class Estimate(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the programs' bytes are fewer than the chip's memory."""
+        """Tells whether the programs' bytes are fewer than the chip's memory."""
         programs = [self.plain, *([self.speculative] if self.speculative else [])]
         return self.machine.memory is None or all(program.memory <= self.machine.memory for program in programs)
 
@@ -251,7 +257,7 @@ def estimate(
         if which not in compiled and (which == "plain" or prepared.drafter is not None):
             advance(which)
             compiled[which] = compile_generation(request, devices, mesh)
-    programs = {which: made.program for which, made in compiled.items()}
+    programs = {which: kept.program for which, kept in compiled.items()}
     if mesh is not None:
         sizes = dict(sharding.mesh(mesh, devices).shape)
     return Estimate(
@@ -386,10 +392,10 @@ def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         row = headroom + token_rows.prefill_length(part.lm, prepared.prompt)
         load = roofline.load_of(part.config, row=row, prompt=width)
         matrices = [x for path, x in jax.tree_util.tree_leaves_with_path(part.params) if len(x.shape) == 2]
-        each = sum(x.size * x.dtype.itemsize for x in matrices) / int8.count(matrices)
+        weight_bytes = sum(x.size * x.dtype.itemsize for x in matrices) / int8.count(matrices)
         heads = getattr(part.config, "kv_heads", part.config.heads)
         caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
-        floors[which] = load.parameters * each / model + caches
+        floors[which] = load.parameters * weight_bytes / model + caches
     return floors
 
 
@@ -413,16 +419,16 @@ class Row(NamedTuple):
     over_floor = property(lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above.")
 
 
-def rows(found: Estimate) -> list[Row]:
+def rows(estimated: Estimate) -> list[Row]:
     """Lists prefill, the steps, the passes, and the rest of a round."""
 
     def row(name: str, program: Program, parts: Sequence[str], floor: float | None) -> Row:
         chosen = [program.parts.get(part, Part()) for part in parts]
-        seconds = sum(part.seconds(found.machine) for part in chosen)
+        seconds = sum(part.seconds(estimated.machine) for part in chosen)
         cycles, reads = sum(part.cycles for part in chosen), sum(part.bytes_read for part in chosen)
-        return Row(name, cycles, seconds, reads, floor and floor / found.machine.bandwidth)
+        return Row(name, cycles, seconds, reads, floor and floor / estimated.machine.bandwidth)
 
-    plain, program, floors = found.plain, found.speculative, found.floors
+    plain, program, floors = estimated.plain, estimated.speculative, estimated.floors
     target, draft = floors.get("target"), floors.get("draft")
     listed = [
         row("plain: prefill", plain, ["prefill"], None),
@@ -431,7 +437,7 @@ def rows(found: Estimate) -> list[Row]:
     listed += [row("plain: rest of a step", plain, ["accept", "commit", "rest"], None)]
     if program is not None:
         step = "draft step" if "draft step" in program.parts else "draft"
-        called = "draft of a round" if found.trees or step == "draft" else "draft step"
+        called = "draft of a round" if estimated.trees or step == "draft" else "draft step"
         listed += [row("prefill", program, ["prefill"], None)]
         listed += [row("draft, first token", program, ["draft"], draft)] if called != "draft of a round" else []
         chosen = [step] if called == "draft step" else ["draft", "draft step"]
@@ -441,46 +447,46 @@ def rows(found: Estimate) -> list[Row]:
     return listed
 
 
-def sentences(found: Estimate, alpha: float | None = None) -> list[str]:
+def sentences(estimated: Estimate, alpha: float | None = None) -> list[str]:
     """Says in words whether it fits, what c and v are, and what an acceptance rate promises."""
     said = []
-    if not found.fits:
+    if not estimated.fits:
         said += ["Does not fit: a chip has less memory than arguments, results, temporaries and code take."]
-    if found.speculative is not None:
+    if estimated.speculative is not None:
         said += [
-            f"c = {found.c:.3f}, v = {found.v:.2f}; a round is {1e3 * found.round_seconds:.3f} ms, of which "
-            f"{found.rest_seconds / found.round_seconds:.1%} are outside of both models."
+            f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
+            f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
         ]
     if alpha is not None:
-        expected = found.expected(alpha)
+        expected = estimated.expected(alpha)
         said += [
             f"With α = {alpha:g}: {expected.tokens_per_round:.2f} tokens a round, {expected.tokens_per_second:.0f} "
             f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: {expected.speed_up:.2f} times."
         ]
-    if found.topology.startswith(("v5e", "v6e")):
+    if estimated.topology.startswith(("v5e", "v6e")):
         said += ["Cycles of this chip leave out the memory: ms are the larger of cycles / clock and reads / bandwidth."]
-    if found.plain.collectives:
+    if estimated.plain.collectives:
         said += ["Cycles leave out what chips wait for each other."]
-    for name, program in (("plain", found.plain), ("speculative", found.speculative)):
+    for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):
         if program is not None and program.copies:
             total = sum(program.copies.values())
             said += [f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."]
     return said
 
 
-def to_dict(found: Estimate) -> dict[str, Any]:
+def to_dict(estimated: Estimate) -> dict[str, Any]:
     """Returns an estimate as plain values, for JSON; without the executables."""
     report = {
-        name: value for name, value in found._asdict().items() if name not in ("compiled", "plain", "speculative")
+        name: value for name, value in estimated._asdict().items() if name not in ("compiled", "plain", "speculative")
     }
     report |= {
-        "fits": found.fits,
-        "c": found.c if found.speculative else None,
-        "v": found.v if found.speculative else None,
+        "fits": estimated.fits,
+        "c": estimated.c if estimated.speculative else None,
+        "v": estimated.v if estimated.speculative else None,
     }
-    report["programs"] = {name: made.program for name, made in found.compiled.items()}
-    report["fingerprints"] = {name: made.fingerprint for name, made in found.compiled.items()}
-    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(found)]}
+    report["programs"] = {name: kept.program for name, kept in estimated.compiled.items()}
+    report["fingerprints"] = {name: kept.fingerprint for name, kept in estimated.compiled.items()}
+    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(estimated)]}
 
 
 # Programs that are kept.
@@ -500,10 +506,10 @@ def save(compiled: Mapping[str, Compiled], folder: str | Path) -> Path:
 
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, made in compiled.items():
-        stored = {"fingerprint": made.fingerprint, "program": serialize_executable.serialize(made.executable)}
+    for name, kept in compiled.items():
+        stored = {"fingerprint": kept.fingerprint, "program": serialize_executable.serialize(kept.executable)}
         (folder / f"{name}{SUFFIX}").write_bytes(pickle.dumps(stored))
-        (folder / f"{name}.json").write_text(json.dumps(made.fingerprint, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{name}.json").write_text(json.dumps(kept.fingerprint, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
@@ -541,7 +547,7 @@ def load(
             )
     used = list(devices[:1]) if place is None else list(place.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
-    return lambda given: program(weights=given.weights, prompt=given.prompt, request=given.request)
+    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request)
 
 
 def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:

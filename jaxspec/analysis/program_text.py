@@ -87,10 +87,10 @@ def _parse(text: str) -> tuple[_Computations, str]:
         if (head := _HEAD.match(line)) is not None:
             body = computations.setdefault(head[2], {})
             entry = head[2] if head[1] else entry
-        elif (found := _LINE.match(line)) is not None:
-            operands, _, attributes = found[4].partition(")")
-            names = tuple(re.findall(r"%([\w.\-]+)", operands))
-            body[found[1]] = _Operation(found[1], found[2], found[3], names, operands, attributes)
+        elif (match := _LINE.match(line)) is not None:
+            name, shape, kind, rest = match.groups()
+            operands, _, attributes = rest.partition(")")
+            body[name] = _Operation(name, shape, kind, tuple(_names(operands)), operands, attributes)
     return computations, entry
 
 
@@ -103,7 +103,7 @@ def _parts(computations: _Computations, name: str, default: str, copies: dict[st
         part = part_of(scope, "")
         if not part and operation.kind == "fusion":  # of several results has no scope, but what it consists of has
             fused = computations.get(_called(operation, "calls")[0], {})
-            part = next((found for o in fused.values() if (found := part_of(_scope(o), ""))), "")
+            part = next(filter(None, (part_of(_scope(inside), "") for inside in fused.values())), "")
         part, inner = part or default, dict[str, Part]()
         if operation.kind == "while":
             is_rounds = default == "prefill" and scope.endswith(")/while")
@@ -127,8 +127,8 @@ def _parts(computations: _Computations, name: str, default: str, copies: dict[st
 
 
 def _scope(operation: _Operation) -> str:
-    found = re.search(r'op_name="([^"]*)"', operation.attributes)
-    return found[1] if found else ""
+    match = re.search(r'op_name="([^"]*)"', operation.attributes)
+    return match[1] if match else ""
 
 
 def part_of(scope: str, default: str) -> str:
@@ -139,15 +139,19 @@ def part_of(scope: str, default: str) -> str:
     >>> part_of("jit(generation)/draft/Decoder.run/add", "prefill")
     'prefill'
     """
-    found = re.match(r"jit\([^)]*\)/while/body/(\w+)/(.*)", scope)
-    if found is None or found[1] not in ("draft", "target", "accept", "commit"):
+    match = re.match(r"jit\([^)]*\)/while/body/(\w+)/(.*)", scope)
+    if match is None or match[1] not in ("draft", "target", "accept", "commit"):
         return default
-    return "draft step" if found[1] == "draft" and found[2].startswith("while/body/") else found[1]
+    return "draft step" if match[1] == "draft" and match[2].startswith("while/body/") else match[1]
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", text)
 
 
 def _called(operation: _Operation, attribute: str) -> list[str]:
-    found = re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.\-]+)", operation.attributes)
-    return [name for names in found for name in re.findall(r"%([\w.\-]+)", names)]
+    lists = re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.\-]+)", operation.attributes)
+    return [name for names in lists for name in _names(names)]
 
 
 def _bytes(shape: str, of_main_memory: bool = False) -> int:

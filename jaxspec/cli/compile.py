@@ -65,15 +65,15 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
     aot.tpu_devices(inputs.topology)  # a wrong name, or no libtpu, is told before all else
     prepared = prepare(inputs)
     with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
-        found = aot.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
+        estimated = aot.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
     if inputs.save is not None:
-        aot.save(found.compiled, inputs.save)
-    expected = None if inputs.alpha is None else found.expected(inputs.alpha)
+        aot.save(estimated.compiled, inputs.save)
+    expected = None if inputs.alpha is None else estimated.expected(inputs.alpha)
     heading = f"{inputs.target} with {inputs.draft}" if prepared.drafter is not None else inputs.target
     if inputs.as_json:
-        report = aot.to_dict(found) | {"about": heading, "dtype": inputs.dtype, "expected": expected}
+        report = aot.to_dict(estimated) | {"about": heading, "dtype": inputs.dtype, "expected": expected}
         return console.print_json(report)
-    show(heading, inputs, found)
+    show(heading, inputs, estimated)
 
 
 def prepare(inputs: Inputs) -> Prepared:
@@ -96,33 +96,33 @@ def prepare(inputs: Inputs) -> Prepared:
     return request.prepare(target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation)
 
 
-def show(heading: str, inputs: Inputs, found: Estimate) -> None:
+def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     """Prints an estimate as tables and sentences."""
     from jaxspec.analysis import aot
 
-    out, chips = Console(highlight=False), f"{found.chips} of {found.topology}"
-    sizes = f"batch {found.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
+    out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
+    sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
     out.print(Text(f"{heading}: {chips}, {sizes}. Estimates of the compiler, no measurement", "bold"))
-    programs: dict[str, Program] = {"plain": found.plain}
-    if found.speculative is not None:
-        programs["speculative"] = found.speculative
+    programs: dict[str, Program] = {"plain": estimated.plain}
+    if estimated.speculative is not None:
+        programs["speculative"] = estimated.speculative
     heads = "arguments", "temporaries", "code", "all, per chip", "of", "collectives", "compiled in"
     table = console.table(heads, first="program")
     for name, program in programs.items():
         moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
         cells = [*map(filesize.decimal, (program.arguments, program.temporaries, program.code, program.memory))]
-        cells += ["?" if found.machine.memory is None else filesize.decimal(int(found.machine.memory))]
+        cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
         table.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
     out.print(table)
     heads = "cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"
     table = console.table(heads, first="part")
-    for row in aot.rows(found):
+    for row in aot.rows(estimated):
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
         table.add_row(
             row.name, f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor
         )
     out.print(table)
-    for sentence in aot.sentences(found, inputs.alpha):
+    for sentence in aot.sentences(estimated, inputs.alpha):
         out.print(Text(sentence))
     if inputs.save is not None:
-        out.print(Text(f"Programs in {inputs.save}: {', '.join(found.compiled)}"))
+        out.print(Text(f"Programs in {inputs.save}: {', '.join(estimated.compiled)}"))
