@@ -115,7 +115,7 @@ def _among_eight(x: Float[Array, "1 1 in"], weight: Matrix) -> Float[Array, "1 1
     eight = jnp.pad(x, ((0, 0), (0, 7), (0, 0)))
     if isinstance(weight, Mapping):
         return _of_any(eight, weight)[:, :1]
-    # No second barrier: it would send the eight rows through the main memory, from where a product takes a fifth longer.
+    # No second barrier: the eight rows would go through the main memory, and a product then takes a fifth longer.
     return _plainly(eight, weight.astype(x.dtype))[:, :1]
 
 
