@@ -79,3 +79,19 @@ def test_a_round_is_passes_and_little_else(programs, pair: str):
     parts = programs[pair]["programs"]["speculative"]["parts"]
     rest = sum(parts[name]["cycles"] for name in ("accept", "commit", "rest") if name in parts)
     assert rest < 0.04 * parts["target"]["cycles"]  # of two layers; of all 24 or 32 it is a twelfth of that
+
+
+def test_the_command_keeps_programs_of_a_mesh(tmp_path: Path):
+    """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are read."""
+    options = (
+        "--target debian-t5-base --draft debian-t5-small --gamma 2 --topology v5e --mesh model=2 --alpha 0.5 --json"
+    )
+    command = [sys.executable, "-m", "jaxspec", "compile", *options.split(), "--save", str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["topology"] == "v5e:2x2" and report["chips"] == 2 and report["fits"]
+    assert report["expected"]["tokens_per_round"] == 1.75
+    assert {path.name for path in tmp_path.glob("*.executable")} == {"plain.executable", "speculative.executable"}
+    fingerprint = json.loads((tmp_path / "speculative.json").read_text())
+    assert fingerprint["libtpu"] and fingerprint["mesh"] == {"data": 1, "model": 2}

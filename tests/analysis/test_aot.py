@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import pickle
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -81,6 +82,13 @@ def test_without_libtpu_the_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install --no-deps 'libtpu==\d"):
         aot.tpu_devices("v5p")
+
+
+def test_a_chip_that_is_two_devices_is_halved():
+    devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
+    chip, half = aot.machine_of("v4:2x2x1", devices), aot.machine_of("v4:2x2x1", [*devices, *devices])
+    assert chip == roofline.machine("tpu-v4")
+    assert half.bandwidth == chip.bandwidth / 2 and half.memory == 16 * 2**30 and half.clock == chip.clock
 
 
 def program(**parts: tuple[int, int]) -> aot.Program:
