@@ -56,7 +56,9 @@ _LINE = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\](\{[^}]*\})?")
 _Computations = dict[str, dict[str, _Operation]]
-_SEEN_THROUGH = ("copy-start", "copy-done", "bitcast")  # a prefetch, or another name for the same bytes
+# Prefetches, whole or in slices that are then joined, and other names for the same bytes.
+_SEEN_THROUGH = ("copy-start", "copy-done", "slice-start", "slice-done", "bitcast")
+_JOINED = 'custom_call_target="ConcatBitcast"'
 _NO_READERS = (*_SEEN_THROUGH, "tuple", "get-tuple-element", "parameter", "constant", "while", "conditional", "call")
 _LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape"}
 
@@ -170,16 +172,26 @@ def _bytes(shape: str, of_main_memory: bool = False) -> int:
 
 def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computations: _Computations) -> int:
     """Computes the bytes that an operation reads from the main memory; of what was prefetched, that of its origin."""
-    if operation.kind in _NO_READERS:
+    if operation.kind in _NO_READERS or _JOINED in operation.attributes:
         return 0
     total = 0
     for index, name in enumerate(operation.operands):
-        source = body.get(name)
-        while source is not None and source.kind in _SEEN_THROUGH and source.operands:
-            source = body.get(source.operands[0])
-        if source is not None and (size := _bytes(source.shape, of_main_memory=True)):
+        if size := _bytes_at_origin(name, body):
             total += int(min(size, _bytes_used(operation, index, computations)))
     return total
+
+
+def _bytes_at_origin(name: str, body: Mapping[str, _Operation]) -> int:
+    """Computes the bytes of an array that lie, or lay before they were prefetched, in the main memory."""
+    operation = body.get(name)
+    if operation is None:
+        return 0
+    if _JOINED in operation.attributes:
+        return sum(_bytes_at_origin(operand, body) for operand in operation.operands)
+    if operation.kind not in _SEEN_THROUGH or not operation.operands:
+        return _bytes(operation.shape, of_main_memory=True)
+    size = _bytes_at_origin(operation.operands[0], body)
+    return min(size, _bytes(operation.shape)) if operation.kind == "slice-done" else size
 
 
 def _bytes_used(operation: _Operation, index: int, computations: _Computations) -> float:

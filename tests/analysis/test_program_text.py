@@ -65,6 +65,12 @@ PROGRAM = f"""HloModule jit_generation, is_scheduled=true
   %fusion.2 = bf16[1,1024]{{1,0:S(1)}} fusion(%held.2, %copy-done.1), kind=kOutput, calls=%fused_product, {
     SCOPE % "while/body/target/dot_general"
 }, {CYCLES % 400}
+  %slice-start.1 = (({WEIGHT}), bf16[256,1024]{{1,0:S(1)}}, s32[]) slice-start(%weight.2), slice={{[0:256], [0:1024]}}
+  %slice-done.1 = bf16[256,1024]{{1,0:S(1)}} slice-done(%slice-start.1)
+  %joined.1 = bf16[512,1024]{{1,0:S(1)}} custom-call(%slice-done.1, %slice-done.1), custom_call_target="ConcatBitcast"
+  %fusion.7 = bf16[1,512]{{1,0:S(1)}} fusion(%held.2, %joined.1), kind=kOutput, calls=%fused_product, {
+    SCOPE % "while/body/accept/dot_general"
+}, {CYCLES % 6}
   %all-reduce.1 = bf16[1,1024]{{1,0:S(1)}} all-reduce(%fusion.2), to_apply=%add
   %fusion.3 = (bf16[1,1024]{{1,0:S(1)}}) fusion(%all-reduce.1), kind=kLoop, calls=%fused_rotation, {CYCLES % 7}
   %fusion.4 = bf16[1024,1024]{{0,1:T(8,128)(2,1)S(1)}} fusion(%weight.2), kind=kLoop, calls=%fused_relayout, {
@@ -103,6 +109,8 @@ def test_bytes_are_those_of_the_main_memory():
     _, parts, _ = read(PROGRAM)
     assert parts["draft step"].bytes_read == 2 * MIB, "what the carry holds on the chip is not read"
     assert parts["target"].bytes_read == 2 * 2 * MIB, "prefetched, and once more for the copy"
+    assert parts["accept"].bytes_read == MIB, "prefetched in two slices of half a MiB, which are joined"
+    assert parts["rest"].bytes_read == 0, "prefetches are counted where they are used"
     assert parts["prefill"].bytes_read == 2048 + 2 * MIB, "of a table one row is looked up; the copy reads all"
 
 
