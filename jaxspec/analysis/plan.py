@@ -19,7 +19,7 @@ from jaxtyping import Float
 from rich import filesize
 
 from jaxspec import rules
-from jaxspec.analysis import acceptance, cost, formulas, memory, replay, roofline
+from jaxspec.analysis import acceptance, aot, cost, formulas, memory, replay, roofline
 from jaxspec.analysis.optimal_tree import DEEPEST, PlannedTree, best_of_size
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.decode import batches as batching
@@ -30,6 +30,7 @@ from jaxspec.drafters.trees.shape import Choices, shape_of
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
 # and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
+COMPILED = 5  # of the two gammas whose rounds are compiled for a TPU, the lesser; the other is the largest in question
 TOLERANCE = (
     0.03  # a speed is near the best if it is less by no more than this part; a chain is preferred to such a tree
 )
@@ -214,6 +215,47 @@ def of_sizes(
         return best
     plain = {"gamma": 0, "tokens_per_round": 1.0, "improvement": 1.0, "operations": 1.0, "near": ()}
     return best._replace(**plain, obstacles=("memory", *best.obstacles))
+
+
+def of_compiled(
+    alpha: float,
+    prepared: Prepared,
+    topology: str,
+    *,
+    most: int = 16,
+    advance: Callable[[str], object] = lambda doing: None,
+) -> Plan:
+    """Plans for a TPU that is not here, by what its compiler estimates of the very programs (`aot`): some minutes.
+
+    Plain decoding and rounds with two gammas are compiled; v is taken to be linear between them.
+
+    Args:
+        alpha: acceptance rate.
+        prepared: of a target and a model that drafts; shapes will do (`aot.shape_model`).
+        topology: as `aot.estimate` takes it, for one chip.
+        most: the largest gamma to consider.
+        advance: called before each of the programs, `compiled_programs(most)` of them.
+
+    Raises:
+        ImportError: libtpu, the compiler, is not installed.
+        ValueError: no such topology, or the pair does not fit it.
+    """
+    gammas, estimates = sorted({min(COMPILED, most), most}), list[aot.Estimate]()
+    for gamma in gammas:
+        plain = estimates[0].compiled["plain"] if estimates else None
+        estimates.append(aot.estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance))
+    v = np.interp(np.arange(most + 1), [0, *gammas], [1.0, *(estimate.v for estimate in estimates)])
+    c_hat = operations_ratio(prepared.target, acceptance.drafting_model(prepared))
+    return plan(alpha, estimates[0].c, v, c_hat=c_hat, batch=estimates[0].batch)
+
+
+def compiled_programs(most: int) -> int:
+    """Counts the programs that `of_compiled` compiles.
+
+    >>> compiled_programs(4), compiled_programs(16)
+    (2, 3)
+    """
+    return 1 + len({min(COMPILED, most), most})
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:

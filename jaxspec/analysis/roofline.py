@@ -32,12 +32,14 @@ class Machine(NamedTuple):
         bfloat16, float32: peak of dense matrix products, operations/s (a multiplication and an addition are two); None
             where the maker gives no figure.
         memory: its bytes; None where machines of one kind differ.
+        clock: cycles/s of a TPU, which estimates of its compiler are in; None of others.
     """
 
     bandwidth: float
     bfloat16: float | None
     float32: float | None
     memory: float | None = None
+    clock: float | None = None
 
     def peak(self, dtype: str) -> float:
         """Returns the operations per second in "bfloat16" or "float32".
@@ -60,11 +62,13 @@ MACHINES = {
     "h200": Machine(4.8e12, 989e12, 67e12, 141e9),  # NVIDIA H200 data sheet, SXM; bfloat16 there is with sparsity
     "h100": Machine(3.35e12, 989e12, 67e12, 80e9),  # NVIDIA H100 data sheet, SXM
     "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9),  # NVIDIA A100 data sheet, 80 GB SXM
-    # Cloud TPU documentation, as the next three; the v4 is the paper's machine.
-    "tpu-v4": Machine(1.2e12, 275e12, None, 32 * 2**30),
-    "tpu-v5e": Machine(0.819e12, 197e12, None, 16e9),
-    "tpu-v5p": Machine(2.765e12, 459e12, None, 95e9),
-    "tpu-v6e": Machine(1.638e12, 918e12, None, 32e9),
+    # Cloud TPU documentation, as the next three; the v4 is the paper's machine. Clocks are peaks over the operations
+    # of a cycle: 2 per multiplier, of which a chip has 8 x 128 x 128 (v4, v5p), 4 x 128 x 128 (v5e) or 4 x 256 x 256
+    # (v6e).
+    "tpu-v4": Machine(1.2e12, 275e12, None, 32 * 2**30, 1.05e9),
+    "tpu-v5e": Machine(0.819e12, 197e12, None, 16e9, 1.5e9),
+    "tpu-v5p": Machine(2.765e12, 459e12, None, 95e9, 1.75e9),
+    "tpu-v6e": Machine(1.638e12, 918e12, None, 32e9, 1.75e9),
     # AMD's page for the EPYC 9654: 460.8 GB/s per socket, 96 cores of 2.4 GHz; a Zen 4 core retires two 256-bit
     # multiply-adds a cycle (32 operations in float32, twice that in bfloat16).
     "epyc-9654": Machine(0.4608e12, 14.7e12, 7.4e12),

@@ -26,6 +26,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "bench": "Compare the speed of drafters, gammas, policies, rules and dtypes.",
     "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is.",
     "plan": "Whether to speculate here, with which γ or tree, and how much faster that will be.",
+    "compile": "Compile a generation for TPUs that are not here, and estimate its times.",
     "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
     "models": "List the shipped checkpoints, and the sizes of networks with their memory.",
     "convert": "Write a model in the other format, or in another dtype.",

@@ -70,8 +70,8 @@ def difference(draft: Model, target: Model) -> str | None:
     if kinds[0] != kinds[1]:
         return "their encoders have parameters of other names, shapes or dtypes"
     pairs = [(a, b) for a, b in zip(*map(jax.tree.leaves, params), strict=True) if a is not b]
-    if any(isinstance(leaf, Tracer) for pair in pairs for leaf in pair):
-        return "their encoders cannot be compared inside of a transformation"
+    if any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for pair in pairs for leaf in pair):
+        return "their encoders cannot be compared inside of a transformation, nor by shapes alone"
     return None if _all_equal(pairs) else "their encoders have different parameters"
 
 

@@ -1,0 +1,565 @@
+"""Compiles a generation for TPUs that are not here, and reads from the program how long its parts should take.
+
+libtpu, the compiler of TPUs, runs on any Linux machine. `estimate` hands it the program that `jaxspec.generate` would
+run, made from shapes alone: no weights are loaded, and nothing runs. What it says of sizes (arguments, temporaries,
+code) and of collectives is exact; a time is the compiler's own estimate, which it writes on every fused operation.
+
+`program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
+estimated. On v5e and v6e the compiler's estimate leaves out the time of the memory: the time of a part is
+therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from jaxspec import sharding
+from jaxspec.analysis import formulas, roofline
+from jaxspec.analysis.program_text import Part, read
+from jaxspec.core import Model, Params, Weights, token_rows
+from jaxspec.decode import loop
+from jaxspec.decode.request import Prepared
+from jaxspec.drafters.lookups.ngram_model import NGramConfig
+from jaxspec.nets import net_of
+from jaxspec.weights import huggingface, int8, loading
+
+SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "v5e": "2x2", "v6e": "2x2"}  # shapes of the smallest hosts
+ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
+SUFFIX = ".executable"
+
+
+class Program(NamedTuple):
+    """A generation, compiled for one chip of perhaps several.
+
+    Attributes:
+        compile_seconds: what compiling it took.
+        arguments, outputs, temporaries, code: bytes of each chip; weights are arguments.
+        collectives: number and bytes of each kind, in the whole program.
+        parts: by name; those that the program has.
+        copies: operations in the loop over rounds that copy a large array into another layout, with its bytes.
+    """
+
+    compile_seconds: float
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+    collectives: dict[str, tuple[int, int]]
+    parts: dict[str, Part]
+    copies: dict[str, int]
+
+    memory = property(lambda self: self.arguments + self.outputs + self.temporaries + self.code, doc="Bytes of a chip.")
+
+
+class Compiled(NamedTuple):
+    """A compiled generation.
+
+    Attributes:
+        program: what it takes.
+        executable: as `jax.jit(...).lower(...).compile()` returns it.
+        fingerprint: what it is good for: versions, devices, shapes, and the program itself.
+    """
+
+    program: Program
+    executable: Any
+    fingerprint: dict[str, Any]
+
+
+class Expected(NamedTuple):
+    """The promise of an acceptance rate.
+
+    Attributes:
+        tokens_per_round: of each row.
+        tokens_per_second, plain_tokens_per_second: of all rows, with a drafter and without.
+        speed_up: the former over the latter.
+    """
+
+    tokens_per_round: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    speed_up: float
+
+
+class Estimate(NamedTuple):
+    """The compiler's estimate of a generation, and of plain decoding with the same target.
+
+    Attributes:
+        topology, chips, mesh: for which devices, and how many of them are used.
+        machine: one of them, as the compiler sees it (of a v4 one of its two cores).
+        batch, gamma: rows, and draft tokens a round (of a tree its depth).
+        trees: whether the draft is one.
+        plain, speculative: the programs; the latter is None where nothing drafts.
+        floors: bytes that the target's and the drafter's weights and caches have on a chip, as far as a pass must read
+            them: "target" and "draft".
+        compiled: both programs by the names "plain" and "speculative", to be saved.
+    """
+
+    topology: str
+    chips: int
+    mesh: str
+    machine: roofline.Machine
+    batch: int
+    gamma: int
+    trees: bool
+    plain: Program
+    speculative: Program | None
+    floors: dict[str, float]
+    compiled: dict[str, Compiled]
+
+    def seconds(self, name: str, program: Program | None = None) -> float:
+        """Returns the time of a part of the speculative program, or of another one."""
+        program = program or self.speculative or self.plain
+        return program.parts.get(name, Part()).seconds(self.machine)
+
+    @property
+    def plain_seconds(self) -> float:
+        """The time of a token of plain decoding: the pass and what is around it."""
+        return sum(self.seconds(name, self.plain) for name in ROUND)
+
+    @property
+    def draft_seconds(self) -> float:
+        """The time of a round's draft: of a chain, its first token and one step for each other token."""
+        steps = 1 if self.trees else self.gamma - 1  # a tree's levels are written out; its loops are small
+        return self.seconds("draft") + steps * self.seconds("draft step")
+
+    @property
+    def rest_seconds(self) -> float:
+        """The time of a round outside of both models' passes."""
+        return sum(self.seconds(name) for name in ("accept", "commit", "rest"))
+
+    @property
+    def round_seconds(self) -> float:
+        """The time of a round."""
+        return self.draft_seconds + self.seconds("target") + self.rest_seconds
+
+    @property
+    def c(self) -> float:
+        """The time of a draft token (of a tree, of a level) over that of the target's one-token pass."""
+        return self.draft_seconds / max(self.gamma, 1) / self.seconds("target", self.plain)
+
+    @property
+    def v(self) -> float:
+        """The time of the verify pass over that of the target's one-token pass."""
+        return self.seconds("target") / self.seconds("target", self.plain)
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether the programs' bytes are fewer than the chip's memory."""
+        programs = [self.plain, *([self.speculative] if self.speculative else [])]
+        return self.machine.memory is None or all(program.memory <= self.machine.memory for program in programs)
+
+    def expected(self, alpha: float) -> Expected:
+        """Computes what an acceptance rate promises, if draft tokens are accepted independently.
+
+        Raises:
+            ValueError: the draft is a tree, whose tokens a round do not follow from one rate.
+        """
+        if self.trees or self.speculative is None:
+            raise ValueError(
+                "an acceptance rate tells the tokens a round of a chain only: estimate one, with a drafter"
+            )
+        tokens = float(formulas.expected_tokens(alpha, self.gamma))
+        speed, plain = (self.batch * n / t for n, t in ((tokens, self.round_seconds), (1.0, self.plain_seconds)))
+        return Expected(tokens, speed, plain, speed / plain)
+
+
+def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
+    """Makes a model without weights: its parameters are shapes, which is all that compiling needs.
+
+    Args:
+        shape: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
+            or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
+        dtype: of the matrices: "float32", "bfloat16" or "int8".
+
+    Raises:
+        ValueError: no such shape, file or dtype.
+
+    >>> model = shape_model("t5-v1_1-xxl")
+    >>> f"{int8.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
+    ('11,135,332,352', (10240, 4096))
+    """
+    dtype = loading.dtype_name(dtype)
+    config = dataclasses.replace(_config(shape) if isinstance(shape, str) else shape, dtype=int8.computation(dtype))
+
+    def params() -> Params:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: int8.as_dtype(path, x, dtype), net_of(config).init(config, jax.random.key(0))
+        )
+
+    name = shape if isinstance(shape, str) else ""
+    return Model(net_of(config).language_model(config), jax.eval_shape(params), config=config, name=name)
+
+
+def _config(shape: str) -> Any:
+    shapes, path = roofline.published_shapes(), Path(shape).expanduser()
+    if shape in shapes:
+        return shapes[shape]
+    if path.is_file() and path.name == huggingface.CONFIG:
+        return huggingface.read_config(path.parent)[1]
+    if (local := loading.local(shape, loading.shipped())) is not None:
+        return loading.format_of(local).open(local).config()
+    raise ValueError(
+        f"no shape, folder or config.json {shape!r}: expected one of {', '.join(shapes)}, or a path. A model of the "
+        "hub is named by its shape, since its weights are not needed"
+    )
+
+
+def estimate(
+    prepared: Prepared,
+    topology: str,
+    *,
+    mesh: str | Mesh | None = None,
+    plain: Compiled | None = None,
+    advance: Callable[[str], object] = lambda doing: None,
+) -> Estimate:
+    """Compiles a generation, and plain decoding with the same target, for a TPU, and estimates their times.
+
+    Args:
+        prepared: of `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
+        topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host.
+        mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip.
+        plain: plain decoding of an earlier estimate of the same target, rows and topology, not to be compiled again.
+        advance: called with what is compiled next, before each of the two programs.
+
+    Raises:
+        ImportError: libtpu, the compiler, is not installed.
+        ValueError: there is no such topology, or it has too few chips for the mesh.
+
+    Example, some minutes for large models:
+        >>> import jax.numpy as jnp
+        >>> from jaxspec.core import Prompt
+        >>> from jaxspec.decode.request import prepare
+        >>> target, draft = shape_model("llama-3.1-8b"), shape_model("llama-3.2-1b")
+        >>> prompt = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.array([64]))
+        >>> prepared = prepare(target, prompt, drafter=draft, gamma=5)
+        >>> print(estimate(prepared, "v5p:2x2x1").v)  # doctest: +SKIP
+        0.92
+    """
+    name, devices = tpu_devices(topology)
+    machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}
+    compiled = {} if plain is None else {"plain": plain}
+    for which, request in (("plain", prepared.plain()), ("speculative", prepared)):
+        if which not in compiled and (which == "plain" or prepared.drafter is not None):
+            advance(which)
+            compiled[which] = compile_generation(request, devices, mesh)
+    programs = {which: kept.program for which, kept in compiled.items()}
+    if mesh is not None:
+        sizes = dict(sharding.mesh(mesh, devices).shape)
+    return Estimate(
+        topology=name,
+        chips=math.prod(sizes.values()),
+        mesh=",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1),
+        machine=machine,
+        batch=len(prepared.request.max_new_tokens),
+        gamma=prepared.decoder.gamma,
+        trees=prepared.decoder.trees,
+        plain=programs["plain"],
+        speculative=programs.get("speculative"),
+        floors=_floors(prepared, sizes.get("data", 1), sizes.get("model", 1)),
+        compiled=compiled,
+    )
+
+
+def tpu_devices(topology: str) -> tuple[str, list[Any]]:
+    """Returns the full name of a topology, and its devices, of which none is here.
+
+    Raises:
+        ImportError, ValueError: as `estimate`.
+    """
+    kind, _, shape = topology.partition(":")
+    name = f"{kind}:{shape or SMALLEST.get(kind, '')}"
+    if importlib.util.find_spec("libtpu") is None:
+        wanted = [r.partition(";")[0].strip() for r in importlib.metadata.requires("jax") or () if "libtpu" in r]
+        raise ImportError(
+            "libtpu, the compiler of TPUs, is not installed (it needs no TPU): "
+            f"pip install --no-deps '{(wanted or ['libtpu'])[0]}' brings the one that this jax names"
+        )
+    # libtpu would look for a TPU, and let only one process use it; none is used here.
+    usual = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    for variable, value in usual.items():
+        os.environ.setdefault(variable, value)
+    from jax.experimental import topologies
+
+    try:
+        if kind not in SMALLEST:
+            raise ValueError(f"no chip {kind!r} is in the table")
+        return name, list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
+    except Exception as error:  # of several kinds, from libtpu
+        kinds = ", ".join(f"{kind}:{shape}" for kind, shape in SMALLEST.items())
+        raise ValueError(f"topology is {topology!r}: expected one such as {kinds} ({error})") from error
+
+
+def machine_of(topology: str, devices: Sequence[Any]) -> roofline.Machine:
+    """Returns a device of a topology as a machine: of a chip that is two devices, each has half of it."""
+    chip = roofline.machine(f"tpu-{topology.partition(':')[0]}")
+    cores = len(devices) // len({tuple(device.coords) for device in devices})
+    halved = {f: getattr(chip, f) / cores for f in ("bandwidth", "bfloat16", "memory") if getattr(chip, f)}
+    return chip._replace(**halved)
+
+
+def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | Mesh | None = None) -> Compiled:
+    """Compiles the program that `jaxspec.generate` would run, for some devices, and reads what it takes.
+
+    Args:
+        prepared: as in `estimate`; of arrays only shapes and dtypes are read.
+        devices: of a topology, or of this machine.
+        mesh: as in `estimate`.
+
+    Raises:
+        ValueError: the program does not fit the device's memory.
+    """
+    place = None if mesh is None else sharding.mesh(mesh, devices)
+    lowered = _lower(prepared, place, devices[0])
+    started = time.monotonic()
+    try:
+        with _without_cache():
+            executable = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
+        raise ValueError(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
+    seconds, memory, text = time.monotonic() - started, executable.memory_analysis(), executable.as_text() or ""
+    sizes = (
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+    )
+    return Compiled(Program(seconds, *sizes, *read(text)), executable, _fingerprint(lowered, devices[0], place))
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Compiles anew: what the persistent cache gives took no time to compile, and a CPU's cannot be stored again."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+
+def _lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
+    """Lowers the generation, with weights and rows where `jaxspec.load` and `prepare` would put them."""
+    weights, prompt, request = prepared.weights, prepared.prompt, prepared.request
+    if mesh is None:
+        places = jax.tree.map(lambda _: SingleDeviceSharding(device), (weights, prompt, request))
+    else:
+        drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else prepared.target
+        places = (
+            Weights(
+                sharding.parameters(weights.target, prepared.target.config, mesh),
+                sharding.parameters(weights.draft, drafting.config, mesh),
+            ),
+            sharding.rows(prompt, len(prompt.length), mesh),
+            sharding.rows(request, len(request.max_new_tokens), mesh),
+        )
+    shapes = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (weights, prompt, request), places
+    )
+    return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
+
+
+def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
+    """Computes the bytes that a pass of each model must read on a chip: weights and the caches of its rows."""
+    drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else None
+    floors = {}
+    for which, part in (("target", prepared.target), ("draft", drafting)):
+        if part is None or part.config is None or isinstance(part.config, NGramConfig):
+            continue
+        width = prepared.prompt.tokens.shape[1]
+        headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+        row = headroom + token_rows.prefill_length(part.lm, prepared.prompt)
+        load = roofline.load_of(part.config, row=row, prompt=width)
+        matrices = [x for path, x in jax.tree_util.tree_leaves_with_path(part.params) if len(x.shape) == 2]
+        weight_bytes = sum(x.size * x.dtype.itemsize for x in matrices) / int8.count(matrices)
+        heads = getattr(part.config, "kv_heads", part.config.heads)
+        caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
+        floors[which] = load.parameters * weight_bytes / model + caches
+    return floors
+
+
+class Row(NamedTuple):
+    """A part of a generation, for a table.
+
+    Attributes:
+        name: what it is.
+        cycles: the compiler's estimate.
+        seconds: the larger of that and of the memory's time for what is read.
+        reads: bytes.
+        floor: seconds that reading weights and caches once takes; None where a part has no such bytes.
+    """
+
+    name: str
+    cycles: int
+    seconds: float
+    reads: int
+    floor: float | None
+
+    over_floor = property(lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above.")
+
+
+def rows(estimated: Estimate) -> list[Row]:
+    """Lists prefill, the steps, the passes, and the rest of a round."""
+
+    def row(name: str, program: Program, parts: Sequence[str], floor: float | None) -> Row:
+        chosen = [program.parts.get(part, Part()) for part in parts]
+        seconds = sum(part.seconds(estimated.machine) for part in chosen)
+        cycles, reads = sum(part.cycles for part in chosen), sum(part.bytes_read for part in chosen)
+        return Row(name, cycles, seconds, reads, floor and floor / estimated.machine.bandwidth)
+
+    plain, program, floors = estimated.plain, estimated.speculative, estimated.floors
+    target, draft = floors.get("target"), floors.get("draft")
+    listed = [
+        row("plain: prefill", plain, ["prefill"], None),
+        row("plain: pass over a token", plain, ["target"], target),
+    ]
+    listed += [row("plain: rest of a step", plain, ["accept", "commit", "rest"], None)]
+    if program is not None:
+        step = "draft step" if "draft step" in program.parts else "draft"
+        called = "draft of a round" if estimated.trees or step == "draft" else "draft step"
+        listed += [row("prefill", program, ["prefill"], None)]
+        listed += [row("draft, first token", program, ["draft"], draft)] if called != "draft of a round" else []
+        chosen = [step] if called == "draft step" else ["draft", "draft step"]
+        listed += [row(called, program, chosen, draft if called == "draft step" else None)]
+        listed += [row("verify pass", program, ["target"], target)]
+        listed += [row("rest of a round", program, ["accept", "commit", "rest"], None)]
+    return listed
+
+
+def sentences(estimated: Estimate, alpha: float | None = None) -> list[str]:
+    """Says in words whether it fits, what c and v are, and what an acceptance rate promises."""
+    said = []
+    if not estimated.fits:
+        said += ["Does not fit: a chip has less memory than arguments, results, temporaries and code take."]
+    if estimated.speculative is not None:
+        said += [
+            f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
+            f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
+        ]
+    if alpha is not None:
+        expected = estimated.expected(alpha)
+        said += [
+            f"With α = {alpha:g}: {expected.tokens_per_round:.2f} tokens a round, {expected.tokens_per_second:.0f} "
+            f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: {expected.speed_up:.2f} times."
+        ]
+    if estimated.topology.startswith(("v5e", "v6e")):
+        said += ["Cycles of this chip leave out the memory: ms are the larger of cycles / clock and reads / bandwidth."]
+    if estimated.plain.collectives:
+        said += ["Cycles leave out what chips wait for each other."]
+    for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):
+        if program is not None and program.copies:
+            total = sum(program.copies.values())
+            said += [f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."]
+    return said
+
+
+def to_dict(estimated: Estimate) -> dict[str, Any]:
+    """Returns an estimate as plain values, for JSON; without the executables."""
+    report = {
+        name: value for name, value in estimated._asdict().items() if name not in ("compiled", "plain", "speculative")
+    }
+    report |= {
+        "fits": estimated.fits,
+        "c": estimated.c if estimated.speculative else None,
+        "v": estimated.v if estimated.speculative else None,
+    }
+    report["programs"] = {name: kept.program for name, kept in estimated.compiled.items()}
+    report["fingerprints"] = {name: kept.fingerprint for name, kept in estimated.compiled.items()}
+    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(estimated)]}
+
+
+# Programs that are kept.
+
+
+def save(compiled: Mapping[str, Compiled], folder: str | Path) -> Path:
+    """Stores compiled programs, to be run where their devices are; `load` reads one back.
+
+    Args:
+        compiled: by name, as `Estimate.compiled` has them; a name is a file's.
+        folder: made if it is not there; programs of other names in it stay.
+
+    Returns:
+        The folder.
+    """
+    from jax.experimental import serialize_executable
+
+    folder = Path(folder).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kept in compiled.items():
+        stored = {"fingerprint": kept.fingerprint, "program": serialize_executable.serialize(kept.executable)}
+        (folder / f"{name}{SUFFIX}").write_bytes(pickle.dumps(stored))
+        (folder / f"{name}.json").write_text(json.dumps(kept.fingerprint, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def load(
+    folder: str | Path, prepared: Prepared, name: str = "speculative", *, devices: Sequence[Any] | None = None
+) -> Callable[[Prepared], loop.Outcome]:
+    """Loads a stored program for a generation, in place of compiling it: lowering it again takes seconds.
+
+    Args:
+        folder: that `save` has written. It is unpickled, which may run any code: load none that you do not trust.
+        prepared: the generation, with its weights on their devices; another prompt or key of the same shape will do.
+        name: of the program.
+        devices: by default all there are.
+
+    Returns:
+        A function that runs a generation of the same shape, as `jaxspec.decode.loop.run` does.
+
+    Raises:
+        FileNotFoundError: no such program.
+        ValueError: it was compiled by another version, for other devices or shapes, or for another generation.
+    """
+    from jax.experimental import serialize_executable
+
+    path = Path(folder).expanduser() / f"{name}{SUFFIX}"
+    if not path.is_file():
+        raise FileNotFoundError(f"no program at {path}: `jaxspec compile --save` and `aot.save` write them")
+    devices, place = jax.devices() if devices is None else devices, sharding.mesh_of(prepared.weights)
+    stored = pickle.loads(path.read_bytes())
+    expected = _fingerprint(_lower(prepared, place, devices[0]), devices[0], place)
+    for entry, value in stored["fingerprint"].items():
+        if value != expected.get(entry):
+            raise ValueError(
+                f"{path} is of another {entry}: {value}, and here it is {expected.get(entry)}. Compile it "
+                "again, with the options and the versions of this run"
+            )
+    used = list(devices[:1]) if place is None else list(place.devices.flat)
+    program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
+    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request)
+
+
+def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
+    """Describes what a compiled program is good for; the program's own text stands for models and options."""
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    if device.platform == "tpu":
+        versions["libtpu"] = importlib.metadata.version("libtpu")
+    arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
+    shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
+    return versions | {
+        "device": device.device_kind,
+        "mesh": None if mesh is None else dict(mesh.shape),
+        "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),
+        "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+    }

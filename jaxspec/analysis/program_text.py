@@ -1,0 +1,225 @@
+"""Reads a compiled program as XLA prints it: estimated cycles and bytes by part, collectives, copies.
+
+An operation belongs to the part of a generation that its name scope says (`jax.named_scope` in `decode` and `core`):
+
+    prefill      whatever is outside of the loop over rounds
+    draft        the drafter, outside of its own loop: for a chain, its first token of the round, with the catch-up
+    draft step   the body of the drafter's loop, once
+    target       the target's pass: the verify pass of a round, or the one-token pass of plain decoding
+    accept, commit, rest    the verdict, the commit, and what has no scope
+
+Every loop's body is counted once, and of the branches of a conditional the most expensive one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxspec.analysis import roofline
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+LARGE = 1 << 20  # bytes above which a copy in the loop is one of a weight or a cache, not of a step's activations
+
+
+class Part(NamedTuple):
+    """A part of a program.
+
+    Attributes:
+        cycles: the compiler's estimate.
+        bytes_read: from the chip's main memory, prefetches included.
+    """
+
+    cycles: int = 0
+    bytes_read: int = 0
+
+    def seconds(self, machine: roofline.Machine) -> float:
+        """Computes the time: the larger of the estimate and of the memory's time for what is read."""
+        assert machine.clock is not None
+        return max(self.cycles / machine.clock, self.bytes_read / machine.bandwidth)
+
+
+class _Operation(NamedTuple):
+    """A line of the program: `name = shape kind(written), attributes`; operands are the names in what is written."""
+
+    name: str
+    shape: str
+    kind: str
+    operands: tuple[str, ...]
+    written: str
+    attributes: str
+
+
+_LINE = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\](\{[^}]*\})?")
+_Computations = dict[str, dict[str, _Operation]]
+# Prefetches, whole or in slices that are then joined, and other names for the same bytes.
+_SEEN_THROUGH = ("copy-start", "copy-done", "slice-start", "slice-done", "bitcast")
+_JOINED = 'custom_call_target="ConcatBitcast"'
+_NO_READERS = (*_SEEN_THROUGH, "tuple", "get-tuple-element", "parameter", "constant", "while", "conditional", "call")
+_LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape"}
+
+
+def read(text: str) -> tuple[dict[str, tuple[int, int]], dict[str, Part], dict[str, int]]:
+    """Reads a program as XLA prints it.
+
+    Returns:
+        Collectives, parts, and copies in the loop over rounds, as `Program` has them.
+    """
+    computations, entry = _parse(text)
+    collectives: dict[str, tuple[int, int]] = {}
+    for body in computations.values():
+        for operation in body.values():
+            kind = operation.kind.removesuffix("-start")
+            if kind in COLLECTIVES:
+                count, size = collectives.get(kind, (0, 0))
+                moved = sum(_bytes(body[name].shape) for name in operation.operands if name in body)
+                collectives[kind] = count + 1, size + moved
+    copies: dict[str, int] = {}
+    return collectives, _parts(computations, entry, "prefill", copies), copies
+
+
+def _parse(text: str) -> tuple[_Computations, str]:
+    """Splits a program into its computations, by name, and tells which one is run."""
+    computations, entry, body = _Computations(), "", dict[str, _Operation]()
+    for line in text.splitlines():
+        if (head := _HEAD.match(line)) is not None:
+            body = computations.setdefault(head[2], {})
+            entry = head[2] if head[1] else entry
+        elif (match := _LINE.match(line)) is not None:
+            name, shape, kind, rest = match.groups()
+            operands, _, attributes = rest.partition(")")
+            body[name] = _Operation(name, shape, kind, tuple(_names(operands)), operands, attributes)
+    return computations, entry
+
+
+def _parts(computations: _Computations, name: str, default: str, copies: dict[str, int]) -> dict[str, Part]:
+    """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
+    totals: dict[str, Part] = {}
+    body = computations.get(name, {})
+    for operation in body.values():
+        scope = _scope(operation)
+        part = part_of(scope, "")
+        if not part and operation.kind == "fusion":  # of several results has no scope, but what it consists of has
+            fused = computations.get(_called(operation, "calls")[0], {})
+            part = next(filter(None, (part_of(_scope(inside), "") for inside in fused.values())), "")
+        part, inner = part or default, dict[str, Part]()
+        if operation.kind == "while":
+            is_rounds = default == "prefill" and scope.endswith(")/while")
+            within = "rest" if is_rounds else "draft step" if part == "draft" else part
+            inner = _parts(computations, _called(operation, "body")[0], within, copies)
+        elif operation.kind == "conditional":
+            branches = _called(operation, "branch_computations|true_computation|false_computation")
+            choices = [_parts(computations, branch, part, copies) for branch in branches]
+            inner = max(choices, key=lambda parts: sum(p.cycles for p in parts.values()), default={})
+        elif operation.kind == "call":
+            inner = _parts(computations, _called(operation, "to_apply")[0], part, copies)
+        else:
+            cycles = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
+            inner = {part: Part(int(cycles[1]) if cycles else 0, _bytes_read(operation, body, computations))}
+            if default != "prefill" and _is_copy(operation, computations) and _bytes(operation.shape) >= LARGE:
+                copies[operation.name] = _bytes(operation.shape)
+        for which, more in inner.items():
+            before = totals.get(which, Part())
+            totals[which] = Part(before.cycles + more.cycles, before.bytes_read + more.bytes_read)
+    return totals
+
+
+def _scope(operation: _Operation) -> str:
+    match = re.search(r'op_name="([^"]*)"', operation.attributes)
+    return match[1] if match else ""
+
+
+def part_of(scope: str, default: str) -> str:
+    """Names the part of a generation that an operation belongs to.
+
+    >>> part_of("jit(generation)/while/body/draft/while/body/add", "rest"), part_of("reduce_sum", "rest")
+    ('draft step', 'rest')
+    >>> part_of("jit(generation)/draft/Decoder.run/add", "prefill")
+    'prefill'
+    """
+    match = re.match(r"jit\([^)]*\)/while/body/(\w+)/(.*)", scope)
+    if match is None or match[1] not in ("draft", "target", "accept", "commit"):
+        return default
+    return "draft step" if match[1] == "draft" and match[2].startswith("while/body/") else match[1]
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", text)
+
+
+def _called(operation: _Operation, attribute: str) -> list[str]:
+    lists = re.findall(rf"\b(?:{attribute})=(\{{[^}}]*\}}|%[\w.\-]+)", operation.attributes)
+    return [name for names in lists for name in _names(names)]
+
+
+def _bytes(shape: str, of_main_memory: bool = False) -> int:
+    """Adds up the bytes of an array or a tuple, or of what of it lies in the main memory.
+
+    >>> _bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)})"), _bytes("bf16[2,8]{1,0:S(1)}", True)
+    (44, 0)
+    """
+    total = 0
+    for kind, bits, sizes, layout in _ARRAY.findall(shape):
+        if not (of_main_memory and "S(" in layout):
+            width = int(bits) if bits else 8 * (kind == "pred")
+            total += math.prod(int(size) for size in sizes.split(",") if size) * width // 8
+    return total
+
+
+def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computations: _Computations) -> int:
+    """Computes the bytes that an operation reads from the main memory; of what was prefetched, that of its origin."""
+    if operation.kind in _NO_READERS or _JOINED in operation.attributes:
+        return 0
+    total = 0
+    for index, name in enumerate(operation.operands):
+        if size := _bytes_at_origin(name, body):
+            total += int(min(size, _bytes_used(operation, index, computations)))
+    return total
+
+
+def _bytes_at_origin(name: str, body: Mapping[str, _Operation]) -> int:
+    """Computes the bytes of an array that lie, or lay before they were prefetched, in the main memory."""
+    operation = body.get(name)
+    if operation is None:
+        return 0
+    if _JOINED in operation.attributes:
+        return sum(_bytes_at_origin(operand, body) for operand in operation.operands)
+    if operation.kind not in _SEEN_THROUGH or not operation.operands:
+        return _bytes(operation.shape, of_main_memory=True)
+    size = _bytes_at_origin(operation.operands[0], body)
+    return min(size, _bytes(operation.shape)) if operation.kind == "slice-done" else size
+
+
+def _bytes_used(operation: _Operation, index: int, computations: _Computations) -> float:
+    """Computes how much of an operand is used: all of it, but where it is only sliced, looked up or written into."""
+    if operation.kind in ("dynamic-slice", "gather", "slice") and index == 0:
+        return _bytes(operation.shape)
+    if operation.kind in ("dynamic-update-slice", "scatter") and index == 0:
+        return 0
+    if operation.kind != "fusion":
+        return math.inf
+    body = computations.get(_called(operation, "calls")[0], {})
+    inside = [inner for inner in body.values() if inner.kind == "parameter" and inner.written == str(index)]
+    return sum(_bytes_used_of(inner.name, body, computations) for inner in inside) if inside else math.inf
+
+
+def _bytes_used_of(name: str, body: Mapping[str, _Operation], computations: _Computations) -> float:
+    """Adds up what the operations of a computation use of one of its arrays; all of it, if it is the result."""
+    uses = [(o, index) for o in body.values() for index, operand in enumerate(o.operands) if operand == name]
+    used = [
+        _bytes_used_of(o.name, body, computations) if o.kind == "bitcast" else _bytes_used(o, index, computations)
+        for o, index in uses
+    ]
+    return sum(used) if used else math.inf
+
+
+def _is_copy(operation: _Operation, computations: _Computations) -> bool:
+    """Tells whether an operation does nothing but write an array in another layout or dtype."""
+    if operation.kind == "fusion":
+        body = computations.get(_called(operation, "calls")[0], {})
+        return {inner.kind for inner in body.values()} <= _LAYOUT_ONLY
+    return operation.kind in ("copy", "transpose")

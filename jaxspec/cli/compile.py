@@ -1,0 +1,128 @@
+"""`jaxspec compile`: what a TPU's compiler makes of a generation, without a TPU and without weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich import filesize
+from rich.console import Console
+from rich.text import Text
+
+from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli.options import Json, NewTokens, number, text
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.aot import Estimate, Program
+    from jaxspec.core import Model
+    from jaxspec.decode.request import Prepared
+
+
+class Inputs(NamedTuple):
+    """The options of `compile`."""
+
+    target: Annotated[str, text("SHAPE", "A published shape (`jaxspec models`), a folder or a config.json.")] = (
+        "llama-3.1-8b"
+    )
+    draft: Annotated[
+        str, text("SHAPE", "The drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain.", "--draft", "-d")
+    ] = "none"
+    topology: Annotated[str, text("CHIPS", "v4, v5e, v5p or v6e, and how many: v5p:2x2x1.")] = "v5p:2x2x1"
+    mesh: Annotated[str, text("AXES", "Split over chips, such as model=4; default: one chip.")] = ""
+    gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 5
+    batch: Annotated[int, number("Rows.")] = 1
+    prompt: Annotated[int, number("Tokens of a prompt.")] = 64
+    max_new_tokens: NewTokens = 128
+    temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16 or int8.")] = "bfloat16"
+    alpha: Annotated[float | None, text("RATE", "Acceptance rate, for tokens/s and the speed-up.")] = None
+    save: Annotated[Path | None, text("FOLDER", "Keep the compiled programs there.")] = None
+    as_json: Json = False
+
+
+@options.group_of("inputs", Inputs)
+def compile(inputs: Inputs, context: typer.Context) -> None:
+    """Compile a generation for TPUs that are not here, and estimate its times.
+
+    The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and libtpu, the
+    compiler, needs no TPU. Sizes and collectives are exact, times are the compiler's estimates. Plain decoding is
+    compiled, too. Large models take minutes.
+
+    \b
+        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
+        jaxspec compile --target t5-v1_1-xxl --draft t5-v1_1-small --topology v6e:2x2 --mesh model=4 --batch 8
+    """
+    import jax
+
+    from jaxspec.analysis import aot
+
+    if inputs.alpha is not None and not 0 <= inputs.alpha <= 1:
+        raise ValueError(f"--alpha is {inputs.alpha:g}: expected a rate from 0 to 1")
+    if inputs.alpha is not None and inputs.draft == "none":
+        raise ValueError("--alpha is of a drafter: add a --draft")
+    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU, as libtpu is there
+    aot.tpu_devices(inputs.topology)  # a wrong name, or no libtpu, is told before all else
+    prepared = prepare(inputs)
+    with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
+        estimated = aot.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
+    if inputs.save is not None:
+        aot.save(estimated.compiled, inputs.save)
+    expected = None if inputs.alpha is None else estimated.expected(inputs.alpha)
+    heading = f"{inputs.target} with {inputs.draft}" if prepared.drafter is not None else inputs.target
+    if inputs.as_json:
+        report = aot.to_dict(estimated) | {"about": heading, "dtype": inputs.dtype, "expected": expected}
+        return console.print_json(report)
+    show(heading, inputs, estimated)
+
+
+def prepare(inputs: Inputs) -> Prepared:
+    """Prepares the generation of shapes."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxspec.analysis import aot
+    from jaxspec.core import Prompt
+    from jaxspec.decode import request
+
+    def shapes(name: str) -> Model:
+        return aot.shape_model(name, inputs.dtype)
+
+    target = shapes(inputs.target)
+    drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, shapes, target)
+    rows = Prompt(jnp.zeros((inputs.batch, inputs.prompt), jnp.int32), jnp.full(inputs.batch, inputs.prompt, jnp.int32))
+    key = jax.random.key(0)
+    generation: dict[str, Any] = {"gamma": inputs.gamma, "temperature": inputs.temperature, "key": key}
+    return request.prepare(target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation)
+
+
+def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
+    """Prints an estimate as tables and sentences."""
+    from jaxspec.analysis import aot
+
+    out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
+    sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
+    out.print(Text(f"{heading}: {chips}, {sizes}. Estimates of the compiler, no measurement", "bold"))
+    programs: dict[str, Program] = {"plain": estimated.plain}
+    if estimated.speculative is not None:
+        programs["speculative"] = estimated.speculative
+    heads = "arguments", "temporaries", "code", "all, per chip", "of", "collectives", "compiled in"
+    table = console.table(heads, first="program")
+    for name, program in programs.items():
+        moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
+        cells = [*map(filesize.decimal, (program.arguments, program.temporaries, program.code, program.memory))]
+        cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
+        table.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
+    out.print(table)
+    heads = "cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"
+    table = console.table(heads, first="part")
+    for row in aot.rows(estimated):
+        floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
+        table.add_row(
+            row.name, f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor
+        )
+    out.print(table)
+    for sentence in aot.sentences(estimated, inputs.alpha):
+        out.print(Text(sentence))
+    if inputs.save is not None:
+        out.print(Text(f"Programs in {inputs.save}: {', '.join(estimated.compiled)}"))

@@ -1,0 +1,130 @@
+"""Programs compiled from shapes, kept and loaded again, on the CPU's compiler; tests/test_tpu.py has the TPU's."""
+
+import importlib.util
+import json
+import math
+import pickle
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec import Prompt
+from jaxspec.analysis import aot, roofline
+from jaxspec.analysis.program_text import Part
+from jaxspec.analysis.random_model import random_params
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.testing import prepared_table
+
+TINY = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_shapes_are_those_of_a_loaded_model(dtype: str):
+    model = aot.shape_model(TINY, dtype)
+    loaded = random_params(model.config, dtype, jax.random.key(0))
+    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (model.params, loaded)]
+    assert kinds[0] == kinds[1]
+    assert not any(isinstance(x, jax.Array) for x in jax.tree.leaves(model.params))
+
+
+def test_a_checkpoints_name_is_its_shape():
+    assert aot.shape_model("debian-t5-draft").config.dtype == "bfloat16"
+    with pytest.raises(ValueError, match=r"no shape, folder or config.json 'llama-9b': expected one of .*llama-3.1-8b"):
+        aot.shape_model("llama-9b")
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    made = prepared_table(max_new_tokens=8)
+    return made.replace(drafter=made.target, gamma=3)
+
+
+@pytest.fixture(scope="module")
+def stored(prepared, tmp_path_factory):
+    made = aot.compile_generation(prepared, jax.devices())
+    return made, aot.save({"speculative": made}, tmp_path_factory.mktemp("programs"))
+
+
+def test_a_loaded_program_gives_the_text_of_generate(prepared, stored):
+    made, folder = stored
+    run = aot.load(folder, prepared)
+    assert np.array_equal(run(prepared).tokens, loop.run(prepared).tokens)
+    assert made.program.arguments > 0 and made.program.memory > made.program.arguments
+
+
+def test_a_program_is_refused_for_another_shape_or_decoder(prepared, stored):
+    _, folder = stored
+    longer = prepared.replace(max_new_tokens=40)  # the same arguments, but another output
+    with pytest.raises(ValueError, match=r"is of another program: .* Compile it again"):
+        aot.load(folder, longer)
+    more = Prompt(np.tile(prepared.prompt.tokens, (2, 1)), np.tile(prepared.prompt.length, 2))
+    with pytest.raises(ValueError, match="is of another shape: "):
+        aot.load(folder, prepare(prepared.target, more, drafter=prepared.target, gamma=3, max_new_tokens=8))
+    with pytest.raises(FileNotFoundError, match=r"no program at .*plain"):
+        aot.load(folder, prepared, "plain")
+
+
+def test_a_program_is_refused_by_another_version(prepared, stored, tmp_path):
+    _, folder = stored
+    held = pickle.loads((folder / "speculative.executable").read_bytes())
+    held["fingerprint"]["jax"] = "0.0.1"
+    (tmp_path / "speculative.executable").write_bytes(pickle.dumps(held))
+    with pytest.raises(ValueError, match=r"another jax: 0.0.1, and here it is \d"):
+        aot.load(tmp_path, prepared)
+    assert json.loads((folder / "speculative.json").read_text())["jax"] == jax.__version__
+
+
+def test_without_libtpu_the_package_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install --no-deps 'libtpu==\d"):
+        aot.tpu_devices("v5p")
+
+
+def test_a_chip_that_is_two_devices_is_halved():
+    devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
+    chip, half = aot.machine_of("v4:2x2x1", devices), aot.machine_of("v4:2x2x1", [*devices, *devices])
+    assert chip == roofline.machine("tpu-v4")
+    assert half.bandwidth == chip.bandwidth / 2 and half.memory == 16 * 2**30 and half.clock == chip.clock
+
+
+def program(**parts: tuple[int, int]) -> aot.Program:
+    return aot.Program(1.0, 10, 0, 5, 1, {}, {name.replace("_", " "): Part(*part) for name, part in parts.items()}, {})
+
+
+def estimate_by_hand() -> aot.Estimate:
+    """A machine of 10 cycles and 100 bytes a second: the drafter's step is bound by memory, all else by cycles."""
+    machine = roofline.Machine(bandwidth=100.0, bfloat16=1.0, float32=None, memory=20.0, clock=10.0)
+    plain = program(prefill=(70, 10), target=(100, 10), rest=(10, 0))
+    speculative = program(
+        prefill=(90, 10), draft=(20, 10), draft_step=(5, 100), target=(110, 10), accept=(2, 0), rest=(8, 0)
+    )
+    floors = {"target": 500.0, "draft": 50.0}
+    return aot.Estimate("v5e:2x2", 1, "", machine, 2, 3, False, plain, speculative, floors, {})
+
+
+def test_a_round_adds_up():
+    found = estimate_by_hand()
+    assert found.draft_seconds == 2.0 + 2 * 1.0  # the first token, and two steps
+    assert found.round_seconds == 4.0 + 11.0 + 1.0
+    assert found.plain_seconds == 11.0
+    assert math.isclose(found.c, 4.0 / 3 / 10) and math.isclose(found.v, 1.1)
+    expected = found.expected(0.5)
+    assert math.isclose(expected.tokens_per_round, 1.875)  # 1 + 1/2 + 1/4 + 1/8
+    assert math.isclose(expected.tokens_per_second, 2 * 1.875 / 16)
+    assert math.isclose(expected.speed_up, 1.875 / 16 * 11)
+    assert found.fits and not found._replace(plain=found.plain._replace(temporaries=10)).fits
+
+
+def test_rows_and_sentences_say_what_they_rest_on():
+    found = estimate_by_hand()
+    rows = {row.name: row for row in aot.rows(found)}
+    assert rows["draft step"].seconds == 1.0 and rows["draft step"].over_floor == 2.0
+    assert rows["verify pass"].over_floor == 11.0 / 5.0 and rows["prefill"].over_floor is None
+    said = " ".join(aot.sentences(found, alpha=0.5))
+    assert "leave out the memory" in said and "1.29 times" in said
+    with pytest.raises(ValueError, match="of a chain only"):
+        found._replace(trees=True).expected(0.5)

@@ -1,0 +1,70 @@
+"""`jaxspec compile`: what it prints of an estimate, and what it refuses; the estimate itself is that of test_aot."""
+
+import importlib.util
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec.analysis import aot, roofline
+from jaxspec.analysis.program_text import Part
+from jaxspec.cli.main import app
+
+PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "3")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the command with a compiler that makes of every program the same."""
+    parts = {"prefill": Part(9, 9), "draft": Part(3, 3), "draft step": Part(2, 2), "target": Part(10, 10)}
+    made = aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}, parts, {})
+
+    def estimate(prepared, topology, *, mesh, advance):
+        machine = roofline.machine("tpu-v5p")
+        floors = {"target": 5e6, "draft": 1e6}
+        speculative = None if prepared.drafter is None else made
+        batch = len(prepared.prompt.length)
+        return aot.Estimate(topology, 4, mesh or "", machine, batch, 3, False, made, speculative, floors, {})
+
+    monkeypatch.setattr(aot, "estimate", estimate)
+    monkeypatch.setattr(aot, "tpu_devices", lambda topology: (topology, []))
+    return lambda *options: CliRunner().invoke(app, ["compile", *options], env={"COLUMNS": "160"})
+
+
+def test_an_estimate_is_printed_as_one(run):
+    result = run(*PAIR, "--mesh", "model=4", "--batch", "2", "--alpha", "0.5")
+    assert result.exit_code == 0, result.output
+    for words in ("Estimates of the compiler, no measurement", "2 all-reduce (64 bytes)", "verify pass", "c = 0.2"):
+        assert words in result.stdout
+    assert "With α = 0.5: 1.88 tokens a round" in result.stdout
+
+
+def test_json_has_programs_and_rows(run):
+    result = run(*PAIR, "--alpha", "0.5", "--json")
+    report = json.loads(result.stdout)
+    assert [row["name"] for row in report["rows"]][-2:] == ["verify pass", "rest of a round"]
+    assert report["v"] == 1.0 and report["fits"] and report["expected"]["tokens_per_round"] == 1.875
+
+
+def test_plain_decoding_alone_can_be_estimated(run):
+    result = run("--target", "debian-t5-base")
+    assert result.exit_code == 0 and "verify" not in result.stdout, result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--alpha", "0.5"), "--alpha is of a drafter: add a --draft"),
+        ((*PAIR, "--alpha", "1.5"), "--alpha is 1.5: expected a rate from 0 to 1"),
+        (("--target", "llama-9b"), "no shape, folder or config.json 'llama-9b'"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(run, options, message):
+    result = run(*options)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_without_libtpu_one_line_names_the_package(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["compile", *PAIR], env={"COLUMNS": "160"})
+    assert result.exit_code == 2 and "pip install --no-deps 'libtpu==" in result.output
