@@ -245,7 +245,7 @@ def of_compiled(
         plain = estimates[0].compiled["plain"] if estimates else None
         estimates.append(aot.estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance))
     v = np.interp(np.arange(most + 1), [0, *gammas], [1.0, *(estimate.v for estimate in estimates)])
-    c_hat = operations_ratio(prepared.target, acceptance.drafting_model(prepared))
+    c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
     return plan(alpha, estimates[0].c, v, c_hat=c_hat, batch=estimates[0].batch)
 
 
