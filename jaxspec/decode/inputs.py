@@ -59,7 +59,8 @@ NOT_HERE = {  # what other libraries have and this one does in another way, or n
 LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 MANY = 2**12  # rows, and
-LONG = 2**16  # new tokens, or draft tokens: above either it is asked whether memory can hold them
+WIDE = 2**12  # tokens of a prompt, and
+LONG = 2**16  # new tokens, or draft tokens: above any of these it is asked whether memory can hold them
 
 
 CHAT = (
@@ -263,19 +264,32 @@ def size_of(state: Any) -> int:
     )
 
 
-def check_memory(needed: int, what: str, lower: str, devices: int = 1) -> None:
-    """Refuses a request for more bytes than so many devices like the first have; `lower`: what takes them.
+def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int = 1) -> None:
+    """Refuses a request for more bytes than so many devices like the first have.
+
+    Args:
+        parts: what takes how many bytes.
+        what: is asked for.
+        lower: what to lower, so that the largest part becomes smaller.
+        devices: that share the parts.
 
     Raises:
-        ValueError: with both numbers.
+        ValueError: with the sum, its parts, and how much would fit beside the others.
 
-    >>> check_memory(2**60, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS
+    >>> parts = {"weights": 10**9, "caches and rows": 2**60}
+    >>> check_memory(parts, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: 2**40 new tokens take 1.2 EB of memory, and there are ...B: lower max_new_tokens
+    ValueError: 2**40 new tokens take 1.2 EB of memory (weights 1.0 GB, caches and rows 1.2 EB), and there are ...
     """
     stats = jax.devices()[0].memory_stats() or {}
     have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
-    if needed > have:
-        raise ValueError(
-            f"{what} take {filesize.decimal(needed)} of memory, and there are {filesize.decimal(have)}: lower {lower}"
-        )
+    needed = sum(parts.values())
+    if needed <= have:
+        return
+    listed = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in parts.items())
+    largest = max(parts.values())
+    room = max(0, have - (needed - largest))
+    raise ValueError(
+        f"{what} take {filesize.decimal(needed)} of memory ({listed}), and there are {filesize.decimal(have)}: lower "
+        f"{lower} (about {room / largest:.1%} of it would fit)"
+    )

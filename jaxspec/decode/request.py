@@ -155,7 +155,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     batch = prompt.tokens.shape[0] * samples
     if samples > 1:  # the least that they take
         least = 4 * batch * (target.lm.vocab_size + 64)
-        inputs.check_memory(least, f"num_samples={samples}", "num_samples", _devices(target.params))
+        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", _devices(target.params))
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
@@ -195,16 +195,23 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = token_rows.bucket(int(limit.max()))
-    if max(size, decoder.nodes) > inputs.LONG or batch > inputs.MANY:
+    width = prompt.tokens.shape[1]
+    if max(size, decoder.nodes) > inputs.LONG or batch > inputs.MANY or width > inputs.WIDE:
         headroom = token_rows.headroom(size, decoder.nodes)
-        state = jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
+        state = inputs.size_of(
+            jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
+        )
         history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
         logits = 4 * (decoder.nodes + 1) * target.lm.vocab_size * batch
-        which, value = ("max_new_tokens", max_new_tokens) if size > decoder.nodes else ("gamma", gamma)
-        if samples > 1 and max(size, decoder.nodes) <= inputs.LONG:
-            which, value = "num_samples", samples
-        needed = inputs.size_of(state) + history + logits
-        inputs.check_memory(needed, f"{which}={value!r} for {batch} prompts", which, _devices(weights))
+        what, lower = f"max_new_tokens={max_new_tokens!r} for {batch} prompts", "max_new_tokens"
+        if decoder.nodes >= max(size, inputs.LONG):
+            what, lower = f"gamma={gamma!r} for {batch} prompts", "gamma"
+        elif samples > 1 and size <= inputs.LONG:
+            what, lower = f"num_samples={samples}", "num_samples"
+        elif width > size:
+            what, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
+        parts = {"weights": inputs.size_of(weights), "caches and rows": state, "what a round makes": history + logits}
+        inputs.check_memory(parts, what, lower, _devices(weights))
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options)
 
 

@@ -95,7 +95,8 @@ class Slots:
         self._shapes_at = functools.cache(self._shapes_of)
         needed = inputs.size_of(self._shapes_at(width)) // group * slots
         devices = 1 if self._mesh is None else self._mesh.size
-        inputs.check_memory(needed, f"slots={slots} of {self._capacity} tokens", "slots", devices)
+        parts = {"weights": inputs.size_of(prepared.weights), "caches and rows": needed}
+        inputs.check_memory(parts, f"slots={slots} of {self._capacity} tokens", "slots", devices)
         self._ended = np.zeros(slots, bool)
         self._state: State | None = None
         self._layout: Layout = None

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 import jaxspec
 from jaxspec.analysis import acceptance
-from jaxspec.core import Prompt, Rule, Verdict, token_rows
+from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import request
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder, gpt
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
@@ -264,7 +264,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(max_new_tokens=10**9), "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912"),
     (dict(max_new_tokens=10**12), r"max_new_tokens is 1000000000000: expected a number below 2\*\*31"),
     (dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64), "max_new_tokens=500000000 for 64 prompts take .*B of mem"),
-    (dict(gamma=2 * 10**9), "gamma=2000000000 for 1 prompts take .*B of memory, .*: lower gamma"),
+    (dict(gamma=2 * 10**9), "gamma=2000000000 for 1 prompts take .*B of memory .*: lower gamma"),
     (dict(gamma=10**12), r"gamma is 1000000000000: expected a number below 2\*\*31"),
     (dict(stop=5), "stop is 5: expected a string, or a list of strings"),
     (dict(stop=[5]), r"stop is \[5\]: expected a string, or a list of strings"),
@@ -454,3 +454,13 @@ def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch)
     assert len(read) == 1
     acceptance.measure(jaxspec.prepare(TARGET, ["the cat"], **options))
     assert len(read) == 2
+
+
+def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
+    """Before anything is allocated: 1,024 rows of 8,192 tokens whose cache has 262 KB for each."""
+    config = decoder.DecoderConfig(32, dim=8, ff_dim=8, layers=2, heads=64, kv_heads=64, head_dim=256)
+    model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), None, config)
+    prompt = Prompt(np.ones((1024, 8192), np.int32), np.full(1024, 8192, np.int32))
+    said = r"1024 prompts of up to 8192 tokens, .* \(weights .*, caches and rows 2.2 TB, .*their number or their length"
+    with pytest.raises(ValueError, match=said):
+        jaxspec.prepare(model, prompt, max_new_tokens=16)
