@@ -27,9 +27,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import Prefix, TracedRound
 
 COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
-DRAFTS = (
-    "What drafts: a model, prompt_lookup, online_ngram, retrieval:DIR, trim=4096:MODEL, greedy:MODEL, tree:MODEL, .."
-)
+DRAFTS = "What drafts: a model, prompt_lookup, retrieval:DIR, trim=4096:MODEL, tree:MODEL, ..."
 STOPS = {"no": False, "yes": True, "never": "never"}
 
 
@@ -86,8 +84,7 @@ def generate(
 
     \b
         jaxspec generate "translate English to German: A fast editor."
-        jaxspec generate --temperature 1 --trace
-        jaxspec generate --compare
+        jaxspec generate --temperature 1 --trace --compare
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
     names.check_model(settings.target, settings.dtype)

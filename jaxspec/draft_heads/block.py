@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import core
 from jaxspec.core import kv_cache as kv
@@ -60,6 +60,9 @@ class BlockConfig:
         markov: which of its three forms it has.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
+        causal_windows: whether in layers with a window (`layer.local`) a token of a block sees those before it and
+            itself; if not, and in all other layers, it sees the whole block. What is before a block they see as far
+            back as the window, counted from the block's first position.
         embedding_scale, logits_scale, logits_cap: what embeddings and logits are multiplied by; a soft cap of logits,
             after that.
     """
@@ -75,14 +78,15 @@ class BlockConfig:
     draft_vocab: int | None = None
     own_embedding: bool = False
     own_head: bool = False
+    causal_windows: bool = True
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float | None = None
 
     def __post_init__(self):
         c = self.layer
-        if c.positions != "rotary" or any(c.local):
-            raise ValueError("expected layers with rotary positions and no windows")
+        if c.positions != "rotary" or c.local_rope_base is not None:
+            raise ValueError("expected layers with rotary positions, of one base")
         if not self.taps:
             raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
         one_of(self.markov, "markov", MARKOV)
@@ -214,10 +218,16 @@ class BlockDrafter(PartlyShared):
         """
         config, c, length = self.config, self.config.layer, cache.length
         slot = jnp.arange(cache.keys[0].shape[2], dtype=length.dtype)
-        visible = (slot[None, :] < length[:, None] + config.block)[:, None, None, :]
-        inputs = AttentionInputs(visible, rotation_of(c, kv.positions(length, config.block)), None)
-        layers = [functools.partial(layer, inputs=inputs) for layer in self.layers]
-        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache)
+        ahead = slot[None, :] - length[:, None]  # [B, S]: below 0 before the block, then its positions
+        rotary = rotation_of(c, kv.positions(length, config.block))
+
+        def inputs(is_local: bool) -> AttentionInputs:
+            visible = (ahead < config.block)[:, None]
+            if is_local:
+                visible = jnp.logical_and(visible, self._in_window(ahead[:, None]))
+            return AttentionInputs(visible[:, None], rotary, None)
+
+        x, _, _ = stack.with_cache(self._layers(inputs), self._embedded(shared, last[:, None]), cache)
         first = config.block - config.count
         return self.norm(x[:, first - config.lead : first + count])
 
@@ -238,13 +248,42 @@ class BlockDrafter(PartlyShared):
         slot = jnp.arange(size, dtype=place.dtype)
         position = (place[:, None] + slot[None, :]).reshape(1, -1)
         block = jnp.repeat(jnp.arange(anchors), size)  # the one that each position is of
-        before = jnp.arange(context.shape[1], dtype=place.dtype)[None, :] < jnp.repeat(place, size)[:, None]
-        visible = jnp.concatenate([before, block[:, None] == block[None, :]], axis=1)[None, None]
-        inputs = AttentionInputs(visible, rotation_of(c, position), None)
+        before = jnp.arange(context.shape[1], dtype=place.dtype)[None, :] - jnp.repeat(place, size)[:, None]
+        within = jnp.broadcast_to(jnp.tile(slot, anchors)[None, :], (anchors * size, anchors * size))
+        ahead = jnp.concatenate([before, within], axis=1)  # as in `block`: each query's keys, counted from its block
+        of_block = block[:, None] == block[None, :]
+        of_rotary = rotation_of(c, position)
+
+        def inputs(is_local: bool) -> AttentionInputs:
+            visible = jnp.concatenate([before < 0, of_block], axis=1)
+            if is_local:
+                seen = self._in_window(ahead.reshape(anchors, size, -1)).reshape(visible.shape)
+                visible = jnp.logical_and(visible, seen)
+            return AttentionInputs(visible[None, None], of_rotary, None)
+
         rotary = rotation_of(c, jnp.arange(context.shape[1], dtype=place.dtype)[None])
         past = tuple(layer.attention.keys_values(context, rotary) for layer in self.layers)
-        x, _ = stack.with_past([functools.partial(layer, inputs=inputs) for layer in self.layers], x, past)
+        x, _ = stack.with_past(self._layers(inputs), x, past)
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
+
+    def _in_window(self, ahead: Int[Array, "B _ S"]) -> Bool[Array, "B T S"]:
+        """Says which keys the T positions of a block see in a layer with a window, besides those that nobody sees.
+
+        `ahead`: of each key, its position counted from the block's first.
+        """
+        c = self.config
+        assert c.layer.window is not None
+        seen = jnp.broadcast_to(ahead >= -c.layer.window, (ahead.shape[0], c.block, ahead.shape[2]))
+        if not c.causal_windows:
+            return seen
+        return jnp.logical_and(seen, ahead <= jnp.arange(c.block, dtype=ahead.dtype)[None, :, None])
+
+    def _layers(self, inputs: Callable[[bool], AttentionInputs]) -> list[stack.Layer]:
+        """The layers, each with the inputs of its kind: with a window (True) or without."""
+        c = self.config.layer
+        local = [c.window is not None and c.is_local(i) for i in range(c.layers)]
+        of_kinds = {is_local: inputs(is_local) for is_local in sorted(set(local))}
+        return [functools.partial(layer, inputs=of_kinds[x]) for layer, x in zip(self.layers, local, strict=True)]
 
     def _embedded(self, shared: SharedWithTarget, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
         """Embeds a block's tokens: the last one of what is before it, and mask tokens."""
@@ -479,7 +518,7 @@ def matches(table: dict, shapes: Shapes) -> bool:
 def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     """Reads the network of a config.json."""
     options = {**table, **(table.get("dflash_config") or {})}
-    layer = formats.layer_of(table, shapes)
+    layer = formats.layer_of(table, shapes, windows=True)
     formats.check_vocabulary(layer.vocab_size, target)
     if options.get("aux_hidden_state_layer_ids") is not None:
         taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
@@ -505,6 +544,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
         markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
         markov=options.get("markov_head_type") or "vanilla",
         draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
+        # Those of speculators, which its files name, see what is before them only, unless it says otherwise.
+        causal_windows="speculators_model_type" in table and not table.get("sliding_window_non_causal", False),
         embedding_scale=float(options.get("input_embedding_scale", 1.0)),
         logits_scale=float(options.get("output_multiplier", 1.0)),
         logits_cap=cap,
@@ -534,6 +575,7 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
         "block_size": config.block,
         "mask_token_id": config.mask_token,
         "sample_from_anchor": config.from_anchor,
+        "sliding_window_non_causal": not config.causal_windows,
         "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
     }
     kind, architecture = "dflash", "DFlashSpeculator"

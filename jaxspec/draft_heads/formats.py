@@ -81,11 +81,14 @@ def plain(name: str) -> str | None:
     return None if name in IGNORED or name.endswith("rotary_emb.inv_freq") else name
 
 
-def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderConfig:
-    """Reads the shape of a drafter's layers: sizes as config.json has them, options as there are tensors for them."""
+def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows: bool = False) -> DecoderConfig:
+    """Reads the shape of a drafter's layers: sizes as config.json has them, options as there are tensors for them.
+
+    `windows`: whether its layers may attend to a window.
+    """
     table = table.get("transformer_layer_config") or table
-    if "sliding_attention" in (table.get("layer_types") or ()):
-        raise FamilyError("layer_types has sliding_attention: only full_attention is supported in a drafter")
+    if "sliding_attention" in (table.get("layer_types") or ()) and not windows:
+        raise FamilyError("layer_types has sliding_attention: only full_attention is supported in such a drafter")
     only(table, is_causal=False)
 
     def has(name: str) -> bool:
@@ -99,6 +102,7 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderC
         out_bias=has("self_attn.o_proj.bias"),
         ff_bias=has("mlp.up_proj.bias"),
         head_norms=has("self_attn.q_norm.weight"),
+        **decoders.windows(table, []),
     )
 
 

@@ -229,6 +229,20 @@ CASES = {
         dflash_shapes(),
         dict(ids=(2, 5), slots=1, mask=12),
     ),
+    "DFlash, windows": Published(
+        unified(
+            "dflash",
+            QWEN3
+            | {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            aux_hidden_state_layer_ids=[2, 5],
+            block_size=5,
+            mask_token_id=12,
+            draft_vocab_size=V,
+        ),
+        dflash_shapes(),
+        dict(ids=(2, 5), slots=1, mask=12, window=3),
+    ),
     "DSpark": Published(
         QWEN3
         | {

@@ -68,6 +68,9 @@ CONFIGS = {
     "blockwise": medusa.HeadsConfig(V, D, heads=3, block="feed_forward", ff_dim=6, own_head=False),
     "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
     "dflash": DFLASH,
+    "dflash, windows": dataclasses.replace(
+        DFLASH, layer=dataclasses.replace(LAYER, layers=2, window=2, local=(True, False))
+    ),
     "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn"),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
@@ -93,7 +96,7 @@ def drafter_of(name, target):
 
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
-SELDOM = ("blockwise", "dflash", "dspark, memory")  # others have the same loop
+SELDOM = ("blockwise", "dflash", "dflash, windows", "dspark, memory")  # others have the same loop
 
 
 @pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SELDOM, *TRIMMED}, exhaustive=SELDOM))
