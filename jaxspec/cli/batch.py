@@ -30,30 +30,30 @@ from jaxspec.jobs.files import Output, Shard, Source, check_paths, manifest_of
 class Settings(NamedTuple):
     """The options of `batch`, but for those of sampling."""
 
-    input: Annotated[list[Path], text("FILE", "Prompts: .jsonl, or text with one a line; also .gz. Repeatable.")]
-    output: Annotated[Path, text("FOLDER", "Where chunks of results and a manifest are written.")]
-    target: Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")] = TARGET
+    input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz.")]
+    output: Annotated[Path, text("FOLDER", "Of the results, in chunks.")]
+    target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
     draft: Annotated[str | None, text("NAME", "What drafts, as in `jaxspec generate`.", "--draft", "-d")] = None
     gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
-    policy: Annotated[str, text("NAME", "How many to draft: adaptive, confidence=0.4, heuristic, entropy.")] = ""
+    policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, ...")] = ""
     rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
-    field: Annotated[str, text("NAME", "Of a JSON line, that has the prompt; else its messages are read.")] = "prompt"
-    chat: Annotated[bool, flag("Each text is a message, in the model's chat template.", "--chat")] = False
+    field: Annotated[str, text("NAME", "Of a JSON line, that has the prompt.")] = "prompt"
+    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
     slots: Annotated[int, number("Rows decoded at a time.")] = 16
     max_new_tokens: Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
-    max_prompt_tokens: Annotated[int | None, number("Longest prompt; by default what the models read.")] = None
-    too_long: Annotated[str, text("WHAT", "Of longer prompts: error, truncate or skip.")] = "error"
+    max_prompt_tokens: Annotated[int | None, number("Longest prompt to accept.")] = None
+    too_long: Annotated[str, text("WHAT", "Of longer ones: error, truncate, skip.")] = "error"
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
-    chunk: Annotated[int, number("Lines of the input to a file of the output.")] = 1024
-    shard: Annotated[int, number("Which part of the input this process decodes.", least=0)] = 0
+    chunk: Annotated[int, number("Lines of the input to a file.")] = 1024
+    shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
-    log_probs: Annotated[bool, flag("Write log probabilities of the tokens, too.", "--log-probs")] = False
+    log_probs: Annotated[bool, flag("Write log probabilities of tokens.", "--log-probs")] = False
     top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
-    tokens: Annotated[bool, flag("Write the ids of tokens, too.", "--tokens")] = False
-    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same texts.")] = 0
+    tokens: Annotated[bool, flag("Write ids of tokens.", "--tokens")] = False
+    seed: Annotated[int, seed_number("Of sampling.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16 or int8.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
-    mesh: Annotated[str | None, text("MESH", "Devices to split models and rows over: data=2,model=4.")] = None
+    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
 
 
 @group_of("settings", Settings)
@@ -64,16 +64,13 @@ def batch(
     *,
     sampling: dict[str, Any],
 ) -> None:
-    """Decode a file of prompts: finished rows are replaced, results are written in chunks, and a job can be resumed.
+    """Decode a file of prompts; rows that are done are replaced.
 
-    A line of the output has a prompt's id (or its number), text, why it ended (eos, stop, length, failure), counts, and
-    the error if it could not be decoded: errors never end the job. Kill it whenever you like: with --resume it goes on
-    at the first chunk that is missing, and the files are those of a job that was never stopped. SIGTERM first finishes
-    the chunks that have begun. A text depends on the seed, the number of its line and the prompt alone.
+    A prompt that cannot be decoded has its error in the output. With --resume a job that was stopped, or killed, goes
+    on, and writes what it would have written.
 
     \b
-        jaxspec batch --input prompts.jsonl --output results --slots 16
-        jaxspec batch --input prompts.jsonl.gz --output results --shard 0 --num-shards 4 --resume
+        jaxspec batch --input prompts.jsonl --output results --shard 0 --num-shards 4
     """
     if settings.shard >= settings.num_shards:
         raise ValueError(
