@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from benchmarks import (
+    accelerator,
     goodness_of_fit,
     jobs,
     loading,
@@ -313,3 +314,19 @@ def test_a_job_is_timed_against_fixed_batches(loading, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("5 prompts")
     assert printed.count("True") == 2
+
+
+@pytest.mark.slow
+def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(accelerator, "WIDTHS", (2,))
+    monkeypatch.setattr(accelerator, "TREE", (2, 1))
+    sizes = ("--target", "gpt-6m", "--draft", "gpt-6m", "--batches", "1", "--repeats", "1", "--long-prompt", "64")
+    accelerator.main(
+        [*sizes, "--alpha", "1", "--gamma", "2", "--new-tokens", "13", "--out", str(tmp_path / "out.json")]
+    )
+    report = json.loads((tmp_path / "out.json").read_text())
+    lines = {line["what"]: line for line in report["lines"]}
+    assert set(lines) == {"plain", "chain", "costs", "tree", "prefill"} and report["left out"] == []
+    # Every draft token is accepted: three tokens a round, along the first child of each node.
+    assert lines["chain"]["tokens_per_round"] == lines["tree"]["tokens_per_round"] == 3.0
+    assert "gpt-6m + gpt-6m, float32, batch 1: plain" in capsys.readouterr().out

@@ -1,0 +1,199 @@
+"""What this machine makes of a large pair: bandwidth, costs, whole rounds, batches, trees, prefill, as JSON.
+
+    python -m benchmarks.accelerator --out accelerator.json
+    python -m benchmarks.accelerator --target llama-3.2-1b --draft gemma-3-270m --dtypes bfloat16 --batches 1,8
+
+One accelerator, or a mesh's first; ten minutes at most (`--minutes`). By default Llama 3.1 8B with Llama 3.2 1B in
+bfloat16 and int8, or, on a CPU, a GPT of 97 million parameters with one of 6 in float32.
+
+Weights are random at published shapes, so nothing is downloaded; what a draft token's acceptance would be is therefore
+given (`--alpha`): a rule accepts each by a random number, and everything else of a round is as in real decoding. For
+each dtype and batch the lines have
+
+    plain       tokens a second, and the share of the memory's bandwidth if each weight is read once a step
+    costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
+    chain, tree tokens a second at that acceptance rate, and how many times plain decoding
+    prefill     tokens a second of a long prompt
+
+What is left out when the time is up is said, and is in the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from jaxspec import drafters
+from jaxspec.analysis import cost, environment, memory, random_model, roofline
+from jaxspec.analysis.timing import interleave, only_first, run_all
+from jaxspec.core import Distribution, Draft, Rule, Verdict, noise, tree
+from jaxspec.decode import loop
+from jaxspec.decode.request import Prepared, prepare
+
+WIDTHS = (2, 4, 8, 16, 32, 64)  # tokens of the passes whose v is measured
+TREE = (4, 2, 1, 1, 1)  # children at each depth: 4 + 8 + 8 + 8 + 8 = 36 nodes
+DEFAULTS = {"cpu": ("gpt-97m", "gpt-6m", "float32", "1,4")}
+LARGE = ("llama-3.1-8b", "llama-3.2-1b", "bfloat16,int8", "1,8,32,128")
+
+
+def accepting(alpha: float) -> Rule:
+    """Makes a rule that accepts each draft token with probability alpha, whatever it is; of a tree a first child."""
+
+    def verify(keys: Any, position: Any, draft: Draft, target: Distribution) -> Verdict:
+        count = draft.tokens.shape[1]
+        is_lucky = noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), count) < alpha
+        log_probs = target.log_probs if target.log_probs is not None else target.logits
+        best = target.tokens if log_probs is None else noise.first_largest(log_probs)
+        if draft.parent is None:
+            run = jnp.sum(jnp.cumprod(is_lucky.astype(jnp.int32), axis=1), axis=1)
+            accepted = jnp.minimum(run, draft.length)
+            after = jnp.take_along_axis(best, accepted[:, None], axis=1)[:, 0]
+            return Verdict(accepted, after, jnp.minimum(accepted + 1, draft.length))
+        node, at = jnp.zeros_like(draft.length), jnp.zeros_like(draft.length)
+        accepted, alive, path = jnp.zeros_like(draft.length), draft.length > 0, []
+        for depth in range(count):  # the first child of the last accepted node, until one is not accepted or not there
+            is_child = jnp.logical_and(draft.parent == node[:, None], tree.in_tree(draft.parent))
+            child = jnp.argmax(is_child, axis=1).astype(node.dtype)
+            alive = jnp.logical_and(alive, jnp.logical_and(jnp.any(is_child, axis=1), is_lucky[:, depth]))
+            path.append(jnp.where(alive, child, 0))
+            node, at = jnp.where(alive, child + 1, node), jnp.where(alive, child + 1, at)
+            accepted = accepted + alive.astype(accepted.dtype)
+        after = jnp.take_along_axis(best, at[:, None], axis=1)[:, 0]
+        return Verdict(accepted, after, accepted, jnp.stack(path, axis=1))
+
+    return Rule(verify, f"accepting({alpha:g})", exact=False, trees=True)
+
+
+def rate(prepared: Prepared, repeats: int) -> tuple[float, float]:
+    """Times whole generations without their prefill: tokens a second of all rows, and tokens a round."""
+    short = only_first(prepared)
+    outcome = jax.device_get(loop.run(prepared))
+    run_all([short])
+    whole, first = interleave([lambda: run_all([prepared]), lambda: run_all([short])], repeats)
+    new = int(outcome.length.sum()) - len(outcome.length)
+    seconds = max(statistics.median(whole - first), 1e-9)
+    return new / seconds, float(outcome.stats.tokens_per_round.mean())
+
+
+def prefill_rate(pair: Callable[..., Prepared], tokens: int, repeats: int) -> float:
+    """Times the prefill of one row: prompt tokens a second."""
+    prepared = only_first(pair(1, tokens).plain())
+    run_all([prepared])
+    seconds = interleave([lambda: run_all([prepared])], repeats)
+    return tokens / statistics.median(seconds[0])
+
+
+def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callable[..., None], left: Any) -> None:
+    """Measures a pair at one dtype and batch, and tells each figure."""
+    target, draft = (random_model.random_model(name, dtype, seed) for seed, name in enumerate(settings.pair))
+    new, read = settings.new_tokens, sum(x.nbytes for x in jax.tree.leaves(target.params))
+    options = dict(max_new_tokens=new, eos_ids=(), key=jax.random.key(0), rule=accepting(settings.alpha))
+
+    def pair(rows: int, tokens: int, **changed: Any) -> Prepared:
+        prompt = random_model.random_prompt(target, rows, tokens)
+        return prepare(target, prompt, **{**options, "drafter": draft, "gamma": settings.gamma, **changed})
+
+    chain = pair(batch, settings.prompt)
+    plain, _ = rate(chain.plain(), settings.repeats)
+    bandwidth = _bandwidth()
+    share = None if bandwidth is None else plain / batch * read / bandwidth
+    tell("plain", tokens_per_second=plain, share_of_bandwidth=share)
+    if left():
+        speculative, per_round = rate(chain, settings.repeats)
+        tell("chain", tokens_per_second=speculative, tokens_per_round=per_round, speedup=speculative / plain)
+    if left():
+        gammas = [width - 1 for width in WIDTHS if width * batch <= settings.widest]
+        costs = cost.measure_all(chain, gammas, repeats=settings.repeats)
+        tell("costs", c=costs[0].c, v={str(x.gamma + 1): x.v for x in costs}, plain_ms=costs[0].target_ms)
+    if left() and batch * sum(TREE) <= settings.widest:
+        branching = pair(batch, settings.prompt, drafter=drafters.tree(draft, TREE))
+        of_tree, per_round = rate(branching, settings.repeats)
+        tell("tree", tokens_per_second=of_tree, tokens_per_round=per_round, speedup=of_tree / plain)
+    if left() and batch == 1:
+        tell("prefill", tokens_per_second=prefill_rate(pair, settings.long_prompt, settings.repeats))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints a line for each figure, and writes all of them."""
+    target, draft, dtypes, batches = DEFAULTS.get(jax.default_backend(), LARGE)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=target, help="a published shape, as `jaxspec models` lists them")
+    parser.add_argument("--draft", default=draft)
+    parser.add_argument("--dtypes", default=dtypes)
+    parser.add_argument("--batches", default=batches)
+    parser.add_argument("--gamma", type=int, default=5)
+    parser.add_argument("--alpha", type=float, default=0.8, help="probability that a draft token is accepted")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--long-prompt", type=int, default=2048, help="tokens of the prompt whose prefill is timed")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--widest", type=int, default=2048, help="most tokens of a pass, of all rows together")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--out", type=Path, default=None)
+    settings = parser.parse_args(arguments)
+    settings.pair = settings.target, settings.draft
+    out, began, lines, omitted = (
+        Console(highlight=False, soft_wrap=True),
+        time.perf_counter(),
+        list[dict[str, Any]](),
+        list[str](),
+    )
+    most = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+
+    def left() -> bool:
+        return time.perf_counter() - began < 60 * settings.minutes
+
+    for dtype in settings.dtypes.split(","):
+        for batch in map(int, settings.batches.split(",")):
+            where = f"{settings.target} + {settings.draft}, {dtype}, batch {batch}"
+            sizes = [memory.of_config(name, random_model.config_of(name)).memory_bytes[dtype] for name in settings.pair]
+            needed = sum(sizes)
+            if not left() or (most is not None and needed > most):
+                omitted.append(where + (": no time" if not left() else f": {needed / 1e9:.0f} GB of weights"))
+                out.print("left out:", omitted[-1])
+                continue
+
+            def tell(what: str, dtype: str = dtype, batch: int = batch, where: str = where, **figures: Any) -> None:
+                lines.append({"dtype": dtype, "batch": batch, "what": what, **figures})
+                out.print(f"{where}: {what}", ", ".join(f"{name} {_shown(x)}" for name, x in figures.items()))
+
+            try:
+                measured(settings, dtype, batch, tell, left)
+            except jax.errors.JaxRuntimeError as error:  # out of memory: the other settings may have room
+                omitted.append(f"{where}: {str(error).splitlines()[0][:120]}")
+                out.print("left out:", omitted[-1])
+    report = {"settings": {k: v for k, v in vars(settings).items() if k not in ("out", "pair")}, "lines": lines}
+    report |= {
+        "left out": omitted,
+        "seconds": time.perf_counter() - began,
+        "environment": environment.current()._asdict(),
+    }
+    if settings.out is not None:
+        settings.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _bandwidth() -> float | None:
+    """Looks up the memory bandwidth of the first device, in bytes a second; None if it is not known."""
+    kind = jax.devices()[0].device_kind.lower()
+    names = {"tpu v5 lite": "tpu-v5e", "tpu v6 lite": "tpu-v6e", "tpu v5": "tpu-v5p", "tpu v4": "tpu-v4"}
+    names |= {name: name for name in ("h200", "h100", "a100")}
+    return next((roofline.MACHINES[ours].bandwidth for theirs, ours in names.items() if theirs in kind), None)
+
+
+def _shown(figure: Any) -> str:
+    if isinstance(figure, dict):
+        return "{" + ", ".join(f"{name}: {_shown(x)}" for name, x in figure.items()) + "}"
+    return "unknown" if figure is None else f"{figure:,.0f}" if figure >= 100 else f"{figure:.2f}"
+
+
+if __name__ == "__main__":
+    main()
