@@ -197,7 +197,11 @@ class _Job:
     def run(self) -> Iterator[tuple[int, Completion]]:
         """Yields every prompt's place and result."""
         while self._reader.peek(1):
-            ahead = self._reader.peek(BLOCKS * self._slots)
+            ahead = self._ahead()
+            while self._finished:
+                yield self._finished.popleft()
+            if not ahead:
+                continue
             count = min(self._slots, len(ahead))
             widest = max(len(request.row.tokens) for request in ahead)
             self._width = max(self._width, token_rows.bucket(widest))
@@ -234,20 +238,22 @@ class _Job:
 
         So what prefill computes of a prompt, to the last bit, does not depend on the others.
         """
+        ahead = self._ahead()
+        width = token_rows.bucket(len(ahead[0].row.tokens)) if ahead else 0
+        if not ahead or width > slots.width:
+            return []
+        group = [request for request in ahead if token_rows.bucket(len(request.row.tokens)) == width][: slots.group]
+        self._reader.take(group)
+        return group
+
+    def _ahead(self) -> list[Request]:
+        """Reads prompts ahead, and finishes those of them that cannot be decoded."""
         ahead = self._reader.peek(BLOCKS * self._slots)
         wrong = [request for request in ahead if request.error is not None]
         self._reader.take(wrong)
         for request in wrong:
             self._finish(request, _refused(request))
-        ahead = [request for request in ahead if request.error is None]
-        if not ahead:
-            return self._next_group(slots) if wrong else []
-        width = token_rows.bucket(len(ahead[0].row.tokens))
-        if width > slots.width:
-            return []
-        group = [request for request in ahead if token_rows.bucket(len(request.row.tokens)) == width][: slots.group]
-        self._reader.take(group)
-        return group
+        return [request for request in ahead if request.error is None]
 
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
         """Takes out the rows that are done, and returns their slots."""

@@ -172,6 +172,15 @@ def test_wrong_prompts_are_errors_of_their_own():
         list(jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, max_new_tokens=4))
 
 
+def test_many_wrong_prompts_in_a_row_end_nothing():
+    prompts = [[1], *[[]] * 300, [2]]
+    rows = list(
+        jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, on_error="yield", in_order=True, max_new_tokens=4)
+    )
+    assert [row.number for row in rows] == list(range(302))
+    assert [row.number for row in rows if row.error is None] == [0, 301]
+
+
 @pytest.mark.parametrize("too_long", ["error", "truncate", "skip"])
 def test_long_prompts_are_refused_cut_or_left_out(too_long):
     prompts = [[1, 2], [0, 1, 2, 3, 4, 5], [3]]
