@@ -84,7 +84,7 @@ def cascade(
         >>> from jaxspec.drafters import prompt_lookup
         >>> from jaxspec.testing import table_model
         >>> target, large, small = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2, 3))
-        >>> prompt = Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
+        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
         >>> drafter = cascade(large, cascade(small, prompt_lookup(), gamma=2), gamma=2)
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=4, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())

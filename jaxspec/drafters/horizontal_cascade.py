@@ -44,7 +44,7 @@ def horizontal_cascade(
         >>> from jaxspec.drafters import prompt_lookup
         >>> from jaxspec.testing import table_model
         >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
+        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
         >>> drafter = horizontal_cascade(draft, prompt_lookup(), tokens=2)
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=4, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())

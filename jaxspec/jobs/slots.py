@@ -252,14 +252,14 @@ def prefill(
     return jax.tree.unflatten(structure, [grown(x, shape) for x, shape in zip(leaves, shapes, strict=True)])
 
 
-@functools.partial(jax.jit, static_argnames=("slots",))
+@programs.jit(static_argnames=("slots",))
 def empty(new: State, slots: int) -> State:
     """A state of slots that are all free: copies of a row, ended."""
     state = token_rows.take_rows(new, jnp.zeros(slots, jnp.int32))
     return state._replace(done=jnp.ones(slots, bool))
 
 
-@functools.partial(jax.jit, static_argnames=("layout",), donate_argnames=("state",))
+@programs.jit(static_argnames=("layout",), donate_argnames=("state",))
 def insert(state: State, new: State, slots: Int[Array, " group"], layout: Layout) -> State:
     """Puts new rows into slots; those for slots that do not exist are left out. The state given is consumed."""
     state = jax.tree.map(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)

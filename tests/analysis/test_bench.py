@@ -312,7 +312,7 @@ def test_prefill_is_measured_with_the_program_of_the_whole():
 def _outcome(tokens, length, drafted=((1, 2),), rounds=(2,)):
     counts, drafted = np.array(length), np.array(drafted)
     trace = Trace(np.zeros((*drafted.shape, 2)), drafted, drafted, drafted, drafted)
-    return Outcome(np.array(tokens), counts, counts > 9, Stats(np.array(rounds), counts, counts, counts), trace)
+    return Outcome(np.array(tokens), counts, counts > 9, Stats(np.array(rounds), counts, counts, counts), trace, counts)
 
 
 @pytest.mark.parametrize(

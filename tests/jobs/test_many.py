@@ -94,9 +94,9 @@ def test_prompts_are_read_as_they_are_needed_and_nothing_more_is_compiled():
     for _ in range(13):
         next(rows)
     assert read < 50
-    programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert._cache_size()
+    programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()
     assert len(list(rows)) == 117
-    assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert._cache_size()) == programs
+    assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()) == programs
 
 
 def test_wider_prompts_wait_for_wider_slots():

@@ -137,7 +137,7 @@ def _retrieval(longest: int, shortest: int, occurrences: int, tree: core.TreeSiz
 def _wanted(row: core.Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
     """Returns the last few tokens of each row, as the datastore has them, for each number of tokens; 0 after them.
 
-    >>> _wanted(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()
+    >>> _wanted(core.Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()
     [[[6, 7], [7, 0]]]
     """
     step = jnp.arange(longest, dtype=row.length.dtype)[None, None, :]
