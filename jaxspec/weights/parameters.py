@@ -73,7 +73,7 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
         The parameter; of an int8 matrix, a dict with both.
     """
     matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
-    y = _converted(x, jnp.dtype(int8.computation(dtype) if matrix else "float32"))
+    y = _converted(x, jnp.dtype(dtype if matrix and dtype != "int8" else "float32"))
     if matrix and dtype == "int8":
         parts = jax.block_until_ready(int8.quantise_matrix(y))  # waited for, so that one matrix at a time is in float32
         return {kind: put(f"{path}/{kind}", z, config, mesh) for kind, z in parts.items()}
