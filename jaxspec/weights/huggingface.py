@@ -235,10 +235,11 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
-    Tensors are written in the model's dtype, and int8 matrices as the float32 ones that they stand for, so a model that was loaded from such a folder in the dtype it had is
-    written bit for bit. The folder is written whole or not at all. A limit on a T5's positions is not written, since
-    its config.json has no place for it. Besides the file that is being filled, of at most `SHARD_BYTES`, the host holds
-    about one tensor. Under `jax.distributed` all processes call this, and the first writes.
+    Tensors are written in the model's dtype, and int8 matrices as the float32 ones that they stand for, so a model that
+    was loaded from such a folder in the dtype it had is written bit for bit. The folder is written whole or not at all.
+    A limit on a T5's positions is not written, since its config.json has no place for it. Besides the file that is
+    being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under `jax.distributed` all processes call
+    this, and the first writes.
 
     Args:
         model: of any family but LaMDA's.
