@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
-from jaxspec.weights import hf_families, int8, parameters, tensors, tokenizers
+from jaxspec.weights import compressed_tensors, hf_families, int8, parameters, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
@@ -122,7 +122,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder)
     family, config = read_config(folder)
-    return assemble(folder, family, config, tensors.shards(folder), dtype, mesh)
+    return assemble(folder, family, config, compressed_tensors.unpacked(tensors.shards(folder)), dtype, mesh)
 
 
 def assemble(
@@ -454,13 +454,15 @@ def _described(folder: Path) -> str:
 
 
 def stored_dtype(folder: Path) -> str:
-    """Returns the dtype that config.json names, "bfloat16" or else "float32"; reads no weights.
+    """Returns the dtype that config.json names, "int8", "bfloat16" or else "float32"; reads no weights.
 
     Raises:
         CheckpointError: as `read_config`.
     """
     read_config(folder)
     table = read_object(folder / CONFIG)
+    if table.get(compressed_tensors.CONFIG) is not None:
+        return "int8"
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
     return "bfloat16" if dtype == "bfloat16" else "float32"
 
