@@ -53,9 +53,14 @@ it was made of, with dtype="int8", or a GGUF file of it
             return
         kinds.append("a quantised cache")
     bits = config.get("bits") or (4 if config.get("load_in_4bit") else 8 if config.get("load_in_8bit") else None)
-    about = [str(method), *([str(form)] if form else []), *([f"{bits} bits"] if bits else []), *dict.fromkeys(kinds)]
+    description = [
+        str(method),
+        *([str(form)] if form else []),
+        *([f"{bits} bits"] if bits else []),
+        *dict.fromkeys(kinds),
+    ]
     raise FamilyError(
-        f"its weights are quantised ({CONFIG}): {', '.join(about)}. Expected none, or compressed-tensors' int8 "
+        f"its weights are quantised ({CONFIG}): {', '.join(description)}. Expected none, or compressed-tensors' int8 "
         "matrices alone, symmetric, a scale per channel (W8A16): load the model that it was made of, with "
         'dtype="int8", or a GGUF file of it'
     )
