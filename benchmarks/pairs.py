@@ -259,7 +259,7 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
     elif pair.format in FORMATS:
         config = describe(pair).config
         params, shape = abstract_params(config), shape_of(config)
-        drafts = {dtype: _bytes(params, int8.computation(dtype)) for dtype in dtypes}
+        drafts = {dtype: _bytes(params, int8.computation(dtype, "bfloat16")) for dtype in dtypes}
     has_cache = hasattr(shape, "head_dim")  # Medusa's heads have none
     return [
         Sizes(
@@ -281,7 +281,7 @@ def _bytes(params: Any, dtype: str) -> int:
 
 
 def _cache_bytes(config: Any, dtype: str) -> float:
-    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    config = dataclasses.replace(config, dtype=int8.computation(dtype, "bfloat16"))
     row = min(ROW, getattr(config, "max_positions", None) or ROW)
     return roofline.load_of(config, row=row, prompt=PROMPT if isinstance(config, T5Config) else 0).cache_bytes
 

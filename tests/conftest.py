@@ -174,7 +174,7 @@ def zoo():
 def loading(zoo, monkeypatch):
     """The zoo instead of checkpoints."""
 
-    def load(name, dtype, mesh=None):
+    def load(name, dtype, compute=None, mesh=None):
         assert (dtype, mesh) == ("float32", None)
         if name not in zoo:
             raise CheckpointError(f"no checkpoint at {name}")

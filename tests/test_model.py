@@ -105,6 +105,29 @@ def test_int8_is_the_rounding_of_the_float32_parameters(folder, name):
     assert forward.logits.shape == (1, 1, wide.config.vocab_size)
 
 
+def test_int8_is_computed_in_bfloat16_where_asked_for_and_by_default_off_a_cpu(folder, monkeypatch):
+    """The same parameters; caches of half the size, and logits that are those of float32 but for the rounding."""
+    exact, narrow = (load(folder / "tiny-gpt", dtype="int8", compute=compute) for compute in ("float32", jnp.bfloat16))
+    assert (exact.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, narrow.params, exact.params)
+    with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself
+        (ours, cache), (theirs, _) = (m.lm.prefill(m.params, PROMPT, capacity=8) for m in (narrow, exact))
+    assert jax.tree.leaves(cache)[0].dtype == jnp.bfloat16 and ours.logits.dtype == jnp.float32
+    assert 0 < jnp.abs(ours.logits - theirs.logits).max() < 0.05 * jnp.abs(theirs.logits).max()
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert load(folder / "tiny-gpt", dtype="int8").config.dtype == "bfloat16"
+    assert load(folder / "tiny-gpt", dtype="int8", compute="float32").config.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "message"),
+    [("bfloat16", "float32", 'expected dtype="int8" with it'), ("int8", "int8", "compute is 'int8', expected one of")],
+)
+def test_what_computes_with_no_int8_matrices_is_refused(folder, dtype, compute, message):
+    with pytest.raises(ValueError, match=message):
+        load(folder / "tiny-gpt", dtype=dtype, compute=compute)
+
+
 @pytest.mark.slow
 def test_what_is_stored_as_int8_is_the_same_function_in_memory():
     """A shipped checkpoint, which was rounded when it was saved: float32 undoes nothing of it, int8 adds nothing."""

@@ -95,3 +95,17 @@ def test_the_command_keeps_programs_of_a_mesh(tmp_path: Path):
     assert {path.name for path in tmp_path.glob("*.executable")} == {"plain.executable", "speculative.executable"}
     fingerprint = json.loads((tmp_path / "speculative.json").read_text())
     assert fingerprint["libtpu"] and fingerprint["mesh"] == {"data": 1, "model": 2}
+
+
+def test_int8_weights_are_not_widened_or_copied():
+    """No array of a matrix's size is written, in any dtype, and temporaries are fewer than the largest's bytes."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    command = [sys.executable, str(SCRIPT.with_name("tpu_int8.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    programs = [json.loads(line.removeprefix("compiled ")) for line in done.stdout.splitlines() if "compiled" in line]
+    assert [program["name"] for program in programs] == ["plain", "speculative"]
+    for program in programs:
+        assert program["large arrays"] == {}
+        assert 200e6 < program["arguments"] < 300e6  # int8
+        assert program["temporaries"] < 4096 * 14336

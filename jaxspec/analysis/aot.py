@@ -194,7 +194,9 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     ('11,135,332,352', (10240, 4096))
     """
     dtype = loading.dtype_name(dtype)
-    config = dataclasses.replace(_config(shape) if isinstance(shape, str) else shape, dtype=int8.computation(dtype))
+    config = dataclasses.replace(
+        _config(shape) if isinstance(shape, str) else shape, dtype=int8.computation(dtype, "bfloat16")
+    )
 
     def params() -> Params:
         return jax.tree_util.tree_map_with_path(

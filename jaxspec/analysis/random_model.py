@@ -15,8 +15,7 @@ from jaxspec.analysis import roofline
 from jaxspec.core import Model, Params, Prompt, token_rows
 from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8, orbax
-from jaxspec.weights.loading import DTYPES
+from jaxspec.weights import int8, loading, orbax
 
 
 def config_of(shape: str) -> Any:
@@ -31,16 +30,17 @@ def config_of(shape: str) -> Any:
     return shapes[shape]
 
 
-def random_model(shape: str, dtype: str, seed: int) -> Model:
+def random_model(shape: str, dtype: str, seed: int, compute: str | None = None) -> Model:
     """Makes a model of random weights at a published shape: the cost of the real one, and no sense.
+
+    The dtypes are those of `jaxspec.load`.
 
     Raises:
         ValueError: no such shape or dtype.
     """
     config = config_of(shape)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    dtype, computed = loading.dtype_names(dtype, compute)
+    config = dataclasses.replace(config, dtype=computed)
     params = random_params(config, dtype, jax.random.key(seed))
     return Model(net_of(config).language_model(config), params, config=config, name=f"random {shape}")
 

@@ -58,6 +58,7 @@ KINDS = {  # `jaxspec.drafters` has a factory of each name, which `drafter` call
     "cascade": Kind("cascade:NAME:INNER or cascade=3:NAME:INNER", inner=2, models=1, most=1),
     "horizontal_cascade": Kind(_HORIZONTAL, inner=2, most=1),
     "early_exit": Kind("early_exit=4", least=1, most=1),
+    "quantised": Kind("quantised"),
     "skip_layers": Kind("skip_layers=5x7:6 (attention:mlp)"),
 }
 
@@ -221,6 +222,10 @@ def drafter(
         return _of_target(name, written, target)
     if kind == "trim" and (trimmed := parse(inner[0])) is not None and trimmed.kind in OF_TARGET:
         return _of_target(name, trimmed, target, head_size=numbers[0])
+    if kind == "quantised":
+        if target is None:
+            raise ValueError("the drafter is 'quantised', an int8 copy of the target: expected a target")
+        return drafters.quantised(target).models[0]  # the model, which others can be made of
     if kind == "retrieval":
         return drafters.retrieval(inner[0], target)
     if kind == "prompt_lookup":

@@ -21,15 +21,17 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0)
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
     Args:
-        name, dtype, mesh: as `jaxspec.load` takes them.
+        name, mesh: as `jaxspec.load` takes them.
+        dtype: also as "int8/bfloat16", which says what int8 matrices are computed with.
         seed: of random weights.
     """
     from jaxspec.analysis.random_model import random_model
     from jaxspec.weights import loading
 
+    matrices, computed = _dtypes(dtype)
     if name.startswith(RANDOM):
-        return random_model(name.removeprefix(RANDOM), dtype, seed)
-    return loading.load(name, dtype=dtype, mesh=mesh)
+        return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
+    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
@@ -37,11 +39,21 @@ def check_model(name: str, dtype: str = "float32") -> None:
     from jaxspec.analysis import random_model
     from jaxspec.weights import loading
 
-    loading.dtype_name(dtype)
+    loading.dtype_names(*_dtypes(dtype))
     if name.startswith(RANDOM):
         random_model.config_of(name.removeprefix(RANDOM))
     elif not loading.is_hub_id(name):
         loading.find(name)
+
+
+def _dtypes(written: str) -> tuple[str, str | None]:
+    """Splits "int8/bfloat16" into the dtypes of matrices and of the computation; None if the latter is not given.
+
+    >>> _dtypes("int8/bfloat16"), _dtypes("int8")
+    (('int8', 'bfloat16'), ('int8', None))
+    """
+    dtype, slash, computed = written.partition("/")
+    return dtype, computed if slash else None
 
 
 def check_options(drafter: bool, **options: Any) -> None:

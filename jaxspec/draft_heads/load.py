@@ -24,7 +24,7 @@ from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
-from jaxspec.weights import huggingface, int8, orbax, parameters, tensors, tokenizers
+from jaxspec.weights import huggingface, orbax, parameters, tensors, tokenizers
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
@@ -323,7 +323,6 @@ def _placed(files: list[tensors.Shard], description: Description, target: Model)
     """Yields parameters by path."""
     form, config, wanted = description
     mesh, shape = sharding.mesh_of(target.params), shape_of(config)
-    dtype = int8.computation(shape.dtype)
     for shard in files:
         for name, x in shard.read(set(wanted)):
             canonical, path = wanted[name]
@@ -332,7 +331,7 @@ def _placed(files: list[tensors.Shard], description: Description, target: Model)
                 yield path, parameters.put(path, ids, shape, mesh)
                 continue
             parameters.check_float(shard.path, name, x.dtype.name)
-            yield path, parameters.place(path, x, shape, mesh, dtype)
+            yield path, parameters.place(path, x, shape, mesh, shape.dtype)
 
 
 def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:

@@ -22,6 +22,7 @@ from jaxspec.drafters.lookups.suffix import suffix
 from jaxspec.drafters.lookups.token_recycling import token_recycling
 from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
+from jaxspec.drafters.quantised import quantised
 from jaxspec.drafters.self_speculative import early_exit, skip_layers
 from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.share_encoder import share_encoder
@@ -56,6 +57,7 @@ __all__ = [
     "ngram",
     "online_ngram",
     "prompt_lookup",
+    "quantised",
     "retrieval",
     "sequences",
     "sequential",

@@ -5,6 +5,7 @@ Shapes: B batch, T step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,43 +100,41 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     Of several rows the compiler may fuse the product before it into this one, and compute that again and again; for
     large matrices a barrier keeps it from that. A verify pass over 6 tokens of Llama 3.1 8B is 17.2 million estimated
     cycles of a v5p with it, and 22.4 without; of T5-XXL 13.3 and 15.8. For a draft model's small matrices it would
-    cost a fifth. The estimates are what `jaxspec compile` prints.
+    cost a fifth. The estimates are what `tests/scripts/tpu_programs.py` prints. int8 matrices are treated alike.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]
     """
     rows = x.shape[0] * x.shape[1]
-    if rows == 1:
-        return jax.lax.platform_dependent(x, weight, tpu=_among_eight, default=_of_any)
-    return _of_any(x, weight)
-
-
-def _among_eight(x: Float[Array, "1 1 in"], weight: Matrix) -> Float[Array, "1 1 out"]:
-    x = jax.lax.optimization_barrier(x)  # or the product before it may be fused with this one, at more than both cost
-    eight = jnp.pad(x, ((0, 0), (0, 7), (0, 0)))
     if isinstance(weight, Mapping):
-        return _of_any(eight, weight)[:, :1]
-    # No second barrier: the eight rows would go through the main memory, and a product then takes a fifth longer.
-    return _plainly(eight, weight.astype(x.dtype))[:, :1]
-
-
-def _of_any(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
-    if isinstance(weight, Mapping):
-        return quantised.product(x, **weight, precision=precision(x.dtype))
+        multiply = functools.partial(quantised.product, precision=precision(x.dtype))
+        return jax.lax.platform_dependent(
+            x,
+            weight,
+            cpu=lambda x, weight: multiply(x, **weight, how=quantised.by_blocks),
+            tpu=_on_tpu,
+            default=lambda x, weight: multiply(x, **weight, how=quantised.apart_from_loops),
+        )
     weight = weight.astype(x.dtype)
-    if 1 < x.shape[0] * x.shape[1] <= FEW:
-        features, width = weight.shape
-        is_large = weight.size > LARGE and features <= 8 * width  # the head of a large vocabulary gains nothing
-        on_tpu = _behind_barrier if is_large else _plainly
-        return jax.lax.platform_dependent(x, weight, cpu=_weight_first, tpu=on_tpu, default=_plainly)
+    if rows > FEW:
+        return _plainly(x, weight)
+    if rows == 1:
+        return jax.lax.platform_dependent(x, weight, tpu=_on_tpu, default=_plainly)
+    return jax.lax.platform_dependent(x, weight, cpu=_weight_first, tpu=_on_tpu, default=_plainly)
+
+
+def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
+    rows, (features, width) = x.shape[0] * x.shape[1], jnp.shape(jax.tree.leaves(weight)[0])
+    if rows == 1:  # among eight. No barrier after the padding: the eight would go through the main memory
+        return _plainly(jnp.pad(jax.lax.optimization_barrier(x), ((0, 0), (0, 7), (0, 0))), weight)[:, :1]
+    if rows <= FEW and features * width > LARGE and features <= 8 * width:  # a large vocabulary's head gains nothing
+        x = jax.lax.optimization_barrier(x)
     return _plainly(x, weight)
 
 
-def _behind_barrier(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
-    return _plainly(jax.lax.optimization_barrier(x), weight)
-
-
-def _plainly(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
+def _plainly(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
+    if isinstance(weight, Mapping):
+        return quantised.product(x, weight["int8"], weight["scale"], precision(x.dtype))
     return jax.lax.dot_general(x, weight, (((2,), (1,)), ((), ())), precision=precision(x.dtype))
 
 

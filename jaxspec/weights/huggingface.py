@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
-from jaxspec.weights import hf_families, int8, parameters, tensors, tokenizers
+from jaxspec.weights import compressed_tensors, hf_families, int8, parameters, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
@@ -122,7 +122,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder)
     family, config = read_config(folder)
-    return assemble(folder, family, config, tensors.shards(folder), dtype, mesh)
+    return assemble(folder, family, config, compressed_tensors.unpacked(tensors.shards(folder)), dtype, mesh)
 
 
 def assemble(
@@ -235,10 +235,11 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
-    Tensors are written in the model's dtype, so a model that was loaded from such a folder in the dtype it had is
-    written bit for bit. The folder is written whole or not at all. A limit on a T5's positions is not written, since
-    its config.json has no place for it. Besides the file that is being filled, of at most `SHARD_BYTES`, the host holds
-    about one tensor. Under `jax.distributed` all processes call this, and the first writes.
+    Tensors are written in the model's dtype, and int8 matrices as the float32 ones that they stand for, so a model that
+    was loaded from such a folder in the dtype it had is written bit for bit. The folder is written whole or not at all.
+    A limit on a T5's positions is not written, since its config.json has no place for it. Besides the file that is
+    being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under `jax.distributed` all processes call
+    this, and the first writes.
 
     Args:
         model: of any family but LaMDA's.
@@ -249,7 +250,8 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         CheckpointError: there is something at `folder` already, no room, or transformers has no such model.
     """
     folder = Path(folder).expanduser().resolve()
-    needed = int8.count(model.params) * jnp.dtype(getattr(model.config, "dtype", "float32")).itemsize
+    dtype = _saved_as(model)
+    needed = int8.count(model.params) * jnp.dtype(dtype).itemsize
     complaint = folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG)
     if complaint := complaint or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
@@ -258,7 +260,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     except FamilyError as error:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
+    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype}
     tables = {CONFIG: table}
     if ends := getattr(model.config, "end_tokens", ()):
         kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
@@ -301,7 +303,12 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         ordered = sorted(parts, key=lambda item: item[1].part)
         tensor = np.concatenate([read(path) for path, _ in ordered])
         tensor = tensor.T if ordered[0][1].transposed else tensor
-        yield name, np.ascontiguousarray(tensor, jnp.dtype(model.config.dtype))
+        yield name, np.ascontiguousarray(tensor, jnp.dtype(_saved_as(model)))
+
+
+def _saved_as(model: Model) -> str:
+    """Returns the dtype of the tensors that `save` writes: what int8 matrices stand for needs float32."""
+    return "float32" if int8.has_int8(model.params) else getattr(model.config, "dtype", "float32")
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -447,13 +454,15 @@ def _described(folder: Path) -> str:
 
 
 def stored_dtype(folder: Path) -> str:
-    """Returns the dtype that config.json names, "bfloat16" or else "float32"; reads no weights.
+    """Returns the dtype that config.json names, "int8", "bfloat16" or else "float32"; reads no weights.
 
     Raises:
         CheckpointError: as `read_config`.
     """
     read_config(folder)
     table = read_object(folder / CONFIG)
+    if table.get(compressed_tensors.CONFIG) is not None:
+        return "int8"
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
     return "bfloat16" if dtype == "bfloat16" else "float32"
 

@@ -79,22 +79,35 @@ def count(params: Params) -> int:
     return sum((x["int8"] if is_quantised(x) else x).size for x in leaves)
 
 
-def computation(dtype: str) -> str:
-    """Returns the dtype that a model computes in, whose matrices are of this one: int8 ones are for float32.
+def computation(dtype: str, compute: str | None = None) -> str:
+    """Returns the dtype that a model computes in, whose matrices are of this one.
 
-    >>> computation("int8"), computation("bfloat16")
-    ('float32', 'bfloat16')
+    Args:
+        dtype: of the matrices.
+        compute: around int8 matrices, "float32" or "bfloat16"; None for float32 on a CPU, and bfloat16 on a GPU or
+            TPU, where float32 products take several passes and caches twice the memory.
+
+    >>> computation("bfloat16"), computation("int8", "bfloat16")
+    ('bfloat16', 'bfloat16')
     """
-    return "float32" if dtype == "int8" else dtype
+    if dtype != "int8":
+        return dtype
+    return compute or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+
+
+def has_int8(params: Params) -> bool:
+    """Tells whether any matrix is int8."""
+    return any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised)))
 
 
 def dtype_of(params: Params, computed: str) -> str:
-    """Names the dtype of parameters: "int8" if matrices are, else the dtype of the computation.
+    """Names the dtype of parameters as the command line has it; "int8" alone is computed in float32.
 
-    >>> dtype_of({"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}}, "float32")
-    'int8'
+    >>> layer = {"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}}
+    >>> dtype_of(layer, "float32"), dtype_of(layer, "bfloat16"), dtype_of({}, "bfloat16")
+    ('int8', 'int8/bfloat16', 'bfloat16')
     """
-    return "int8" if any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised))) else computed
+    return computed if not has_int8(params) else "int8" if computed == "float32" else f"int8/{computed}"
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import logging
 import os
 import re
@@ -29,6 +30,7 @@ from jaxspec.weights.reader import ModelFormat
 from jaxspec.weights.tensors import CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
+COMPUTED = DTYPES[:2]  # around int8 matrices
 FORMATS: tuple[ModelFormat, ...] = (  # a path is of the first that it matches
     gguf.FORMAT,
     orbax.FORMAT,
@@ -70,6 +72,7 @@ def load(
     source: str | Path,
     *,
     dtype: DTypeLike = "float32",
+    compute: DTypeLike | None = None,
     mesh: Mesh | str | None = None,
     revision: str | None = None,
     **others: Any,
@@ -88,9 +91,10 @@ def load(
             hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.weights.hf_families` lists what can be loaded from there).
         dtype: of the matrices in memory, "float32", "bfloat16" or "int8", or as jnp.bfloat16; norm scales, biases and
-            logits are float32 always. The computation is of the same dtype, and float32 around int8 matrices, which
-            have a scale per output and stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model
-            is another one.
+            logits are float32 always. The computation is of the same dtype; int8 matrices have a scale per output and
+            stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model is another one.
+        compute: with int8 matrices, the dtype of activations and caches: "float32" or "bfloat16". By default float32
+            on a CPU, and bfloat16 on a GPU or TPU.
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
         revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
@@ -105,22 +109,23 @@ def load(
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is none of the three, there is no such mesh, or a revision is given of something that is
-            not of the hub.
+        ValueError: the dtype is none of the three, there is no such mesh, a revision is given of something that is
+            not of the hub, or `compute` is given without int8, or is neither of the two.
         TypeError: the source is no path, or an option is none.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
     ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
     """
-    check_names(others, ("dtype", "mesh", "revision"), THEIR_NAMES, NOT_HERE)
-    dtype = dtype_name(dtype)
+    check_names(others, ("dtype", "compute", "mesh", "revision"), THEIR_NAMES, NOT_HERE)
+    dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder = find(source, revision)
     huggingface.refuse_adapter(folder, source)
     reader = format_of(folder).open(folder)
     (params, config), tokenizer, drafted = reader.params(dtype, mesh), reader.tokenizer(), reader.draft_tokens()
+    config = dataclasses.replace(config, dtype=computed)
     name = str(source) if is_hub_id(source) else reader.name
     if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
@@ -134,8 +139,8 @@ def load(
     return model._replace(params=jax.tree.map(sharding.put, model.params, places))
 
 
-def dtype_name(dtype: Any) -> str:
-    """Returns the name of a dtype that a model can be loaded in.
+def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:
+    """Returns the name of a dtype that a model can be loaded in, or `what` another option takes.
 
     Raises:
         ValueError: it is another one.
@@ -147,11 +152,34 @@ def dtype_name(dtype: Any) -> str:
         name = dtype if isinstance(dtype, str) else str(None) if dtype is None else jnp.dtype(dtype).name
     except TypeError:  # another library's
         name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
+    if name not in names:
         short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(name)
         meant = f". Did you mean {short!r}?" if short else ""
-        raise ValueError(f"dtype is {name!r}, expected one of {DTYPES}{meant}")
+        raise ValueError(f"{what} is {name!r}, expected one of {names}{meant}")
     return name
+
+
+def dtype_names(dtype: Any, compute: Any = None) -> tuple[str, str]:
+    """Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes them.
+
+    Raises:
+        ValueError: there is no such dtype, or `compute` is given for matrices that are not int8.
+
+    >>> dtype_names("int8", jnp.bfloat16), dtype_names("bfloat16")
+    (('int8', 'bfloat16'), ('bfloat16', 'bfloat16'))
+    >>> dtype_names("bfloat16", "float32")
+    Traceback (most recent call last):
+    ValueError: compute is 'float32' and dtype 'bfloat16', which is computed in as it is: expected dtype="int8" with it
+    """
+    dtype = dtype_name(dtype)
+    if compute is None:
+        return dtype, int8.computation(dtype)
+    compute = dtype_name(compute, "compute", COMPUTED)
+    if dtype != "int8":
+        raise ValueError(
+            f'compute is {compute!r} and dtype {dtype!r}, which is computed in as it is: expected dtype="int8" with it'
+        )
+    return dtype, compute
 
 
 def _pickled(model: Model) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from jaxspec.files import folders
 from jaxspec.files.folders import some
 from jaxspec.nets import net_of
 from jaxspec.weights import int8
+from jaxspec.weights.compressed_tensors import Quantised
 from jaxspec.weights.tensors import CheckpointError, Stored, chunks
 
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
@@ -66,14 +67,17 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
         config: of the network: says which axes are heads.
         mesh: as `jaxspec.sharding` has it; None for the default device.
-        dtype: of a matrix: "float32", "bfloat16", or "int8", which makes it entries and scales (`weights.int8`). All
-            other parameters are float32.
+        dtype: of a matrix: "float32", "bfloat16", or "int8", which makes it entries and scales (`weights.int8`), or
+            takes those that are stored. All other parameters are float32.
 
     Returns:
         The parameter; of an int8 matrix, a dict with both.
     """
     matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
-    y = _converted(x, jnp.dtype(int8.computation(dtype) if matrix else "float32"))
+    if matrix and dtype == "int8" and isinstance(x, Quantised):
+        parts = {"int8": _converted(x.entries, jnp.dtype("int8")), "scale": _converted(x.scale, jnp.dtype("float32"))}
+        return {kind: put(f"{path}/{kind}", part, config, mesh) for kind, part in parts.items()}
+    y = _converted(x, jnp.dtype(dtype if matrix and dtype != "int8" else "float32"))
     if matrix and dtype == "int8":
         parts = jax.block_until_ready(int8.quantise_matrix(y))  # waited for, so that one matrix at a time is in float32
         return {kind: put(f"{path}/{kind}", z, config, mesh) for kind, z in parts.items()}

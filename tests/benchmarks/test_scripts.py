@@ -152,9 +152,12 @@ def test_rules_are_replayed(loading, few_rules, capsys):
 
 
 def test_a_model_shares_all_of_its_distribution_with_itself(loading, capsys):
-    overlap.main(["debian-t5-large", "--dtype", "float32", "--others", "debian-t5-draft", *FEW])
-    itself, other = (line.split(": ") for line in capsys.readouterr().out.splitlines())
-    assert itself == ["float32", "1.0000±0.0000"] and float(other[1].partition("±")[0]) < 1
+    overlap.main(["debian-t5-large", "--dtype", "float32", "--others", "debian-t5-draft", *FEW, "--references", "2"])
+    first, itself, other = (
+        [cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[2:]
+    )
+    assert itself[1:] == ["float32", "1.0000±0.0000", first[3], "0.0000", ""]
+    assert float(other[2].partition("±")[0]) < 1 and float(other[4]) > 0 and other[3] != first[3]
 
 
 @pytest.mark.slow

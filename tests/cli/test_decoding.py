@@ -95,7 +95,7 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
 )
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
     loaded, passes, costs = [], [], cost.PolicyCosts(0.05, np.ones(4))
-    monkeypatch.setattr(loading, "load", lambda name, dtype, mesh: loaded.append((name, dtype)) or zoo[name])
+    monkeypatch.setattr(loading, "load", lambda name, dtype, compute, mesh: loaded.append((name, dtype)) or zoo[name])
     monkeypatch.setattr(cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
     shown = run("--policy", "adaptive", *options)
     assert loaded == [("debian-t5-large", target), ("debian-t5-draft", draft)]

@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec import Model, Prompt, rules
 from jaxspec.decode import loop, request
-from jaxspec.nets import net_of, quantised
+from jaxspec.nets import dense, net_of, quantised
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -52,7 +52,7 @@ def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dty
     monkeypatch.setattr(quantised, "BLOCK", 4 * 40 * 20)
     weight = matrix(*shape)
     x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
-    got = jax.jit(lambda x, w: quantised.product(x, **w))(x, weight)
+    got = jax.jit(dense.product)(x, weight)
     expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(**weight), np.float64).T
     assert got.dtype == dtype and got.shape == expected.shape
     tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
@@ -86,10 +86,10 @@ def test_weights_are_not_widened_before_a_loop(shape):
 
     forth, back = matrix(*shape), matrix(*shape[::-1])
     compiled = {}
-    for name, product in (("plainly", plainly), ("ours", quantised.product)):
+    for name, product in (("plainly", lambda x, w: plainly(x, **w)), ("ours", dense.product)):
 
         def run(x, forth, back, count, product=product):
-            return jax.lax.fori_loop(0, count, lambda i, x: jnp.tanh(product(product(x, **forth), **back)), x)
+            return jax.lax.fori_loop(0, count, lambda i, x: jnp.tanh(product(product(x, forth), back)), x)
 
         compiled[name] = jax.jit(run).lower(jnp.ones((1, 2, shape[1])), forth, back, 3).compile()
     shapes = {shape, shape[::-1]}

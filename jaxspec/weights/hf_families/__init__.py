@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import compressed_tensors
 from jaxspec.weights.hf_families import decoders, gemma, gpt, lamda, llama, mistral, qwen, t5
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
 
@@ -37,8 +38,7 @@ def of(table: dict) -> Family:
     'Qwen 3'
     """
     check(table)
-    if "quantization_config" in table:
-        raise FamilyError("its weights are quantised (quantization_config): expected float32, float16 or bfloat16 ones")
+    compressed_tensors.check(table)
     for family in FAMILIES:
         if table.get("model_type") in family.model_types:
             return family

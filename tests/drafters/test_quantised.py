@@ -1,0 +1,77 @@
+"""An int8 copy of the target as its drafter."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters, sharding
+from jaxspec.cli import drafter_names, names
+from jaxspec.nets import net_of
+from jaxspec.weights import int8
+from tests.drafters.test_self_speculative import V, target_of
+
+
+def wide(name, dtype="float32"):
+    target = target_of(name)
+    config = dataclasses.replace(target.config, dtype=dtype)
+    return target._replace(lm=net_of(config).language_model(config), config=config)
+
+
+@pytest.mark.parametrize("name", ["decoder", "t5"])
+def test_text_is_the_unrounded_targets(name):
+    """In greedy text most draft tokens are accepted, and those that the rounding changes are put right."""
+    target = wide(name)
+    drafter = drafters.quantised(target)
+    prompt = jaxspec.Prompt(jnp.array([[1, 2, 1, 0], [2, 1, 0, 0]]), jnp.array([4, 2]))
+    options = dict(max_new_tokens=12, temperature=np.array([0, 1], np.float32), key=jax.random.key(0), eos_ids=())
+    plain = jaxspec.generate(target, prompt, **options)
+    out = jaxspec.generate(target, prompt, drafter=drafter, rule=jaxspec.rules.coupled(), **options)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.stats.accepted[0] > out.stats.drafted[0] / 2 > 0
+
+
+def test_encoder_is_the_targets_and_nothing_else_is_float():
+    """Of an encoder-decoder the decoder's matrices are int8, and the encoder's are the very arrays of the target."""
+    target = wide("t5")
+    copy = drafters.quantised(target).models[0]
+    encoder = target.lm.encoder.params(target.params)
+    ours = copy.lm.encoder.params(copy.params)
+    assert all(a is b for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(encoder), strict=True))
+    expected = {name: x for name, x in int8.quantise(target.params).items() if name not in encoder}
+    rest = {name: copy.params[name] for name in expected}
+    assert len(rest) + len(encoder) == len(copy.params) and int8.has_int8(rest)
+    jax.tree.map(np.testing.assert_array_equal, rest, expected)
+    assert copy.lm.shared_encoder
+
+
+def test_compute_mesh_and_a_name_on_the_command_line():
+    target = wide("decoder")
+    assert drafters.quantised(target, compute="bfloat16").models[0].config.dtype == "bfloat16"
+    copy = drafter_names.drafter("quantised", names.model, target)
+    assert copy.config == target.config and int8.has_int8(copy.params)
+    trimmed = drafter_names.drafter("trim=2:quantised", names.model, target)
+    assert trimmed.params.to_target.tolist() == [0, 1]
+    mesh = sharding.mesh("data=1,model=1")
+    placed = target._replace(
+        params=jax.device_put(target.params, sharding.parameters(target.params, target.config, mesh))
+    )
+    params = drafters.quantised(placed).params
+    assert [x.sharding for x in jax.tree.leaves(params)] == jax.tree.leaves(
+        sharding.parameters(params, target.config, mesh)
+    )
+
+
+def test_what_has_no_wider_matrices_is_refused():
+    target = wide("decoder")
+    with pytest.raises(ValueError, match="has int8 matrices already"):
+        drafters.quantised(drafters.quantised(target).models[0])
+    with pytest.raises(ValueError, match="no matrices to quantise: expected a network"):
+        drafters.quantised(jaxspec.testing.table_model(jax.random.key(0), V))
+    with pytest.raises(ValueError, match="'quantised', an int8 copy of the target: expected a target"):
+        drafter_names.drafter("quantised", names.model)
+    with pytest.raises(ValueError, match="compute is 'int8'"):
+        drafters.quantised(target, compute="int8")
