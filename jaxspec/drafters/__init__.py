@@ -1,6 +1,7 @@
 """Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree.
 
-Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`, and handed on here.
+Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`, and handed on here;
+so is the int8 copy of a target, of `jaxspec.weights`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from jaxspec.drafters.lookups.suffix import suffix
 from jaxspec.drafters.lookups.token_recycling import token_recycling
 from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
-from jaxspec.drafters.quantised import quantised
 from jaxspec.drafters.self_speculative import early_exit, skip_layers
 from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.share_encoder import share_encoder
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jaxspec.draft_heads.lookahead_embeddings import lookahead_embeddings
     from jaxspec.draft_heads.medusa import heads
     from jaxspec.draft_heads.mtp import mtp
+    from jaxspec.weights.quantised_drafter import quantised
 
 __all__ = [
     "bigram",
@@ -72,19 +73,20 @@ __all__ = [
 ]
 
 # Imported when first asked for: drafting with other drafters needs no networks, and so no flax.
-_HEADS = {
+_ELSEWHERE = {
     "block": "jaxspec.draft_heads.block",
     "eagle": "jaxspec.draft_heads.eagle",
     "heads": "jaxspec.draft_heads.medusa",
     "lookahead_embeddings": "jaxspec.draft_heads.lookahead_embeddings",
     "mtp": "jaxspec.draft_heads.mtp",
+    "quantised": "jaxspec.weights.quantised_drafter",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HEADS:
+    if name not in _ELSEWHERE:
         raise AttributeError(f"module 'jaxspec.drafters' has no attribute {name!r}")
-    factory = getattr(importlib.import_module(_HEADS[name]), name)
+    factory = getattr(importlib.import_module(_ELSEWHERE[name]), name)
     globals()[name] = factory
     return factory
 

@@ -11,6 +11,8 @@ from jaxspec.core import BoundDrafter, Model
 from jaxspec.drafters.common import check_model
 from jaxspec.drafters.model import model
 from jaxspec.drafters.share_encoder import with_shared_encoder
+from jaxspec.nets import net_of
+from jaxspec.weights import int8, loading
 
 
 def quantised(target: Model, *, compute: str | None = None) -> BoundDrafter:
@@ -45,9 +47,6 @@ def quantised(target: Model, *, compute: str | None = None) -> BoundDrafter:
     Reference: EfficientRollout, arXiv 2606.18967, whose drafter is the policy itself, quantised.
     """
     check_model(target, "target")
-    from jaxspec.nets import net_of  # which imports flax
-    from jaxspec.weights import int8, loading
-
     name = target.name or "the target"
     if int8.has_int8(target.params):
         raise ValueError(f"{name} has int8 matrices already, and its copy would be as slow: expected a wider dtype")
