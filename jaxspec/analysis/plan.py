@@ -25,16 +25,11 @@ from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.trees.children import DrawName
 
-# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
-# and 17, after two of them. It is taken to be linear between them.
-TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-COMPILED = (5,)  # gammas whose rounds are compiled for a TPU, beside the largest in question
 TOLERANCE = 0.03  # a speed is near the best if no more than this part is missing; a chain is preferred to such a tree
 SHARE = (0.8, 1.0)  # speeds of whole texts over a measured pair's promise: the least and the largest median in docs/
 TREE_PASSES = 2  # of the dynamic program: the second knows where rounds with the tree of the first come to judge it
 TREE_SIZES = 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64  # nodes of the trees that are tried
-GREEDY: tuple[DrawName, ...] = ("top",)
-SAMPLED: tuple[DrawName, ...] = ("without_replacement", "mixed")
+DRAWS: tuple[DrawName, ...] = "without_replacement", "mixed"  # where tokens are sampled; greedily all are "top"
 
 
 class Measured(NamedTuple):
@@ -49,7 +44,7 @@ class Measured(NamedTuple):
     alpha: Rate
     c: Spread
     v: dict[int, Spread]
-    acceptance: dict[DrawName, np.ndarray]
+    acceptance: dict[str, np.ndarray]
 
 
 class PairMemory(NamedTuple):
@@ -76,11 +71,12 @@ class Plan(NamedTuple):
     Attributes:
         batch: rows.
         alpha, c: acceptance rate, and cost of a pass of the drafter over one token.
-        candidates: plain decoding, a chain of each gamma, and trees, if they were asked for.
+        chains: plain decoding and a chain of each gamma, at its index.
         break_even: the alpha above which chains would pay.
         obstacles: why not, if the answer is not to speculate: "memory", if the machine has no room for both models; as
             in `formulas.obstacles`; or, where measured tokens per round are fewer than in Equation 1, "short texts",
             if those of independent draft tokens would be fewer, too, else "clustered draft tokens".
+        trees: if they were asked for, some of each size and depth.
         measured: the measurements behind the costs, of a pair; None of numbers and sizes.
         memory: of sizes on a machine whose memory is known; None of others.
     """
@@ -88,23 +84,12 @@ class Plan(NamedTuple):
     batch: int
     alpha: float
     c: float
-    candidates: tuple[Candidate, ...]
+    chains: tuple[Candidate, ...]
     break_even: float
     obstacles: tuple[str, ...] = ()
+    trees: tuple[Candidate, ...] = ()
     measured: Measured | None = None
     memory: PairMemory | None = None
-
-    @property
-    def chain(self) -> Candidate:
-        """The best chain, where speculation does not pay, too."""
-        chains = [draft for draft in self.candidates if not draft.is_tree]
-        return _fastest(chains[1:] or chains)
-
-    @property
-    def tree(self) -> Candidate | None:
-        """The best tree, if trees were tried."""
-        trees = [draft for draft in self.candidates if draft.is_tree]
-        return _fastest(trees) if trees else None
 
     @property
     def best(self) -> Candidate:
@@ -112,19 +97,18 @@ class Plan(NamedTuple):
         tree, best = self.tree, self.chain
         if tree is not None and tree.improvement > best.improvement * (1 + TOLERANCE):
             best = tree
-        return best if self.fits and best.improvement * (1 - formulas.TIE) > 1 else self.candidates[0]
+        return best if self.fits and best.improvement * (1 - formulas.TIE) > 1 else self.chains[0]
 
     @property
     def near(self) -> tuple[int, ...]:
         """The gammas of other chains, 0 being plain decoding, whose speed is within 3% of the best one's."""
         least = self.improvement * (1 - TOLERANCE) if self.fits else math.inf
-        others = [draft for draft in self.candidates if not draft.is_tree and draft != self.best]
-        return tuple(draft.gamma for draft in others if draft.improvement >= least)
+        return tuple(draft.gamma for draft in self.chains if draft != self.best and draft.improvement >= least)
 
+    chain = property(lambda self: _fastest(self.chains[1:] or self.chains), doc="The best, if it does not pay, too.")
+    tree = property(lambda self: _fastest(self.trees) if self.trees else None, doc="The best, if trees were tried.")
     fits = property(lambda self: self.memory is None or self.memory.fits, doc="Whether the machine has room for both.")
-    gamma = property(
-        lambda self: self.best.gamma, doc="Draft tokens a round, of a tree its levels; 0: do not speculate."
-    )
+    gamma = property(lambda self: self.best.gamma, doc="Draft tokens a round (levels of a tree); 0: do not speculate.")
     improvement = property(lambda self: self.best.improvement, doc="Speed over plain decoding, at most.")
     v = property(lambda self: (self.best if self.gamma else self.chain).verifying, doc="Of the best draft.")
 
@@ -136,7 +120,7 @@ def _fastest(drafts: Sequence[Candidate]) -> Candidate:
 
 
 def plan(
-    alpha: ArrayLike,
+    alpha: float | Sequence[float] | np.ndarray,
     c: ArrayLike,
     v: ArrayLike,
     *,
@@ -157,7 +141,7 @@ def plan(
         tokens: measured tokens per round of chains at index gamma, which need no independence; by default Equation 1.
         independent: tokens per round of independent draft tokens in texts as long (`formulas.independent_tokens`),
             which tell short texts from clustered draft tokens; `tokens` by default.
-        trees: other candidates.
+        trees: other candidates; chains among them are left out.
 
     Raises:
         ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
@@ -172,18 +156,18 @@ def plan(
         >>> plan([0.6, 0.2], 0.1, [1.0] * 7).best.shape
         ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
     """
-    v, by_width = np.array(v, np.float64), np.array(c, np.float64, ndmin=1)
-    v[0], first_c, gammas = 1.0, float(by_width[0]), np.arange(len(v))
+    rates, v, by_width = np.asarray(alpha, np.float64), np.array(v, np.float64), np.array(c, np.float64, ndmin=1)
     if by_width.min() < 0 or v.min() <= 0:
         raise ValueError(f"c is {c} and v is {v}: expected costs, those of the target's passes above 0")
+    v[0], first_c, gammas = 1.0, float(by_width[0]), range(len(v))
     prices = by_width, v, first_c if c_hat is None else c_hat
-    if np.ndim(alpha):
-        rates = optimal_tree.by_count(alpha)[:, 0, 0]
-        tried = [price(shape, accepted, *prices) for shape, accepted in best_trees(alpha, len(v) - 1)]
-        trees, alpha = [*trees, *(draft for draft in tried if draft.is_tree)], rates[0]
-        expected = np.cumsum(np.cumprod([1.0, *rates[np.minimum(gammas[:-1], len(rates) - 1)]]))
+    if rates.ndim:
+        first_child = optimal_tree.by_count(rates)[:, 0, 0]
+        trees = [*trees, *(price(shape, accepted, *prices) for shape, accepted in best_trees(rates, len(v) - 1))]
+        rates = first_child[0]
+        expected = np.cumsum(np.cumprod([1.0, *first_child[np.minimum(gammas[:-1], len(first_child) - 1)]]))
     else:
-        expected = formulas.expected_tokens(alpha, gammas)
+        expected = formulas.expected_tokens(rates, gammas)
     expected = np.array(expected if tokens is None else tokens, np.float64)
     independent = expected if independent is None else np.asarray(independent)
     if not len(expected) == len(independent) == len(v):
@@ -191,7 +175,8 @@ def plan(
         raise ValueError(f"got tokens per round for {counts} gammas and v for {len(v)}: expected as many")
     expected[0] = 1.0
     chains = [price(replay.chain(gamma), expected[gamma], *prices) for gamma in gammas]
-    found = Plan(batch, float(alpha), first_c, (*chains, *trees), formulas.break_even(first_c, v))
+    found = Plan(batch, float(rates), first_c, tuple(chains), formulas.break_even(first_c, v))
+    found = found._replace(trees=tuple(draft for draft in trees if draft.is_tree))
     if found.gamma:
         return found
     pays = any(n > chain.cost for n, chain in zip(independent[1:], chains[1:], strict=True))
@@ -263,10 +248,10 @@ def of_compiled(
         ValueError: no such topology, or the pair does not fit it.
     """
     estimates = list[aot.Estimate]()
-    for gamma in gammas_up_to(most, COMPILED):
+    for gamma in cost.gammas_up_to(most, cost.COMPILED):
         plain = estimates[0].compiled["plain"] if estimates else None
         estimates.append(aot.estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance))
-    v = interpolated({estimate.gamma: estimate.v for estimate in estimates}, most)
+    v = cost.interpolated_v(estimates, most)
     c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
     return plan(alpha, estimates[0].c, v, c_hat=c_hat, batch=estimates[0].batch)
 
@@ -316,7 +301,7 @@ def of_pair(
     """
     if most < 1:
         raise ValueError(f"most is {most}: expected at least 1 draft token a round")
-    tokens, ratios = None, dict[DrawName, np.ndarray]()
+    tokens, ratios = None, dict[str, np.ndarray]()
     rule, draft = prepared.options["rule"], acceptance.drafting_model(prepared)
     if (rule is None or rule.lenience == 1) and replay.has_temperature_alone(prepared):
         trace = replay.collect(prepared)
@@ -324,8 +309,8 @@ def of_pair(
         chain_ratios = replay.chain_ratios(trace, rules.rejection())
         chains = map(replay.chain, range(1, most + 1))
         tokens = [1.0, *(replay.tokens_per_round(chain, chain_ratios, counts).value for chain in chains)]
-        for draw in (SAMPLED if trace.temperature else GREEDY) if trees else ():
-            ratios[draw] = replay.tree_ratios(trace, draw, children)
+        draws: Sequence[DrawName] = (DRAWS if trace.temperature else ("top",)) if trees else ()
+        ratios = {draw: replay.tree_ratios(trace, draw, children) for draw in draws}
     elif trees:
         raise ValueError("trees are planned for the rejection rule and a temperature alone: leave other options out")
     else:
@@ -340,14 +325,14 @@ def of_pair(
 
         def timed(part: Prepared, batch: int = batch) -> list[cost.Cost]:
             compiled = lambda gamma: advance(f"batch {batch}, passes of gamma {gamma}")  # noqa: E731
-            return cost.measure_all(part, gammas_up_to(most), repeats=repeats, advance=compiled)
+            return cost.measure_all(part, cost.gammas_up_to(most), repeats=repeats, advance=compiled)
 
         (group,) = batching.whole_batches(prepared, batch, batch)
         costs = timed(group)
-        c, v = costs[0].c, interpolated({passes.gamma: passes.v for passes in costs}, most)
+        c, v = costs[0].c, cost.interpolated_v(costs, most)
         if trees:  # c by width: the drafter's own v, where it takes the target's place
             alone = prepare(draft, group.prompt, **dict(group.options) | {"drafter": draft, "policy": None})
-            c = c * interpolated({passes.gamma: passes.v for passes in timed(alone)}, most)
+            c = c * cost.interpolated_v(timed(alone), most)
         prices: dict[str, Any] = {"c": c, "v": v, "c_hat": c_hat}
         tried = [tree for draw in ratios for tree in replayed_trees(ratios[draw], counts, most, draw, prices)]
         advance(f"batch {batch}")
@@ -360,7 +345,7 @@ def replayed_trees(
     ratios: Float[np.ndarray, "N K K"],
     counts: Int[np.ndarray, " rows"],
     nodes: int,
-    draw: DrawName,
+    draw: str,
     prices: Mapping[str, Any],
 ) -> list[Candidate]:
     """Finds the best trees of some sizes up to `nodes`, by their tokens per round along texts.
@@ -370,46 +355,25 @@ def replayed_trees(
         nodes, draw: of the trees.
         prices: c, v and c_hat, as `price` takes them.
 
-    >>> half = np.broadcast_to([[0.5, 0.0], [0.5, 0.4]], (30, 2, 2))
-    >>> prices = {"c": 0.1, "v": [1.0] * 3, "c_hat": 0.1}
-    >>> [draft.shape for draft in replayed_trees(half, np.array([30]), 2, "top", prices)]
-    [((0,), (1,)), ((0,), (1,))]
+    >>> often = np.broadcast_to([[0.5, 0.0], [0.5, 0.4]], (30, 2, 2))  # the second child nearly as often as the first
+    >>> found = replayed_trees(often, np.array([30]), 2, "top", {"c": 0.1, "v": [1.0] * 3, "c_hat": 0.1})
+    >>> max(found, key=lambda draft: draft.improvement).shape
+    ((0,), (1,))
     """
     rates, found = ratios.mean(axis=0), list[Candidate]()  # first as if all positions were alike
     for _ in range(TREE_PASSES):
-        tried = list[Candidate]()
-        for shape, _ in best_trees(np.clip(rates, 0, 1), nodes, gammas_up_to(nodes, TREE_SIZES)):
-            if len(shape) > len(shape[-1]):  # no chain, the deepest node being last
-                tokens = replay.tokens_per_round(shape, ratios, counts).value
-                tried.append(price(shape, tokens, **prices, draw=draw))
-        if not tried:
-            break
+        tried = [
+            price(shape, replay.tokens_per_round(shape, ratios, counts).value, **prices, draw=draw)
+            for shape, _ in best_trees(np.clip(rates, 0, 1), nodes, cost.gammas_up_to(nodes, TREE_SIZES))
+        ]
         found += tried
         rates = replay.by_depth(_fastest(tried).shape, ratios, counts)  # then as rounds with the best tree meet them
     return found
 
 
-def interpolated(v: Mapping[int, float], most: int) -> np.ndarray:
-    """Returns v by gamma, linear between those that are known.
-
-    >>> interpolated({1: 1.5, 3: 2.0}, 4).tolist()
-    [1.0, 1.5, 1.75, 2.0, 2.0]
-    """
-    return np.interp(np.arange(most + 1), [0, *v], [1.0, *v.values()])
-
-
-def gammas_up_to(most: int, among: Sequence[int] = TIMED) -> tuple[int, ...]:
-    """Lists the gammas at which v is found, up to `most`.
-
-    >>> gammas_up_to(9), gammas_up_to(4, COMPILED), gammas_up_to(16, COMPILED)
-    ((1, 2, 3, 4, 5, 7, 8, 9), (4,), (5, 16))
-    """
-    return (*(gamma for gamma in among if gamma < most), most)
-
-
 def steps(batches: Sequence[int], most: int, trees: bool = False) -> int:
     """Counts the calls of `advance` by `of_pair`."""
-    return 1 + len(batches) * (len(gammas_up_to(most)) * (2 if trees else 1) + 1)
+    return 1 + len(batches) * (len(cost.gammas_up_to(most)) * (2 if trees else 1) + 1)
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -418,8 +382,8 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     def report(draft: Candidate) -> dict[str, Any]:
         return {"gamma": draft.gamma, "improvement": draft.improvement, **draft._asdict()}
 
-    drafts = {"chain": report(plan.chain), "tree": plan.tree and report(plan.tree)}
-    drafts |= {"candidates": [report(draft) for draft in plan.candidates]}
+    drafts: dict[str, Any] = {name: [report(draft) for draft in getattr(plan, name)] for name in ("chains", "trees")}
+    drafts |= {"chain": report(plan.chain), "tree": plan.tree and report(plan.tree)}
     return report(plan.best) | plan._asdict() | {"v": plan.v, "near": plan.near, "advice": sentence(plan)} | drafts
 
 
@@ -457,7 +421,12 @@ def sentence(plan: Plan) -> str:
         return f"{said}\ndrafter = drafters.tree(draft, shape={best.shape}{draw})"
     if tree is not None:
         said += f" The best tree ({size}) gains no more than {TOLERANCE:.0%} over it ({tree.improvement:.2f} times)."
-    return said if plan.measured is None else f"{said} {_of_whole_texts(best.improvement)}"
+    if plan.measured is None:
+        return said
+    least, most = (share * best.improvement for share in SHARE)
+    perhaps = ", so plain decoding may be as fast" if least < 1 else ""
+    of_texts = f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised"
+    return f"{said} {of_texts}: {least:.2f} to {most:.2f} times{perhaps}."
 
 
 def _reasons(plan: Plan) -> dict[str, str]:
@@ -474,17 +443,6 @@ def _reasons(plan: Plan) -> dict[str, str]:
         "clustered draft tokens": f"right draft tokens cluster, so that {fewer}",
         "short texts": f"texts are short, so that {fewer}",
     }
-
-
-def _of_whole_texts(improvement: float) -> str:
-    """Qualifies a measured pair's promise by the pairs of docs/results.md.
-
-    >>> _of_whole_texts(1.5)
-    'Whole texts had 0.8 to 1 of what passes promised: 1.20 to 1.50 times.'
-    """
-    least, most = (share * improvement for share in SHARE)
-    range_ = f"{least:.2f} to {most:.2f} times" + (", so plain decoding may be as fast" if least < 1 else "")
-    return f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised: {range_}."
 
 
 def _no_room(plan: Plan) -> str:

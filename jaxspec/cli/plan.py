@@ -114,6 +114,7 @@ def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Pla
     """Plans by programs that are compiled for a TPU, each batch size in minutes."""
     import jax
 
+    from jaxspec.analysis import cost
     from jaxspec.analysis import plan as planning
     from jaxspec.cli import compile as compiling
 
@@ -122,7 +123,7 @@ def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Pla
     shapes: dict[str, Any] = {"target": inputs.target, "draft": draft, "dtype": inputs.dtype or "bfloat16"}
     shapes |= {"prompt": max(inputs.row_tokens // 4, 1), "max_new_tokens": max(3 * inputs.row_tokens // 4, 2)}
     plans, topology = [], inputs.device.removeprefix("tpu-")
-    programs = 1 + len(planning.gammas_up_to(inputs.gamma, planning.COMPILED))
+    programs = 1 + len(cost.gammas_up_to(inputs.gamma, cost.COMPILED))
     with console.counting("compile", len(batches) * programs) as advance:
         for batch in batches:
             prepared = compiling.prepare(compiling.Inputs(batch=batch, **shapes))

@@ -74,7 +74,7 @@ def test_a_batch_waits_for_its_slowest_row():
 
 
 def test_v_is_timed_on_both_sides_of_a_step():
-    assert {7, 8, 15, 16} < set(planning.gammas_up_to(16)) and planning.gammas_up_to(16)[-1] == 16
+    assert {7, 8, 15, 16} < set(cost.gammas_up_to(16)) and cost.gammas_up_to(16)[-1] == 16
 
 
 def test_what_it_would_take_is_stated():

@@ -206,7 +206,7 @@ def test_of_equally_fast_ones_the_chain_is_preferred():
     assert "drafters.tree(draft, shape=((0,), (1,)), draw='top')" in planning.sentence(wins)
     report = planning.to_dict(wins)
     assert report["improvement"] == report["tree"]["improvement"] == pytest.approx(2.1 / 1.5)
-    assert len(report["candidates"]) == 4 and report["chain"]["gamma"] == 1
+    assert (len(report["chains"]), len(report["trees"])) == (3, 1) and report["chain"]["gamma"] == 1
     assert slow.gamma == 0 and "the best tree, 2 nodes, 1 deep, 0.93 times" in planning.sentence(slow)
 
 
@@ -223,11 +223,11 @@ def test_trees_of_a_pair_are_planned_beside_its_chains():
     )
     assert len(done) == planning.steps((1,), 4) + planning.steps((1,), 4, trees=True)
     assert chains.tree is None and not chains.measured.acceptance and both.measured.acceptance["top"].shape == (3, 3)
-    for draft in (*both.candidates[1:5], both.tree):
+    for draft in (*both.chains[1:], both.tree):
         out = jaxspec.generate(**shaped(prepared, draft))
         assert (out.stats.emitted - 1).sum() / out.stats.rounds.sum() == pytest.approx(draft.tokens_per_round)
-    assert both.tree.tokens_per_round > both.candidates[1].tokens_per_round and 1 < len(both.tree.shape) <= 4
-    assert [a.tokens_per_round for a in chains.candidates] == [b.tokens_per_round for b in both.candidates[:5]]
+    assert both.tree.tokens_per_round > both.chains[1].tokens_per_round and 1 < len(both.tree.shape) <= 4
+    assert [a.tokens_per_round for a in chains.chains] == [b.tokens_per_round for b in both.chains]
 
 
 def shaped(prepared, draft):
