@@ -1,4 +1,4 @@
-"""The memory of a network, of a generation, of the process and of the device."""
+"""The memory of a network, of a pair, of a generation, of the process and of the device."""
 
 from __future__ import annotations
 
@@ -58,6 +58,21 @@ def account(prepared: Prepared) -> Memory:
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches, logits = _bytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
     return Memory(program, stats and stats.temp_size_in_bytes, _bytes(prepared.weights), caches, logits)
+
+
+class PairMemory(NamedTuple):
+    """The memory of a pair on a machine, in bytes.
+
+    Attributes:
+        target, draft: weights, and the caches of all rows.
+        machine: the machine's memory.
+    """
+
+    target: float
+    draft: float
+    machine: float
+
+    fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
 
 
 class NetSize(NamedTuple):

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 from rich import filesize
 
 from jaxspec import rules
-from jaxspec.analysis import acceptance, aot, cost, formulas, memory, optimal_tree, replay, roofline
+from jaxspec.analysis import acceptance, aot, cost, formulas, memory, optimal_tree, replay, roofline, table
+from jaxspec.analysis.memory import PairMemory
 from jaxspec.analysis.optimal_tree import Candidate, best_trees, price
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.decode import batches as batching
@@ -45,21 +46,6 @@ class Measured(NamedTuple):
     c: Spread
     v: dict[int, Spread]
     acceptance: dict[str, np.ndarray]
-
-
-class PairMemory(NamedTuple):
-    """The memory of a pair on a machine, in bytes.
-
-    Attributes:
-        target, draft: weights, and the caches of all rows.
-        machine: the machine's memory.
-    """
-
-    target: float
-    draft: float
-    machine: float
-
-    fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
 
 
 class Plan(NamedTuple):
@@ -167,7 +153,7 @@ def plan(
         rates = first_child[0]
         expected = np.cumsum(np.cumprod([1.0, *first_child[np.minimum(gammas[:-1], len(first_child) - 1)]]))
     else:
-        expected = formulas.expected_tokens(rates, gammas)
+        expected = formulas.expected_tokens(float(rates), gammas)
     expected = np.array(expected if tokens is None else tokens, np.float64)
     independent = expected if independent is None else np.asarray(independent)
     if not len(expected) == len(independent) == len(v):
@@ -407,10 +393,10 @@ def sentence(plan: Plan) -> str:
         )
     rows = " (for each row; the batch waits for its slowest)" if plan.batch > 1 else ""
     near = ["plain decoding"] * (0 in plan.near)
-    near += [f"γ = {_runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
+    near += [f"γ = {table.runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
     also = f"; within {TOLERANCE:.0%} of that: {', '.join(near)}" if near else ""
     if best == tree:
-        also = f"; the best chain, γ = {chain.gamma}, {chain.improvement:.2f} times{also}"
+        also = f"; the best chain, γ = {chain.gamma}, {chain.improvement:.2f} times"
     said = (
         f"Speculate with {f'a tree of {size}' if best == tree else f'γ = {best.gamma}'}: {best.tokens_per_round:.2f} "
         f"tokens a round, in the time of {best.cost:.2f} passes over one token, are at most {best.improvement:.2f} "
@@ -454,17 +440,4 @@ def _no_room(plan: Plan) -> str:
         f"Do not speculate: weights and caches take {target} (target) and {draft} (drafter), and the machine has "
         f"{machine}{alone}. With room for both, γ = {plan.chain.gamma} would have at most "
         f"{plan.chain.improvement:.2f} times the speed of plain decoding."
-    )
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Writes rising integers, three or more without a gap as the first and the last.
-
-    >>> _runs([1, 2, 4, 5, 6, 9])
-    '1, 2, 4..6, 9'
-    """
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(
-        f"{a}..{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in zip(starts, ends, strict=True)
     )
