@@ -14,7 +14,7 @@ from jaxspec.core import token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.drafters.lookups import ngram_model
-from jaxspec.nets import net_of
+from jaxspec.nets import decoder_layers, net_of
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.int8 import is_matrix
 from jaxspec.weights.loading import DTYPES
@@ -119,8 +119,9 @@ def of_config(name: str, config: Any) -> NetSize:
         if is_matrix(path, leaf):
             matrices += count
             channels += count // leaf.shape[1]
-    decoder_layers = times.get("decoder_0") or times["layers_0"]
-    numbers = 2 * decoder_layers * getattr(config, "kv_heads", config.heads) * config.head_dim  # keys and values
+    numbers = (
+        2 * decoder_layers(config) * getattr(config, "kv_heads", config.heads) * config.head_dim
+    )  # keys and values
     memory = {
         "float32": 4 * total,
         "bfloat16": 4 * total - 2 * matrices,
