@@ -99,13 +99,13 @@ def best_trees(
     >>> [(shape, round(tokens, 2)) for shape, tokens in best_trees([0.6, 0.2], 3, [3])]
     [(((0,), (1,), (0, 0)), 2.16), (((0,), (0, 0), (0, 0, 0)), 2.18)]
     """
-    rates, found = by_count(acceptance), dict[Choices, float]()
+    rates, tokens_by_shape = by_count(acceptance), dict[Choices, float]()
     for levels in range(1, min(nodes, deepest) + 1):
         table = _Table(rates, levels, nodes)
         for size in range(1, nodes + 1) if sizes is None else sizes:
             if table.gain[0][size] > -np.inf:
-                found[table.shape(size)] = 1 + float(table.gain[0][size])
-    return list(found.items())
+                tokens_by_shape[table.shape(size)] = 1 + float(table.gain[0][size])
+    return list(tokens_by_shape.items())
 
 
 class _Table:

@@ -161,13 +161,13 @@ def plan(
         raise ValueError(f"got tokens per round for {counts} gammas and v for {len(v)}: expected as many")
     expected[0] = 1.0
     chains = [price(replay.chain(gamma), expected[gamma], *prices) for gamma in gammas]
-    found = Plan(batch, float(rates), first_c, tuple(chains), formulas.break_even(first_c, v))
-    found = found._replace(trees=tuple(draft for draft in trees if draft.is_tree))
-    if found.gamma:
-        return found
+    planned = Plan(batch, float(rates), first_c, tuple(chains), formulas.break_even(first_c, v))
+    planned = planned._replace(trees=tuple(draft for draft in trees if draft.is_tree))
+    if planned.gamma:
+        return planned
     pays = any(n > chain.cost for n, chain in zip(independent[1:], chains[1:], strict=True))
     shortfall = "clustered draft tokens" if pays else "short texts"  # by Equation 1 some gamma may pay all the same
-    return found._replace(obstacles=formulas.obstacles(found.alpha, first_c, v) or (shortfall,))
+    return planned._replace(obstacles=formulas.obstacles(planned.alpha, first_c, v) or (shortfall,))
 
 
 def of_sizes(
@@ -342,19 +342,19 @@ def replayed_trees(
         prices: c, v and c_hat, as `price` takes them.
 
     >>> often = np.broadcast_to([[0.5, 0.0], [0.5, 0.4]], (30, 2, 2))  # the second child nearly as often as the first
-    >>> found = replayed_trees(often, np.array([30]), 2, "top", {"c": 0.1, "v": [1.0] * 3, "c_hat": 0.1})
-    >>> max(found, key=lambda draft: draft.improvement).shape
+    >>> candidates = replayed_trees(often, np.array([30]), 2, "top", {"c": 0.1, "v": [1.0] * 3, "c_hat": 0.1})
+    >>> max(candidates, key=lambda draft: draft.improvement).shape
     ((0,), (1,))
     """
-    rates, found = ratios.mean(axis=0), list[Candidate]()  # first as if all positions were alike
+    rates, candidates = ratios.mean(axis=0), list[Candidate]()  # first as if all positions were alike
     for _ in range(TREE_PASSES):
         tried = [
             price(shape, replay.tokens_per_round(shape, ratios, counts).value, **prices, draw=draw)
             for shape, _ in best_trees(np.clip(rates, 0, 1), nodes, cost.gammas_up_to(nodes, TREE_SIZES))
         ]
-        found += tried
+        candidates += tried
         rates = replay.by_depth(_fastest(tried).shape, ratios, counts)  # then as rounds with the best tree meet them
-    return found
+    return candidates
 
 
 def steps(batches: Sequence[int], most: int, trees: bool = False) -> int:

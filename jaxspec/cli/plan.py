@@ -161,7 +161,7 @@ def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[Bench
     for plan in plans:
         rows = [(plan.v, plan.best)] if plan.tree is None else [(row.verifying, row) for row in (plan.chain, plan.tree)]
         for v, draft in rows:
-            name = f"tree of {len(draft.shape)}" if draft.is_tree else f"{draft.gamma or 'plain'}"
+            name = f"tree\nof {len(draft.shape)}" if draft.is_tree else f"{draft.gamma or 'plain'}"
             gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×", f"{draft.operations:.2f}×"
             table.add_row(f"{plan.batch}", f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{v:.2f}", name, *gains)
     out.print(Text(heading, "bold"), table, sep="\n")
