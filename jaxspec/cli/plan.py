@@ -75,10 +75,8 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
 
     alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
     batches, note, speeds = options.integers(inputs.batch, "--batch"), "", []
-    _check(inputs, batches, context)
-    draft = inputs.draft
-    if inputs.device or alpha is None:
-        draft = draft or drafter_names.default_model(target)
+    _check(inputs, context)
+    draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
     if inputs.device:
         assert alpha is not None
         if inputs.compiled:
@@ -131,7 +129,7 @@ def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Pla
     return plans
 
 
-def _check(inputs: Inputs, batches: Sequence[int], context: typer.Context) -> None:
+def _check(inputs: Inputs, context: typer.Context) -> None:
     """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
     alpha, c, device = inputs.alpha, inputs.c, inputs.device
     if device and alpha is None:
