@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxspec.analysis import memory, plan, roofline
+from jaxspec.analysis import memory, roofline
 from jaxspec.core import Model
 from jaxspec.draft_heads import KINDS, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
     def fits(self, machine: roofline.Machine) -> bool:
         """Tells whether a machine has room for them and for temporaries."""
         assert machine.memory is not None
-        return plan.PairMemory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
+        return memory.PairMemory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
 
 
 def index() -> dict[str, Any]:

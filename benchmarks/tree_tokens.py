@@ -18,7 +18,7 @@ import numpy as np
 import jaxspec
 from jaxspec import drafters, rules
 from jaxspec.analysis import replay
-from jaxspec.analysis.optimal_tree import best_of_size
+from jaxspec.analysis.optimal_tree import best_trees
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.lookups.token_recycling import ACCEPTANCE
@@ -35,8 +35,8 @@ def sequoia(size, ratios, counts):
     """The best tree of a size, by what rounds with it are replayed to yield."""
     acceptance, tried = ratios.mean(axis=0), []
     for _ in range(2):
-        shapes = [best_of_size(np.clip(acceptance, 0, 1), size, depth) for depth in range(1, DEEPEST + 1)]
-        tried += [(replay.tokens_per_round(shape, ratios, counts).value, shape) for shape in shapes]
+        shapes = best_trees(np.clip(acceptance, 0, 1), size, [size], DEEPEST)
+        tried += [(replay.tokens_per_round(shape, ratios, counts).value, shape) for shape, _ in shapes]
         acceptance = replay.by_depth(max(tried)[1], ratios, counts)
     return max(tried)[1]
 

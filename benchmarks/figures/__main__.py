@@ -95,9 +95,9 @@ def distributions(prepared: Prepared) -> tuple[np.ndarray, np.ndarray, list[str]
 
 def of_plan(file: Path) -> Iterator[tuple[str, Figure]]:
     """Yields the tree of a plan, as `jaxspec plan --tree --json` prints it."""
-    plan = json.loads(file.read_text(encoding="utf-8"))
+    (plan,) = json.loads(file.read_text(encoding="utf-8"))["plans"]
     planned = plan["tree"]
-    yield "tree", tree.tree_diagram(planned["shape"], plan["acceptance"][planned["draw"]])
+    yield "tree", tree.tree_diagram(planned["shape"], plan["measured"]["acceptance"][planned["draw"]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,7 +29,7 @@ import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxspec import sharding
-from jaxspec.analysis import formulas, roofline
+from jaxspec.analysis import formulas, roofline, table
 from jaxspec.analysis.program_text import Part, read
 from jaxspec.core import Model, Params, Weights, token_rows
 from jaxspec.decode import loop
@@ -401,81 +401,6 @@ def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
     return floors
 
 
-class Row(NamedTuple):
-    """A part of a generation, for a table.
-
-    Attributes:
-        name: what it is.
-        cycles: the compiler's estimate.
-        seconds: the larger of that and of the memory's time for what is read.
-        reads: bytes.
-        floor: seconds that reading weights and caches once takes; None where a part has no such bytes.
-    """
-
-    name: str
-    cycles: int
-    seconds: float
-    reads: int
-    floor: float | None
-
-    over_floor = property(lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above.")
-
-
-def rows(estimated: Estimate) -> list[Row]:
-    """Lists prefill, the steps, the passes, and the rest of a round."""
-
-    def row(name: str, program: Program, parts: Sequence[str], floor: float | None) -> Row:
-        chosen = [program.parts.get(part, Part()) for part in parts]
-        seconds = sum(part.seconds(estimated.machine) for part in chosen)
-        cycles, reads = sum(part.cycles for part in chosen), sum(part.bytes_read for part in chosen)
-        return Row(name, cycles, seconds, reads, floor and floor / estimated.machine.bandwidth)
-
-    plain, program, floors = estimated.plain, estimated.speculative, estimated.floors
-    target, draft = floors.get("target"), floors.get("draft")
-    listed = [
-        row("plain: prefill", plain, ["prefill"], None),
-        row("plain: pass over a token", plain, ["target"], target),
-    ]
-    listed += [row("plain: rest of a step", plain, ["accept", "commit", "rest"], None)]
-    if program is not None:
-        step = "draft step" if "draft step" in program.parts else "draft"
-        called = "draft of a round" if estimated.trees or step == "draft" else "draft step"
-        listed += [row("prefill", program, ["prefill"], None)]
-        listed += [row("draft, first token", program, ["draft"], draft)] if called != "draft of a round" else []
-        chosen = [step] if called == "draft step" else ["draft", "draft step"]
-        listed += [row(called, program, chosen, draft if called == "draft step" else None)]
-        listed += [row("verify pass", program, ["target"], target)]
-        listed += [row("rest of a round", program, ["accept", "commit", "rest"], None)]
-    return listed
-
-
-def sentences(estimated: Estimate, alpha: float | None = None) -> list[str]:
-    """Says in words whether it fits, what c and v are, and what an acceptance rate promises."""
-    said = []
-    if not estimated.fits:
-        said += ["Does not fit: a chip has less memory than arguments, results, temporaries and code take."]
-    if estimated.speculative is not None:
-        said += [
-            f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
-            f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
-        ]
-    if alpha is not None:
-        expected = estimated.expected(alpha)
-        said += [
-            f"With α = {alpha:g}: {expected.tokens_per_round:.2f} tokens a round, {expected.tokens_per_second:.0f} "
-            f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: {expected.speed_up:.2f} times."
-        ]
-    if estimated.topology.startswith(("v5e", "v6e")):
-        said += ["Cycles of this chip leave out the memory: ms are the larger of cycles / clock and reads / bandwidth."]
-    if estimated.plain.collectives:
-        said += ["Cycles leave out what chips wait for each other."]
-    for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):
-        if program is not None and program.copies:
-            total = sum(program.copies.values())
-            said += [f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."]
-    return said
-
-
 def to_dict(estimated: Estimate) -> dict[str, Any]:
     """Returns an estimate as plain values, for JSON; without the executables."""
     report = {
@@ -488,7 +413,7 @@ def to_dict(estimated: Estimate) -> dict[str, Any]:
     }
     report["programs"] = {name: kept.program for name, kept in estimated.compiled.items()}
     report["fingerprints"] = {name: kept.fingerprint for name, kept in estimated.compiled.items()}
-    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in rows(estimated)]}
+    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in table.estimate_rows(estimated)]}
 
 
 # Programs that are kept.

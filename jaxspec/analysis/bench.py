@@ -322,7 +322,7 @@ def _prepare(target: Model, setting: Setting, config: Config, predictor: Predict
         prepared = prepared.replace(drafter=setting.drafter, gamma=gamma, rule=setting.rule)
         if setting.gamma == PLANNED:
             plan = predictor.plan(setting, prepared)
-            gamma, pays = plan.best, plan.gamma > 0
+            gamma, pays = plan.chain.gamma, plan.gamma > 0
         (example,) = batches.whole_batches(prepared.replace(gamma=gamma), setting.batch, setting.batch)
         prepared = prepared.replace(gamma=gamma, policy=predictor.policy(setting, example))
     if "speed" in config.quantities:

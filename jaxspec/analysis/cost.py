@@ -29,6 +29,10 @@ from jaxspec.sampling import match_vocab
 from jaxspec.weights import int8
 
 REPEATS = 25  # timings of each pass: plans and policies are no better than these numbers
+# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
+# and 17, after two of them. It is taken to be linear between them.
+TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
+COMPILED = (5,)  # gammas whose rounds are compiled for a TPU, beside the largest in question
 WARMUP = 4  # passes, to learn how long one takes
 MIN_SECONDS = 0.03  # of each timed loop: the shorter, the more alike is the machine's other work for those compared
 
@@ -132,6 +136,26 @@ def measure_all(
     target_ms, draft_ms, *verify_ms = 1e3 * seconds_per_pass(loops, repeats)
     batch = len(prepared.prompt.length)
     return [Cost(gamma, batch, target_ms, ms, draft_ms) for gamma, ms in zip(gammas, verify_ms, strict=True)]
+
+
+def gammas_up_to(most: int, among: Sequence[int] = TIMED) -> tuple[int, ...]:
+    """Lists the gammas at which v is found, up to `most`.
+
+    >>> gammas_up_to(9), gammas_up_to(4, COMPILED), gammas_up_to(16, COMPILED)
+    ((1, 2, 3, 4, 5, 7, 8, 9), (4,), (5, 16))
+    """
+    return (*(gamma for gamma in among if gamma < most), most)
+
+
+def interpolated_v(costs: Sequence[Any], most: int) -> np.ndarray:
+    """Returns v by gamma, linear between those of some costs, or of other values that have a `gamma` and a `v`.
+
+    >>> passes = np.ones(1)
+    >>> costs = [Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))]
+    >>> interpolated_v(costs, 4).tolist()
+    [1.0, 1.5, 1.75, 2.0, 2.0]
+    """
+    return np.interp(np.arange(most + 1), [0, *(timed.gamma for timed in costs)], [1.0, *(timed.v for timed in costs)])
 
 
 class PolicyCosts(NamedTuple):

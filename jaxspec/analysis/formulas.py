@@ -93,26 +93,6 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
     return _per_token(alpha, gamma, _checked(c_hat, "c_hat") + 1, np.ones(()))
 
 
-def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
-    """Computes the speed over plain decoding if each round drafted just the tokens that are accepted (section 3.5).
-
-    Such a round drafts alpha / (1 - alpha) draft tokens on average and yields 1 / (1 - alpha) tokens, so the speed is
-    1 / (alpha c + (1 - alpha) v): what varying gamma can never exceed.
-
-    Args:
-        v: the verify pass, whatever its length.
-
-    Example, the paper's "up to about 60%" over the best fixed gamma:
-        >>> alpha, c = 0.9, np.array([0.02, 0.05, 0.1])
-        >>> fixed = improvement(alpha, optimal_gamma(alpha, c), c)
-        >>> (oracle_improvement(alpha, c) / fixed).round(2).tolist()
-        [1.33, 1.48, 1.53]
-    """
-    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
-    with np.errstate(divide="ignore"):
-        return 1 / (alpha * c + (1 - alpha) * v)
-
-
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
     """Finds the gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
 

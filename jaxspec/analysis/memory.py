@@ -1,4 +1,4 @@
-"""The memory of a network, of a generation, of the process and of the device."""
+"""The memory of a network, of a pair, of a generation, of the process and of the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxspec.core import token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.drafters.lookups import ngram_model
-from jaxspec.nets import net_of
+from jaxspec.nets import decoder_layers, net_of
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.int8 import is_matrix
 from jaxspec.weights.loading import DTYPES
@@ -58,6 +58,21 @@ def account(prepared: Prepared) -> Memory:
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches, logits = _bytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
     return Memory(program, stats and stats.temp_size_in_bytes, _bytes(prepared.weights), caches, logits)
+
+
+class PairMemory(NamedTuple):
+    """The memory of a pair on a machine, in bytes.
+
+    Attributes:
+        target, draft: weights, and the caches of all rows.
+        machine: the machine's memory.
+    """
+
+    target: float
+    draft: float
+    machine: float
+
+    fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
 
 
 class NetSize(NamedTuple):
@@ -104,8 +119,9 @@ def of_config(name: str, config: Any) -> NetSize:
         if is_matrix(path, leaf):
             matrices += count
             channels += count // leaf.shape[1]
-    decoder_layers = times.get("decoder_0") or times["layers_0"]
-    numbers = 2 * decoder_layers * getattr(config, "kv_heads", config.heads) * config.head_dim  # keys and values
+    numbers = (
+        2 * decoder_layers(config) * getattr(config, "kv_heads", config.heads) * config.head_dim
+    )  # keys and values
     memory = {
         "float32": 4 * total,
         "bfloat16": 4 * total - 2 * matrices,

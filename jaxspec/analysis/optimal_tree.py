@@ -1,7 +1,10 @@
-"""The static tree to draft: Sequoia's dynamic program (Chen et al., arXiv 2402.12374), for given acceptance and costs.
+"""Drafts and their prices, and the trees with the most accepted tokens: Sequoia's dynamic program.
 
-Shapes: K children of a node at most, L levels, M nodes at most. NumPy only; `analysis.plan` measures acceptance and
-costs.
+A chain is a tree with one child a node. NumPy only; `analysis.plan` measures acceptance and costs.
+
+Shapes: K children of a node at most, L levels, M nodes at most.
+
+Reference: Chen et al., arXiv 2402.12374.
 """
 
 from __future__ import annotations
@@ -11,99 +14,98 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 DEEPEST = 16  # levels that are tried
 
+Choices = tuple[tuple[int, ...], ...]  # the ranks on the way to each node
 
-class PlannedTree(NamedTuple):
-    """A tree or a chain, and what it promises.
+
+class Candidate(NamedTuple):
+    """A draft, and what rounds with it promise.
 
     Attributes:
-        shape: for `drafters.tree(model, shape=...)`; empty: do not draft.
-        tokens_per_round: expected, if a node's children are accepted as often as those of any other; or replayed along
-            the target's texts (`analysis.plan`).
-        cost: of a round, in passes of the target over one token.
-        draw: how `drafters.tree` is to choose children; empty: not planned.
+        shape: for `drafters.tree(model, shape=...)`, of a chain with one child a node; empty: plain decoding.
+        tokens_per_round: expected, of a row.
+        drafting, verifying: costs of the drafter's passes, one a level, and of the target's, in one-token passes of it.
+        operations: arithmetic operations over those of plain decoding.
+        draw: how `drafters.tree` is to choose children; empty of chains, and where that is not planned.
+
+    >>> pair = Candidate(((0,), (1,)), 1.8, drafting=0.1, verifying=1.1, operations=2.0)
+    >>> pair.gamma, pair.is_tree, round(pair.improvement, 3)
+    (1, True, 1.5)
     """
 
-    shape: tuple[tuple[int, ...], ...]
+    shape: Choices
     tokens_per_round: float
-    cost: float
+    drafting: float
+    verifying: float
+    operations: float
     draw: str = ""
 
-    @property
-    def improvement(self) -> float:
-        """Speed over plain decoding.
-
-        >>> PlannedTree(((0,),), 1.8, 1.2).improvement
-        1.5
-        """
-        return self.tokens_per_round / self.cost
-
-    @property
-    def depth(self) -> int:
-        """Levels, each of which costs a pass of the drafter."""
-        return max(map(len, self.shape), default=0)
+    gamma = property(
+        lambda self: max(map(len, self.shape), default=0), doc="Draft tokens of a chain, levels of a tree."
+    )
+    is_tree = property(lambda self: len(self.shape) > self.gamma, doc="Whether some node has several children.")
+    cost = property(lambda self: self.drafting + self.verifying, doc="Of a round.")
+    improvement = property(lambda self: self.tokens_per_round / self.cost, doc="Speed over plain decoding, at most.")
 
 
-def optimal(
+def price(
+    shape: Choices, tokens_per_round: float, c: ArrayLike, v: Sequence[float] | np.ndarray, c_hat: float, draw: str = ""
+) -> Candidate:
+    """Adds up a round with a draft: a pass of the drafter for each level, and the target's over all nodes.
+
+    Args:
+        shape, tokens_per_round, draw: as `Candidate` has them.
+        c: of a pass of the drafter, or by the number of tokens that it is fed, from one: two in the first pass, and in
+            others the nodes of the level before that have children.
+        v: of the target's pass, by the number of draft tokens, from none.
+        c_hat: operations of the drafter over the target's.
+
+    >>> price(((0,), (1,), (0, 0)), 2.0, c=[0.1, 0.11, 0.12], v=[1.0, 1.1, 1.2, 1.3], c_hat=0.1).cost
+    1.51
+    """
+    by_width, depth = np.atleast_1d(c), max(map(len, shape), default=0)
+    parents = [len({node[:-1] for node in shape if len(node) == level}) for level in range(1, depth + 1)]
+    drafting = sum(float(by_width[min(fed, len(by_width)) - 1]) for fed in [2, *parents[1:]][:depth])
+    operations = (c_hat * sum(parents) + len(shape) + 1) / tokens_per_round
+    return Candidate(shape, float(tokens_per_round), drafting, float(v[len(shape)]), float(operations), draw)
+
+
+def best_trees(
     acceptance: Sequence[float] | Float[np.ndarray, "*shape K"],
-    depth_cost: float,
-    width_cost: Sequence[float] | Float[np.ndarray, " M+1"],
     nodes: int,
-) -> PlannedTree:
-    """Finds the tree that yields the most tokens per second.
-
-    Of all trees with m nodes and l levels the one with the most accepted tokens is found by a dynamic program; the
-    answer is that with the most tokens for the cost of a round, l depth_cost + width_cost[m].
+    sizes: Sequence[int] | None = None,
+    deepest: int = DEEPEST,
+) -> list[tuple[Choices, float]]:
+    """Finds for each number of nodes and of levels at most the tree with the most accepted tokens.
 
     Args:
         acceptance: how probably a node's children are accepted, once the node is: by rank [K], if that depends on
             nothing else; by how many children there are, and rank [K, K] (entry [k - 1, r] of the r-th of k; mixed
-            children are fewer or more of the likeliest ones); or by depth, too [L, K, K].
-        depth_cost: of a pass of the drafter, of which each level takes one, in passes of the target over one token.
-        width_cost: of the target's pass over 0, 1, 2, ... draft tokens and the last committed one, in the same unit.
+            children are fewer or more of the likeliest ones); or by depth, too [L, K, K], deeper ones as the last.
         nodes: most draft tokens.
+        sizes: numbers of nodes; by default 1, 2, ... nodes.
+        deepest: most levels.
+
+    Returns:
+        Shapes, and the tokens of a round, the target's own among them. No size that acceptance is of too few children
+        for.
 
     Raises:
-        ValueError: no nodes, costs that are too few or not positive, or probabilities outside of [0, 1].
+        ValueError: probabilities outside of [0, 1].
 
-    Example, where a wider pass is free, and where it is not:
-        >>> tree = optimal([0.6, 0.2], depth_cost=0.1, width_cost=[1.0] * 7, nodes=6)
-        >>> tree.shape
-        ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
-        >>> round(tree.tokens_per_round, 3), round(tree.improvement, 3)
-        (2.44, 2.033)
-        >>> optimal([0.6, 0.2], depth_cost=0.1, width_cost=[1.0, 1.6, 2.2], nodes=2).shape
-        ()
+    >>> [(shape, round(tokens, 2)) for shape, tokens in best_trees([0.6, 0.2], 3, [3])]
+    [(((0,), (1,), (0, 0)), 2.16), (((0,), (0, 0), (0, 0, 0)), 2.18)]
     """
-    by_count, costs = _by_count(acceptance), np.asarray(width_cost, np.float64)
-    if nodes < 1 or len(costs) <= nodes:
-        raise ValueError(f"nodes is {nodes} and there are {len(costs)} costs: expected at least 1, and one cost more")
-    if depth_cost < 0 or costs.min() <= 0:
-        raise ValueError(f"depth_cost is {depth_cost} and width_cost {costs.min()} at least: expected positive costs")
-    best = PlannedTree((), 1.0, float(costs[0]))
-    for levels in range(1, min(nodes, DEEPEST if by_count.shape[0] == 1 else by_count.shape[0]) + 1):
-        table = _Table(by_count, levels, nodes)
-        cost = levels * depth_cost + costs[: nodes + 1]
-        speed = (1 + table.gain[0]) / cost
-        count = int(np.argmax(speed))
-        if speed[count] > best.improvement * (1 + 1e-9):
-            best = PlannedTree(table.shape(count), float(1 + table.gain[0][count]), float(cost[count]))
-    return best
-
-
-def best_of_size(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) -> tuple[tuple[int, ...], ...]:
-    """Finds the tree of `nodes` nodes, none deeper than `depth`, with the most accepted tokens.
-
-    Args:
-        nodes, depth: of the tree; fewer nodes, if the acceptance is of too few children.
-
-    >>> best_of_size([0.6, 0.2], 3, 1), best_of_size([0.6, 0.2], 3, 3)
-    (((0,), (1,)), ((0,), (0, 0), (0, 0, 0)))
-    """
-    table = _Table(_by_count(acceptance), depth, nodes)
-    return table.shape(int(np.max(np.flatnonzero(table.gain[0] > -np.inf))))
+    rates, tokens_by_shape = by_count(acceptance), dict[Choices, float]()
+    for levels in range(1, min(nodes, deepest) + 1):
+        table = _Table(rates, levels, nodes)
+        for size in range(1, nodes + 1) if sizes is None else sizes:
+            if table.gain[0][size] > -np.inf:
+                tokens_by_shape[table.shape(size)] = 1 + float(table.gain[0][size])
+    return list(tokens_by_shape.items())
 
 
 class _Table:
@@ -138,7 +140,7 @@ class _Table:
                 self.count[depth] = np.where(better, count, self.count[depth])
             self.share.insert(0, shares)
 
-    def shape(self, nodes: int) -> tuple[tuple[int, ...], ...]:
+    def shape(self, nodes: int) -> Choices:
         """Returns the best tree of `nodes` nodes."""
         return tuple(sorted(self._below((), nodes), key=lambda node: (len(node), node)))
 
@@ -154,7 +156,7 @@ class _Table:
         return tree
 
 
-def _by_count(acceptance: Sequence[float] | np.ndarray) -> Float[np.ndarray, "L K K"]:
+def by_count(acceptance: Sequence[float] | np.ndarray) -> Float[np.ndarray, "L K K"]:
     """Returns acceptance by depth, number of children and rank."""
     rates = np.asarray(acceptance, np.float64)
     if rates.ndim == 1:

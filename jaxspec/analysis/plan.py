@@ -1,9 +1,7 @@
 """Plans: whether to speculate, with which gamma or tree, and what it promises, by a pair's own numbers.
 
-`plan` takes numbers, `of_sizes` a machine's data sheet, and `of_pair` and `tree_of_pair` measure: `Plan` is of chains,
-and `TreePlan` of trees, a chain being a tree with one child a node.
-
-Shapes: M tokens of a pass at most, K children of a node at most, L levels.
+`plan` takes numbers, `of_sizes` a machine's data sheet, `of_compiled` the estimates of a TPU's compiler, and `of_pair`
+measures. Drafts are chains and trees, and are priced alike (`optimal_tree.price`).
 
 References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5; Chen et al., Sequoia, arXiv 2402.12374.
 """
@@ -11,34 +9,28 @@ References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from rich import filesize
 
 from jaxspec import rules
-from jaxspec.analysis import acceptance, aot, cost, formulas, memory, replay, roofline
-from jaxspec.analysis.optimal_tree import DEEPEST, PlannedTree, best_of_size
+from jaxspec.analysis import acceptance, aot, cost, formulas, memory, optimal_tree, replay, roofline, table
+from jaxspec.analysis.memory import PairMemory
+from jaxspec.analysis.optimal_tree import Candidate, best_trees, price
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.trees.children import DrawName
-from jaxspec.drafters.trees.shape import Choices, shape_of
 
-# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
-# and 17, after two of them. It is taken to be linear between them.
-TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-COMPILED = 5  # of the two gammas whose rounds are compiled for a TPU, the lesser; the other is the largest in question
-TOLERANCE = (
-    0.03  # a speed is near the best if it is less by no more than this part; a chain is preferred to such a tree
-)
+TOLERANCE = 0.03  # a speed is near the best if no more than this part is missing; a chain is preferred to such a tree
 SHARE = (0.8, 1.0)  # speeds of whole texts over a measured pair's promise: the least and the largest median in docs/
 TREE_PASSES = 2  # of the dynamic program: the second knows where rounds with the tree of the first come to judge it
 TREE_SIZES = 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64  # nodes of the trees that are tried
-GREEDY: tuple[DrawName, ...] = ("top",)
-SAMPLED: tuple[DrawName, ...] = ("without_replacement", "mixed")
+DRAWS: tuple[DrawName, ...] = "without_replacement", "mixed"  # where tokens are sampled; greedily all are "top"
 
 
 class Measured(NamedTuple):
@@ -47,131 +39,135 @@ class Measured(NamedTuple):
     Attributes:
         alpha: over all positions of the target's own texts.
         c, v: over the repeats; v by the gammas that were timed.
+        acceptance: of each draw of trees, by number of children and rank [K, K].
     """
 
     alpha: Rate
     c: Spread
     v: dict[int, Spread]
-
-
-class PairMemory(NamedTuple):
-    """The memory of a pair on a machine, in bytes.
-
-    Attributes:
-        target, draft: weights, and the caches of all rows.
-        machine: the machine's memory.
-    """
-
-    target: float
-    draft: float
-    machine: float
-
-    fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
+    acceptance: dict[str, np.ndarray]
 
 
 class Plan(NamedTuple):
-    """The gamma to take at one batch size, and what it promises.
+    """The draft to take at one batch size, and what it and the others promise.
 
     Tokens per round, and so the speed, are those of a row. A batch goes on until its slowest row is done: the more
-    rows, and the less alike they are, the further its own speed falls short of this.
+    rows, and the less alike they are, the further its own speed falls short of this. Whole texts have `SHARE` of it.
 
     Attributes:
         batch: rows.
-        gamma: the best number of draft tokens a round; 0: do not speculate.
-        tokens_per_round: expected, of a row; 1 at gamma 0.
-        improvement: speed over plain decoding, at most: whole texts have `SHARE` of it.
-        operations: arithmetic operations over those of plain decoding.
-        v: the verify pass, at gamma or, if that is 0, at `best`.
-        break_even: the alpha above which speculation would pay.
-        obstacles: why not, if gamma is 0: "memory", if the machine has no room for both models; as in
-            `formulas.obstacles`; or, where measured tokens per round are fewer than in Equation 1, "short texts", if
-            those of independent draft tokens would be fewer, too, else "clustered draft tokens".
-        best, best_improvement: the best gamma above 0, and its speed, where speculation does not pay, too.
-        near: the other gammas whose speed is within 3% of this one's.
-        measured: the measurements behind alpha, c and v, of a pair; None of numbers and sizes.
+        alpha, c: acceptance rate, and cost of a pass of the drafter over one token.
+        chains: plain decoding and a chain of each gamma, at its index.
+        break_even: the alpha above which chains would pay.
+        obstacles: why not, if the answer is not to speculate: "memory", if the machine has no room for both models; as
+            in `formulas.obstacles`; or, where measured tokens per round are fewer than in Equation 1, "short texts",
+            if those of independent draft tokens would be fewer, too, else "clustered draft tokens".
+        trees: if they were asked for, some of each size and depth.
+        measured: the measurements behind the costs, of a pair; None of numbers and sizes.
         memory: of sizes on a machine whose memory is known; None of others.
     """
 
     batch: int
-    gamma: int
-    tokens_per_round: float
-    improvement: float
-    operations: float
     alpha: float
     c: float
-    v: float
+    chains: tuple[Candidate, ...]
     break_even: float
-    obstacles: tuple[str, ...]
-    best: int
-    best_improvement: float
-    near: tuple[int, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    trees: tuple[Candidate, ...] = ()
     measured: Measured | None = None
     memory: PairMemory | None = None
 
+    @property
+    def best(self) -> Candidate:
+        """The draft to take: a tree if no chain is as fast; plain decoding, if neither is faster or has room."""
+        tree, best = self.tree, self.chain
+        if tree is not None and tree.improvement > best.improvement * (1 + TOLERANCE):
+            best = tree
+        return best if self.fits and best.improvement * (1 - formulas.TIE) > 1 else self.chains[0]
+
+    @property
+    def near(self) -> tuple[int, ...]:
+        """The gammas of other chains, 0 being plain decoding, whose speed is within 3% of the best one's."""
+        least = self.improvement * (1 - TOLERANCE) if self.fits else math.inf
+        return tuple(draft.gamma for draft in self.chains if draft != self.best and draft.improvement >= least)
+
+    chain = property(lambda self: _fastest(self.chains[1:] or self.chains), doc="The best, if it does not pay, too.")
+    tree = property(lambda self: _fastest(self.trees) if self.trees else None, doc="The best, if trees were tried.")
+    fits = property(lambda self: self.memory is None or self.memory.fits, doc="Whether the machine has room for both.")
+    gamma = property(lambda self: self.best.gamma, doc="Draft tokens a round (levels of a tree); 0: do not speculate.")
+    improvement = property(lambda self: self.best.improvement, doc="Speed over plain decoding, at most.")
+    v = property(lambda self: (self.best if self.gamma else self.chain).verifying, doc="Of the best draft.")
+
+
+def _fastest(drafts: Sequence[Candidate]) -> Candidate:
+    """Returns the first of equally fast ones."""
+    least = max(draft.improvement for draft in drafts) * (1 - formulas.TIE)
+    return next(draft for draft in drafts if draft.improvement >= least)
+
 
 def plan(
-    alpha: float,
-    c: float,
-    v: Sequence[float] | np.ndarray,
+    alpha: float | Sequence[float] | np.ndarray,
+    c: ArrayLike,
+    v: ArrayLike,
     *,
     c_hat: float | None = None,
     batch: int = 1,
-    tokens: Sequence[float] | np.ndarray | None = None,
-    independent: Sequence[float] | np.ndarray | None = None,
+    tokens: ArrayLike | None = None,
+    independent: ArrayLike | None = None,
+    trees: Sequence[Candidate] = (),
 ) -> Plan:
-    """Finds the best gamma and what it promises.
+    """Finds the best draft and what it promises.
 
     Args:
-        v: v(gamma) at index gamma; the gammas that are tried end with it.
+        alpha: acceptance rate; or acceptance by rank, as `optimal_tree.best_trees` takes it: then trees are planned.
+        c: of a pass of the drafter, or by the number of tokens that it is fed, from one.
+        v: v(gamma) at index gamma; the gammas and the trees that are tried end with it.
         c_hat: operations of the drafter over the target's; c by default.
         batch: rows, for the record.
-        tokens: measured tokens per round at index gamma, which need no independence; by default Equation 1.
+        tokens: measured tokens per round of chains at index gamma, which need no independence; by default Equation 1.
         independent: tokens per round of independent draft tokens in texts as long (`formulas.independent_tokens`),
             which tell short texts from clustered draft tokens; `tokens` by default.
+        trees: other candidates; chains among them are left out.
 
     Raises:
         ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
 
-    Example, then a machine with no compute to spare:
+    Example, then a machine with no compute to spare, and a tree by acceptance of the first and the second child:
         >>> best = plan(0.75, 0.02, [1.0] * 17)
-        >>> best.gamma, round(best.improvement, 2), round(best.operations, 2), best.near
+        >>> best.gamma, round(best.improvement, 2), round(best.best.operations, 2), best.near
         (9, 3.2, 2.7, (7, 8, 10, 11, 12, 13))
         >>> busy = plan(0.75, 0.02, [1 + gamma for gamma in range(17)])
-        >>> busy.gamma, busy.obstacles, busy.best, round(busy.best_improvement, 2)
+        >>> busy.gamma, busy.obstacles, busy.chain.gamma, round(busy.chain.improvement, 2)
         (0, ('no spare compute',), 1, 0.87)
+        >>> plan([0.6, 0.2], 0.1, [1.0] * 7).best.shape
+        ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
     """
-    costs, gammas = np.array(v, np.float64), np.arange(len(v))
-    for counts in (tokens, independent):
-        if counts is not None and len(counts) != len(costs):
-            raise ValueError(f"got tokens per round for {len(counts)} gammas and v for {len(costs)}: expected as many")
-    expected = formulas.expected_tokens(alpha, gammas) if tokens is None else np.array(tokens, np.float64)
-    costs[0] = expected[0] = 1.0
-    times = gammas * c + costs
-    speed = expected / times
-    gamma, best = (
-        first + int(np.argmax(speed[first:] >= speed[first:].max() * (1 - formulas.TIE)))
-        for first in (0, min(1, len(costs) - 1))
-    )
-    obstacles: tuple[str, ...] = ()
-    if gamma == 0:  # by Equation 1 some gamma may pay all the same
-        if_independent = expected if independent is None else np.array(independent)
-        shortfall = "clustered draft tokens" if bool((if_independent > times)[1:].any()) else "short texts"
-        obstacles = formulas.obstacles(alpha, c, costs) or (shortfall,)
-    return Plan(
-        batch,
-        gamma,
-        tokens_per_round=float(expected[gamma]),
-        improvement=float(speed[gamma]),
-        operations=float((gamma * (c if c_hat is None else c_hat) + gamma + 1) / expected[gamma]),
-        alpha=float(alpha),
-        c=float(c),
-        v=float(costs[best if gamma == 0 else gamma]),
-        break_even=formulas.break_even(c, costs),
-        obstacles=obstacles,
-        best=best,
-        best_improvement=float(speed[best]),
-        near=tuple(int(g) for g in gammas[speed >= speed[gamma] * (1 - TOLERANCE)] if g != gamma),
-    )
+    rates, v, by_width = np.asarray(alpha, np.float64), np.array(v, np.float64), np.array(c, np.float64, ndmin=1)
+    if by_width.min() < 0 or v.min() <= 0:
+        raise ValueError(f"c is {c} and v is {v}: expected costs, those of the target's passes above 0")
+    v[0], first_c, gammas = 1.0, float(by_width[0]), range(len(v))
+    prices = by_width, v, first_c if c_hat is None else c_hat
+    if rates.ndim:
+        first_child = optimal_tree.by_count(rates)[:, 0, 0]
+        trees = [*trees, *(price(shape, accepted, *prices) for shape, accepted in best_trees(rates, len(v) - 1))]
+        rates = first_child[0]
+        expected = np.cumsum(np.cumprod([1.0, *first_child[np.minimum(gammas[:-1], len(first_child) - 1)]]))
+    else:
+        expected = formulas.expected_tokens(float(rates), gammas)
+    expected = np.array(expected if tokens is None else tokens, np.float64)
+    independent = expected if independent is None else np.asarray(independent)
+    if not len(expected) == len(independent) == len(v):
+        counts = f"{len(expected)} and {len(independent)}"
+        raise ValueError(f"got tokens per round for {counts} gammas and v for {len(v)}: expected as many")
+    expected[0] = 1.0
+    chains = [price(replay.chain(gamma), expected[gamma], *prices) for gamma in gammas]
+    planned = Plan(batch, float(rates), first_c, tuple(chains), formulas.break_even(first_c, v))
+    planned = planned._replace(trees=tuple(draft for draft in trees if draft.is_tree))
+    if planned.gamma:
+        return planned
+    pays = any(n > chain.cost for n, chain in zip(independent[1:], chains[1:], strict=True))
+    shortfall = "clustered draft tokens" if pays else "short texts"  # by Equation 1 some gamma may pay all the same
+    return planned._replace(obstacles=formulas.obstacles(planned.alpha, first_c, v) or (shortfall,))
 
 
 def of_sizes(
@@ -211,10 +207,7 @@ def of_sizes(
         for size, load in ((target, target_load), (draft, draft_load))
     )
     best = best._replace(memory=PairMemory(target_bytes, draft_bytes, chip.memory))
-    if target_bytes + draft_bytes <= chip.memory:
-        return best
-    plain = {"gamma": 0, "tokens_per_round": 1.0, "improvement": 1.0, "operations": 1.0, "near": ()}
-    return best._replace(**plain, obstacles=("memory", *best.obstacles))
+    return best if best.fits else best._replace(obstacles=("memory", *best.obstacles))
 
 
 def of_compiled(
@@ -234,28 +227,19 @@ def of_compiled(
         prepared: of a target and a model that drafts; shapes will do (`aot.shape_model`).
         topology: as `aot.estimate` takes it, for one chip.
         most: the largest gamma to consider.
-        advance: called before each of the programs, `compiled_programs(most)` of them.
+        advance: called before each of the programs: plain decoding, and a round with each of the gammas.
 
     Raises:
         ImportError: libtpu, the compiler, is not installed.
         ValueError: no such topology, or the pair does not fit it.
     """
-    gammas, estimates = sorted({min(COMPILED, most), most}), list[aot.Estimate]()
-    for gamma in gammas:
+    estimates = list[aot.Estimate]()
+    for gamma in cost.gammas_up_to(most, cost.COMPILED):
         plain = estimates[0].compiled["plain"] if estimates else None
         estimates.append(aot.estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance))
-    v = np.interp(np.arange(most + 1), [0, *gammas], [1.0, *(estimate.v for estimate in estimates)])
+    v = cost.interpolated_v(estimates, most)
     c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
     return plan(alpha, estimates[0].c, v, c_hat=c_hat, batch=estimates[0].batch)
-
-
-def compiled_programs(most: int) -> int:
-    """Counts the programs that `of_compiled` compiles.
-
-    >>> compiled_programs(4), compiled_programs(16)
-    (2, 3)
-    """
-    return 1 + len({min(COMPILED, most), most})
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:
@@ -269,222 +253,127 @@ def of_pair(
     *,
     batches: Sequence[int] = (1,),
     most: int = 16,
+    trees: bool = False,
+    children: int = 8,
     repeats: int = cost.REPEATS,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Iterator[Plan]:
     """Measures a pair of models on prompts, and yields a plan for each batch size.
 
-    Tokens per round are those of replaying the rejection rule along the target's own texts (`replay`), for each gamma;
+    Tokens per round are those of replaying the rejection rule along the target's own texts (`replay`), for each draft;
     of another rule, or with more sampling options, those of independent draft tokens in texts as long. c and v are
-    timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are.
+    timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are. Trees are those of
+    `optimal_tree.best_trees` for each draw, for acceptance by rank and then for acceptance by depth, too.
 
     Args:
         prepared: of a target and a model that drafts; its prompts begin again where a batch needs more.
         batches: batch sizes.
-        most: the largest gamma to consider.
+        most: the largest gamma to consider, and most nodes of a tree.
+        trees: whether to plan trees, too; then the drafter's passes are timed over several tokens.
+        children: most of a node.
         repeats: of each timing.
         advance: called with what was done, `steps` times.
 
-    Example:
+    Raises:
+        ValueError: no draft tokens, or trees of a generation that cannot be replayed.
+
+    Example, a drafter whose argmax is always right:
         >>> from jaxspec.testing import prepared_table
         >>> prepared = prepared_table(max_new_tokens=8)
-        >>> [plan.alpha for plan in of_pair(prepared.replace(drafter=prepared.target), most=1, repeats=1)]
-        [1.0]
+        >>> prepared = prepared.replace(drafter=prepared.target)
+        >>> (plan,) = of_pair(prepared, most=3, trees=True, children=2, repeats=1)
+        >>> plan.alpha, plan.measured.acceptance["top"].tolist()
+        (1.0, [[1.0, 0.0], [1.0, 0.0]])
     """
     if most < 1:
         raise ValueError(f"most is {most}: expected at least 1 draft token a round")
-    tokens = None
-    if _can_be_replayed(prepared):
+    tokens, ratios = None, dict[str, np.ndarray]()
+    rule, draft = prepared.options["rule"], acceptance.drafting_model(prepared)
+    if (rule is None or rule.lenience == 1) and replay.has_temperature_alone(prepared):
         trace = replay.collect(prepared)
         rate, counts = replay.acceptance_rate(trace, rules.rejection()), trace.counts
-        tokens = tokens_by_gamma(trace, most)
+        chain_ratios = replay.chain_ratios(trace, rules.rejection())
+        chains = map(replay.chain, range(1, most + 1))
+        tokens = [1.0, *(replay.tokens_per_round(chain, chain_ratios, counts).value for chain in chains)]
+        draws: Sequence[DrawName] = (DRAWS if trace.temperature else ("top",)) if trees else ()
+        ratios = {draw: replay.tree_ratios(trace, draw, children) for draw in draws}
+    elif trees:
+        raise ValueError("trees are planned for the rejection rule and a temperature alone: leave other options out")
     else:
         measured = acceptance.measure(prepared)
         rate, counts = measured.rate, measured.counts
-    alpha = min(rate.value, 1.0)
+    alpha, by_rank = min(rate.value, 1.0), {draw: by_position.mean(axis=0) for draw, by_position in ratios.items()}
     independent = [1.0, *(formulas.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
     tokens = independent if tokens is None else tokens
     advance("alpha")
-    c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
+    c_hat = cost.operations_ratio(prepared.target, draft)
     for batch in batches:
+
+        def timed(part: Prepared, batch: int = batch) -> list[cost.Cost]:
+            compiled = lambda gamma: advance(f"batch {batch}, passes of gamma {gamma}")  # noqa: E731
+            return cost.measure_all(part, cost.gammas_up_to(most), repeats=repeats, advance=compiled)
+
         (group,) = batching.whole_batches(prepared, batch, batch)
-
-        def compiled(gamma: int, batch: int = batch) -> None:
-            advance(f"batch {batch}, passes of gamma {gamma}")
-
-        costs = cost.measure_all(group, timed_gammas(most), repeats=repeats, advance=compiled)
+        costs = timed(group)
+        c, v = costs[0].c, cost.interpolated_v(costs, most)
+        if trees:  # c by width: the drafter's own v, where it takes the target's place
+            alone = prepare(draft, group.prompt, **dict(group.options) | {"drafter": draft, "policy": None})
+            c = c * cost.interpolated_v(timed(alone), most)
+        prices: dict[str, Any] = {"c": c, "v": v, "c_hat": c_hat}
+        tried = [tree for draw in ratios for tree in replayed_trees(ratios[draw], counts, most, draw, prices)]
         advance(f"batch {batch}")
-        c, v = interpolate_costs(costs, most)
-        best = plan(alpha, c, v, c_hat=c_hat, batch=batch, tokens=tokens, independent=independent)
-        spreads = {timed.gamma: Spread.of(timed.v_each) for timed in costs}
-        yield best._replace(measured=Measured(Rate.of(rate), Spread.of(costs[0].c_each), spreads))
+        best = plan(alpha, **prices, batch=batch, tokens=tokens, independent=independent, trees=tried)
+        spreads = {passes.gamma: Spread.of(passes.v_each) for passes in costs}
+        yield best._replace(measured=Measured(Rate.of(rate), Spread.of(costs[0].c_each), spreads, by_rank))
 
 
-def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:
-    """Replays the rejection rule along texts, for the tokens per round at gamma = 0, 1, ..., most."""
-    ratios = replay.chain_ratios(trace, rules.rejection())
-    rates = (replay.tokens_per_round(replay.chain(gamma), ratios, trace.counts) for gamma in range(1, most + 1))
-    return [1.0, *(rate.value for rate in rates)]
-
-
-def _can_be_replayed(prepared: Prepared) -> bool:
-    """Tells whether a generation is by the rejection rule, with no other sampling option than a temperature."""
-    rule = prepared.options["rule"]
-    return (rule is None or rule.lenience == 1) and replay.has_temperature_alone(prepared)
-
-
-def interpolate_costs(costs: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
-    """Returns c, and v by gamma, linear between those that were timed.
-
-    >>> passes = np.ones(1)
-    >>> costs = [cost.Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))]
-    >>> interpolate_costs(costs, 4)[1].tolist()
-    [1.0, 1.5, 1.75, 2.0, 2.0]
-    """
-    gammas, v = zip(*sorted((timed.gamma, timed.v) for timed in costs), strict=True)
-    return costs[0].c, np.interp(np.arange(most + 1), [0, *gammas], [1.0, *v])
-
-
-def timed_gammas(most: int) -> tuple[int, ...]:
-    """Lists the gammas at which v is timed, up to `most`.
-
-    >>> timed_gammas(9)
-    (1, 2, 3, 4, 5, 7, 8, 9)
-    """
-    return (*(gamma for gamma in TIMED if gamma < most), most)
-
-
-def steps(batches: Sequence[int], most: int) -> int:
-    """Counts the calls of `advance` by `of_pair`."""
-    return 1 + len(batches) * (len(timed_gammas(most)) + 1)
-
-
-class TreePlan(NamedTuple):
-    """The draft to take, if it may be a tree.
-
-    Attributes:
-        tree, chain: the best of each kind; a chain's shape is a tree's with one child a node.
-        acceptance: of each draw, by number of children and rank [K, K].
-        c, v: costs of passes: the drafter's, by the number of tokens it is fed, and the target's, by the number of
-            draft tokens (0: 1.0).
-    """
-
-    tree: PlannedTree
-    chain: PlannedTree
-    acceptance: dict[DrawName, Float[np.ndarray, "K K"]]
-    c: Float[np.ndarray, " M"]
-    v: Float[np.ndarray, " M"]
-
-    @property
-    def best(self) -> PlannedTree:
-        """The tree, unless it is hardly faster than the chain, or neither is than plain decoding."""
-        best = self.tree if self.tree.improvement > self.chain.improvement * (1 + TOLERANCE) else self.chain
-        return best if best.improvement > 1 else PlannedTree((), 1.0, 1.0, self.tree.draw)
-
-
-def tree_of_pair(
-    prepared: Prepared, *, nodes: int = 32, children: int = 8, batch: int = 1, repeats: int = cost.REPEATS
-) -> TreePlan:
-    """Measures a pair on prompts, and plans its tree.
-
-    For each draw and each number of nodes and levels the dynamic program of `optimal_tree` gives the best shape, for
-    acceptance by rank and then for acceptance by depth, too; of these the one counts whose replayed tokens per round
-    cost least.
+def replayed_trees(
+    ratios: Float[np.ndarray, "N K K"],
+    counts: Int[np.ndarray, " rows"],
+    nodes: int,
+    draw: str,
+    prices: Mapping[str, Any],
+) -> list[Candidate]:
+    """Finds the best trees of some sizes up to `nodes`, by their tokens per round along texts.
 
     Args:
-        prepared: of a target and a model that drafts, with a temperature and no other sampling options.
-        nodes: most draft tokens.
-        children: most of one node.
-        batch: rows of the passes that are timed.
-        repeats: of each timing.
+        ratios, counts: as `replay.tokens_per_round` takes them.
+        nodes, draw: of the trees.
+        prices: c, v and c_hat, as `price` takes them.
 
-    Example:
-        >>> from jaxspec.testing import prepared_table
-        >>> prepared = prepared_table(max_new_tokens=8)
-        >>> plan = tree_of_pair(prepared.replace(drafter=prepared.target), nodes=3, children=2, repeats=1)
-        >>> plan.acceptance["top"].tolist()  # its own argmax is always right
-        [[1.0, 0.0], [1.0, 0.0]]
+    >>> often = np.broadcast_to([[0.5, 0.0], [0.5, 0.4]], (30, 2, 2))  # the second child nearly as often as the first
+    >>> candidates = replayed_trees(often, np.array([30]), 2, "top", {"c": 0.1, "v": [1.0] * 3, "c_hat": 0.1})
+    >>> max(candidates, key=lambda draft: draft.improvement).shape
+    ((0,), (1,))
     """
-    (group,) = batching.whole_batches(prepared, batch, batch)
-    c, v = tree_costs(group, nodes, repeats)
-    trace = replay.collect(prepared)
-    counts, ratios, trees = trace.counts, dict[DrawName, np.ndarray](), list[PlannedTree]()
-    for draw in SAMPLED if trace.temperature else GREEDY:
-        ratios[draw] = replay.tree_ratios(trace, draw, children)
-        rates = ratios[draw].mean(axis=0)  # first as if all positions were alike
-        for _ in range(TREE_PASSES):
-            tried = []
-            for shape in shapes(rates, nodes):
-                tokens = replay.tokens_per_round(shape, ratios[draw], counts).value
-                tried.append(PlannedTree(shape, tokens, round_cost(shape, c, v), draw))
-            trees += tried
-            # Then as rounds with the best tree meet them.
-            rates = replay.by_depth(_fastest(tried).shape, ratios[draw], counts)
-    chains = [tree for tree in trees if len(tree.shape) == tree.depth]
-    trees = [tree for tree in trees if len(tree.shape) > tree.depth] or chains
-    by_rank: dict[DrawName, np.ndarray] = {draw: values.mean(axis=0) for draw, values in ratios.items()}
-    return TreePlan(_fastest(trees), _fastest(chains), by_rank, c, v)
+    rates, candidates = ratios.mean(axis=0), list[Candidate]()  # first as if all positions were alike
+    for _ in range(TREE_PASSES):
+        tried = [
+            price(shape, replay.tokens_per_round(shape, ratios, counts).value, **prices, draw=draw)
+            for shape, _ in best_trees(np.clip(rates, 0, 1), nodes, cost.gammas_up_to(nodes, TREE_SIZES))
+        ]
+        candidates += tried
+        rates = replay.by_depth(_fastest(tried).shape, ratios, counts)  # then as rounds with the best tree meet them
+    return candidates
 
 
-def _fastest(trees: Sequence[PlannedTree]) -> PlannedTree:
-    return max(trees, key=lambda tree: tree.improvement)
+def steps(batches: Sequence[int], most: int, trees: bool = False) -> int:
+    """Counts the calls of `advance` by `of_pair`."""
+    return 1 + len(batches) * (len(cost.gammas_up_to(most)) * (2 if trees else 1) + 1)
 
 
-def shapes(acceptance: Float[np.ndarray, "*L K K"], nodes: int) -> list[Choices]:
-    """Lists the best tree of each of a number of sizes, the chains among them.
+def to_dict(plan: Plan) -> dict[str, Any]:
+    """Returns a report of a plan, for JSON: the draft to take, the others, what they rest on, the advice in words."""
 
-    >>> shapes(np.array([[0.5, 0.0], [0.5, 0.2]]), 2)
-    [((0,),), ((0,), (0, 0)), ((0,), (1,))]
-    """
-    longest = min(nodes, DEEPEST)
-    trees = [replay.chain(n) for n in range(1, longest + 1)]
-    for size in (*(n for n in TREE_SIZES if n < nodes), nodes):
-        for depth in range(1, min(size, longest + 1)):
-            shape = best_of_size(np.clip(acceptance, 0, 1), size, depth)
-            trees += [shape] if (len(shape), max(map(len, shape))) == (size, depth) else []
-    return list(dict.fromkeys(trees))
+    def report(draft: Candidate) -> dict[str, Any]:
+        return {"gamma": draft.gamma, "improvement": draft.improvement, **draft._asdict()}
+
+    drafts: dict[str, Any] = {name: [report(draft) for draft in getattr(plan, name)] for name in ("chains", "trees")}
+    drafts |= {"chain": report(plan.chain), "tree": plan.tree and report(plan.tree)}
+    return report(plan.best) | plan._asdict() | {"v": plan.v, "near": plan.near, "advice": sentence(plan)} | drafts
 
 
-def tree_costs(
-    prepared: Prepared, most: int, repeats: int = cost.REPEATS
-) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
-    """Measures the costs of passes over several tokens, in passes of the target over one token.
-
-    Returns:
-        The drafter's over 1, 2, .. most + 1 tokens (from index 0), and the target's with 0, 1, .. most draft tokens;
-        timed at some widths, and linear between them.
-    """
-    draft = acceptance.drafting_model(prepared)
-    widths = timed_gammas(most)
-    c, v = interpolate_costs(cost.measure_all(prepared, widths, repeats=repeats), most)
-    # The drafter's own v: it takes the target's place.
-    by_itself = prepare(draft, prepared.prompt, **dict(prepared.options) | {"drafter": draft, "policy": None})
-    return c * interpolate_costs(cost.measure_all(by_itself, widths, repeats=repeats), most)[1], v
-
-
-def round_cost(choices: Sequence[Sequence[int]], c: Float[np.ndarray, " M"], v: Float[np.ndarray, " M"]) -> float:
-    """Adds up a round with a tree: a pass of the drafter for each level (the first reads two tokens), and the target's.
-
-    >>> round_cost(((0,), (1,), (0, 0)), np.array([0.1, 0.11, 0.12]), np.array([1.0, 1.1, 1.2, 1.3]))
-    1.51
-    """
-    shape = shape_of(choices)
-    fed = [2, *(len(level.parents) for level in shape.levels[1:])]
-    return float(v[len(shape.parents)] + sum(c[min(n, len(c)) - 1] for n in fed))
-
-
-def to_dict(plan: Plan | TreePlan) -> dict[str, Any]:
-    """Returns a report of a plan, for JSON, with the advice in words."""
-    if isinstance(plan, Plan):
-        return plan._asdict() | {"advice": sentence(plan)}
-    trees = {
-        name: tree._asdict() | {"depth": tree.depth, "improvement": tree.improvement}
-        for name, tree in (("tree", plan.tree), ("chain", plan.chain), ("best", plan.best))
-    }
-    return {**trees, "acceptance": plan.acceptance, "c": plan.c, "v": plan.v, "advice": sentence(plan)}
-
-
-def sentence(plan: Plan | TreePlan) -> str:
+def sentence(plan: Plan) -> str:
     """Says whether to speculate, and why.
 
     >>> sentence(plan(0.9, 0.1, [1.0] * 17))[:85]
@@ -492,92 +381,63 @@ def sentence(plan: Plan | TreePlan) -> str:
     >>> sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])).partition(", because ")[0]
     'Do not speculate: the best γ, 1, would have 0.87 times the speed of plain decoding'
     """
-    if isinstance(plan, TreePlan):
-        return _sentence_of_tree(plan)
-    if plan.gamma:
-        rows = " (for each row; the batch waits for its slowest)" if plan.batch > 1 else ""
-        near = [f"γ = {_runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
-        near = ", ".join([*["plain decoding"] * (0 in plan.near), *near])
+    best, chain, tree = plan.best, plan.chain, plan.tree
+    size = "" if tree is None else f"{len(tree.shape)} nodes, {tree.gamma} deep"
+    if not plan.fits:
+        return _no_room(plan)
+    if not best.shape:
+        other = "" if tree is None else f" (the best tree, {size}, {tree.improvement:.2f} times)"
         return (
-            f"Speculate with γ = {plan.gamma}: {plan.tokens_per_round:.2f} tokens a round, in the time of "
-            f"{plan.gamma * plan.c + plan.v:.2f} passes over one token, are at most {plan.improvement:.2f} times "
-            f"the speed of plain decoding{rows}{f'; within {TOLERANCE:.0%} of that: {near}' if near else ''}."
-            + ("" if plan.measured is None else f" {_of_whole_texts(plan.improvement)}")
+            f"Do not speculate: the best γ, {chain.gamma}, would have {chain.improvement:.2f} times the speed of plain "
+            f"decoding{other}, because {', and '.join(map(_reasons(plan).__getitem__, plan.obstacles))}."
         )
-    if plan.memory is not None and not plan.memory.fits:
-        return _no_room(plan, plan.memory)
+    rows = " (for each row; the batch waits for its slowest)" if plan.batch > 1 else ""
+    near = ["plain decoding"] * (0 in plan.near)
+    near += [f"γ = {table.runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
+    also = f"; within {TOLERANCE:.0%} of that: {', '.join(near)}" if near else ""
+    if best == tree:
+        also = f"; the best chain, γ = {chain.gamma}, {chain.improvement:.2f} times"
+    said = (
+        f"Speculate with {f'a tree of {size}' if best == tree else f'γ = {best.gamma}'}: {best.tokens_per_round:.2f} "
+        f"tokens a round, in the time of {best.cost:.2f} passes over one token, are at most {best.improvement:.2f} "
+        f"times the speed of plain decoding{rows}{also}."
+    )
+    if best == tree:
+        draw = f", draw={best.draw!r}" if best.draw else ""
+        return f"{said}\ndrafter = drafters.tree(draft, shape={best.shape}{draw})"
+    if tree is not None:
+        said += f" The best tree ({size}) gains no more than {TOLERANCE:.0%} over it ({tree.improvement:.2f} times)."
+    if plan.measured is None:
+        return said
+    least, most = (share * best.improvement for share in SHARE)
+    perhaps = ", so plain decoding may be as fast" if least < 1 else ""
+    of_texts = f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised"
+    return f"{said} {of_texts}: {least:.2f} to {most:.2f} times{perhaps}."
+
+
+def _reasons(plan: Plan) -> dict[str, str]:
+    """Returns the words for each obstacle."""
+    alpha, chain = plan.alpha, plan.chain
     pays_from = math.ceil(100 * plan.break_even - 1e-4) / 100 if plan.break_even < 1 else None
     pays = f"it would pay from α = {pays_from:.2f} on" if pays_from is not None else "not even α = 1 would pay"
-    fewer = f"rounds yield fewer tokens than α = {plan.alpha:.2f} promises"
-    why = {
-        "low alpha": f"draft tokens are accepted too rarely (α = {math.floor(100 * plan.alpha) / 100:.2f}; {pays})",
+    fewer = f"rounds yield fewer tokens than α = {alpha:.2f} promises"
+    return {
+        "low alpha": f"draft tokens are accepted too rarely (α = {math.floor(100 * alpha) / 100:.2f}; {pays})",
         "expensive draft": f"the drafter takes too long (c = {plan.c:.2f} passes of the target for each draft token)",
-        "no spare compute": f"checking {plan.best + 1} tokens takes the time of {plan.v:.2f} passes over one (v)",
+        "no spare compute": f"checking {chain.gamma + 1} tokens takes the time of {chain.verifying:.2f} passes over "
+        "one (v)",
         "clustered draft tokens": f"right draft tokens cluster, so that {fewer}",
         "short texts": f"texts are short, so that {fewer}",
     }
-    return (
-        f"Do not speculate: the best γ, {plan.best}, would have {plan.best_improvement:.2f} times the speed of plain "
-        f"decoding, because {', and '.join(why[name] for name in plan.obstacles)}."
-    )
 
 
-def _sentence_of_tree(plan: TreePlan) -> str:
-    best, tree, chain = plan.best, plan.tree, plan.chain
-    if not best.shape:
-        return (
-            f"Do not speculate: the best tree ({len(tree.shape)} nodes) would be at most {tree.improvement:.2f} times "
-            f"as fast as plain decoding, the best chain (γ = {chain.depth}) {chain.improvement:.2f} times."
-        )
-    if best is not chain:
-        return (
-            f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: "
-            f"{best.tokens_per_round:.2f} tokens in the time of {best.cost:.2f} passes, at most "
-            f"{best.improvement:.2f} times the speed of plain decoding; the best chain, γ = {chain.depth}, "
-            f"{chain.improvement:.2f} times.\ndrafter = drafters.tree(draft, shape={best.shape}, draw={best.draw!r})"
-        )
-    advice = (
-        f"Take a chain, γ = {chain.depth}: {chain.tokens_per_round:.2f} tokens in the time of {chain.cost:.2f} passes, "
-        f"at most {chain.improvement:.2f} times the speed of plain decoding."
-    )
-    if tree is chain:
-        return advice
-    return (
-        f"{advice} The best tree ({len(tree.shape)} nodes, {tree.depth} deep) gains no more than {TOLERANCE:.0%} over "
-        f"it ({tree.tokens_per_round:.2f} tokens, {tree.improvement:.2f} times)."
-    )
-
-
-def _of_whole_texts(improvement: float) -> str:
-    """Qualifies a measured pair's promise by the pairs of docs/results.md.
-
-    >>> _of_whole_texts(1.5)
-    'Whole texts had 0.8 to 1 of what passes promised: 1.20 to 1.50 times.'
-    """
-    least, most = (share * improvement for share in SHARE)
-    range_ = f"{least:.2f} to {most:.2f} times" + (", so plain decoding may be as fast" if least < 1 else "")
-    return f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised: {range_}."
-
-
-def _no_room(plan: Plan, memory: PairMemory) -> str:
+def _no_room(plan: Plan) -> str:
     """Says that a pair does not fit a machine, and how fast it would be where it fits."""
-    target, draft, machine = map(filesize.decimal, map(int, memory))
-    alone = ", where not even the target fits" if memory.target > memory.machine else ""
+    assert plan.memory is not None
+    target, draft, machine = map(filesize.decimal, map(int, plan.memory))
+    alone = ", where not even the target fits" if plan.memory.target > plan.memory.machine else ""
     return (
         f"Do not speculate: weights and caches take {target} (target) and {draft} (drafter), and the machine has "
-        f"{machine}{alone}. With room for both, γ = {plan.best} would have at most {plan.best_improvement:.2f} times "
-        "the speed of plain decoding."
-    )
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Writes rising integers, three or more without a gap as the first and the last.
-
-    >>> _runs([1, 2, 4, 5, 6, 9])
-    '1, 2, 4..6, 9'
-    """
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(
-        f"{a}..{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in zip(starts, ends, strict=True)
+        f"{machine}{alone}. With room for both, γ = {plan.chain.gamma} would have at most "
+        f"{plan.chain.improvement:.2f} times the speed of plain decoding."
     )

@@ -98,7 +98,7 @@ def prepare(inputs: Inputs) -> Prepared:
 
 def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     """Prints an estimate as tables and sentences."""
-    from jaxspec.analysis import aot
+    from jaxspec.analysis import table
 
     out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
     sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
@@ -107,22 +107,22 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     if estimated.speculative is not None:
         programs["speculative"] = estimated.speculative
     heads = "arguments", "temporaries", "code", "all, per chip", "of", "collectives", "compiled in"
-    table = console.table(heads, first="program")
+    view = console.table(heads, first="program")
     for name, program in programs.items():
         moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
         cells = [*map(filesize.decimal, (program.arguments, program.temporaries, program.code, program.memory))]
         cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
-        table.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
-    out.print(table)
+        view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
+    out.print(view)
     heads = "cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"
-    table = console.table(heads, first="part")
-    for row in aot.rows(estimated):
+    view = console.table(heads, first="part")
+    for row in table.estimate_rows(estimated):
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
-        table.add_row(
+        view.add_row(
             row.name, f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor
         )
-    out.print(table)
-    for sentence in aot.sentences(estimated, inputs.alpha):
+    out.print(view)
+    for sentence in table.estimate_notes(estimated, inputs.alpha):
         out.print(Text(sentence))
     if inputs.save is not None:
         out.print(Text(f"Programs in {inputs.save}: {', '.join(estimated.compiled)}"))

@@ -14,8 +14,8 @@ from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed,
 from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.plan import Plan, TreePlan
-    from jaxspec.analysis.setting import Setting
+    from jaxspec.analysis.plan import Plan
+    from jaxspec.analysis.result import BenchResult
     from jaxspec.decode.request import Prepared
 
 _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
@@ -74,11 +74,9 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     from jaxspec.analysis import plan as planning
 
     alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
-    batches, note = options.integers(inputs.batch, "--batch"), ""
-    _check(inputs, batches, context)
-    draft = inputs.draft
-    if inputs.device or alpha is None:
-        draft = draft or drafter_names.default_model(target)
+    batches, note, speeds = options.integers(inputs.batch, "--batch"), "", []
+    _check(inputs, context)
+    draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
     if inputs.device:
         assert alpha is not None
         if inputs.compiled:
@@ -96,24 +94,25 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         generation = {name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")}
         dtype = inputs.dtype or "float32"
         prepared = prepared_pair(target, draft, dtype, inputs.prompts, inputs.count, **generation)
-        if inputs.tree:
-            return _plan_tree(prepared, inputs, min(batches))
-        measuring = {"batches": batches, "most": most, "repeats": inputs.repeats}
-        with console.counting("plan", planning.steps(batches, most)) as advance:
+        most = inputs.nodes if inputs.tree else most
+        measuring = {"batches": batches, "most": most, "trees": inputs.tree, "repeats": inputs.repeats}
+        with console.counting("plan", planning.steps(batches, most, inputs.tree)) as advance:
             plans = list(planning.of_pair(prepared, advance=advance, **measuring))
+        speeds = _time(plans, prepared) if inputs.timed else []
         machine = environment.current()
         heading = f"{target} with {draft}, temperature {inputs.temperature:g}, measured here"
         note = f"{environment.line(machine)}, load {machine.load}\n"
         note += "Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
     if inputs.as_json:
-        return console.print_measured(about=heading, plans=[planning.to_dict(plan) for plan in plans])
-    _show(heading, plans, note)
+        return console.print_measured(about=heading, plans=[planning.to_dict(plan) for plan in plans], timed=speeds)
+    _show(heading, plans, note, speeds)
 
 
 def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Plan]:
     """Plans by programs that are compiled for a TPU, each batch size in minutes."""
     import jax
 
+    from jaxspec.analysis import cost
     from jaxspec.analysis import plan as planning
     from jaxspec.cli import compile as compiling
 
@@ -122,14 +121,15 @@ def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Pla
     shapes: dict[str, Any] = {"target": inputs.target, "draft": draft, "dtype": inputs.dtype or "bfloat16"}
     shapes |= {"prompt": max(inputs.row_tokens // 4, 1), "max_new_tokens": max(3 * inputs.row_tokens // 4, 2)}
     plans, topology = [], inputs.device.removeprefix("tpu-")
-    with console.counting("compile", len(batches) * planning.compiled_programs(inputs.gamma)) as advance:
+    programs = 1 + len(cost.gammas_up_to(inputs.gamma, cost.COMPILED))
+    with console.counting("compile", len(batches) * programs) as advance:
         for batch in batches:
             prepared = compiling.prepare(compiling.Inputs(batch=batch, **shapes))
             plans.append(planning.of_compiled(inputs.alpha, prepared, topology, most=inputs.gamma, advance=advance))
     return plans
 
 
-def _check(inputs: Inputs, batches: Sequence[int], context: typer.Context) -> None:
+def _check(inputs: Inputs, context: typer.Context) -> None:
     """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
     alpha, c, device = inputs.alpha, inputs.c, inputs.device
     if device and alpha is None:
@@ -147,59 +147,46 @@ def _check(inputs: Inputs, batches: Sequence[int], context: typer.Context) -> No
         raise ValueError("--compiled finds c itself: leave --c and --c-hat out")
     if inputs.v < 0:
         raise ValueError(f"--v is {inputs.v:g}: expected 0 or more")
-    if inputs.tree and len(batches) > 1:
-        raise ValueError(f"--batch is {inputs.batch!r}: a tree is planned for one batch size")
 
 
-def _show(heading: str, plans: Sequence[Plan], note: str) -> None:
-    """Prints plans as a table and sentences."""
+def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult]) -> None:
+    """Prints plans as a table and sentences, and the speeds of drafts that were timed."""
     from jaxspec.analysis import plan as planning
+    from jaxspec.analysis import table as tables
 
     heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up,\nat most", "operations"]
     out, table = Console(highlight=False), console.table(heads)
     for plan in plans:
-        numbers = f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{plan.v:.2f}", f"{plan.gamma or 'plain'}"
-        gains = f"{plan.tokens_per_round:.2f}", f"{plan.improvement:.2f}×", f"{plan.operations:.2f}×"
-        table.add_row(f"{plan.batch}", *numbers, *gains)
+        rows = [(plan.v, plan.best)] if plan.tree is None else [(row.verifying, row) for row in (plan.chain, plan.tree)]
+        for v, draft in rows:
+            name = f"tree\nof {len(draft.shape)}" if draft.is_tree else f"{draft.gamma or 'plain'}"
+            gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×", f"{draft.operations:.2f}×"
+            table.add_row(f"{plan.batch}", f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{v:.2f}", name, *gains)
     out.print(Text(heading, "bold"), table, sep="\n")
     for plan in plans:
-        out.print(Text((f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)))
+        said = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
+        out.print(Text(said), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
     if note:
         out.print(Text(note))
-
-
-def _plan_tree(prepared: Prepared, inputs: Inputs, batch: int) -> None:
-    """Plans the tree that a pair should draft, and prints the plan; with --timed, beside the best chain's speed."""
-    from jaxspec.analysis import bench, table
-    from jaxspec.analysis import plan as planning
-
-    with Console(stderr=True).status("measuring acceptance by rank, and passes"):
-        plan = planning.tree_of_pair(prepared, nodes=inputs.nodes, batch=batch, repeats=inputs.repeats)
-    speeds = []
-    if inputs.timed:
-        config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
-        with console.progress(remaining=True) as bar:
-            bar_task = bar.add_task("timing", total=1.0)
-            doing = lambda what, share: bar.update(bar_task, description=what, completed=share)  # noqa: E731
-            settings = _settings(plan, prepared, batch)
-            speeds = list(bench.run(prepared.target, settings, config=config, doing=doing))
-    if inputs.as_json:
-        return console.print_measured(**planning.to_dict(plan), timed=speeds)
-    out = Console(highlight=False, soft_wrap=True)
-    out.print(planning.sentence(plan))
-    for view in table.tables(speeds, (table.SPEED, table.THEORY), out.width) if speeds else ():
+    for view in tables.tables(speeds, (tables.SPEED, tables.THEORY), out.width) if speeds else ():
         out.print(view)
 
 
-def _settings(plan: TreePlan, prepared: Prepared, batch: int) -> list[Setting]:
-    """Makes settings of the chain and the tree of a plan, which `bench.run` compares."""
+def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:
+    """Times whole texts with the best chain and the best tree of plans, beside plain decoding."""
     from jaxspec import drafters
-    from jaxspec.analysis import acceptance
+    from jaxspec.analysis import acceptance, bench
     from jaxspec.analysis.setting import setting_of
 
-    draft, setting = acceptance.drafting_model(prepared), setting_of(prepared, "prompts", batch)
-    chain = setting._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
-    if plan.tree is plan.chain:
-        return [chain]
-    tree = drafters.tree(draft, shape=plan.tree.shape, draw=plan.tree.draw)  # type: ignore[arg-type]
-    return [chain, setting._replace(drafter=tree, gamma=plan.tree.depth, name=f"tree of {len(plan.tree.shape)}")]
+    draft, settings = acceptance.drafting_model(prepared), []
+    for plan in plans:
+        setting, chain, tree = setting_of(prepared, "prompts", plan.batch), plan.chain, plan.tree
+        settings.append(setting._replace(drafter=draft, gamma=chain.gamma, name=f"chain of {chain.gamma}"))
+        if tree is not None:
+            drafter, name = drafters.tree(draft, shape=tree.shape, draw=tree.draw), f"tree of {len(tree.shape)}"
+            settings.append(setting._replace(drafter=drafter, gamma=tree.gamma, name=name))
+    config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
+    with console.progress(remaining=True) as bar:
+        bar_task = bar.add_task("timing", total=1.0)
+        doing = lambda what, share: bar.update(bar_task, description=what, completed=share)  # noqa: E731
+        return list(bench.run(prepared.target, settings, config=config, doing=doing))

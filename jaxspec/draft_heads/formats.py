@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxspec.core import Model
+from jaxspec.nets import decoder_layers
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders, describe
 from jaxspec.weights.hf_families.common import FamilyError, need, only
@@ -35,12 +36,7 @@ class TargetShape(NamedTuple):
 def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
     """Returns what a drafter's files need not say."""
     lm = target.lm
-    return TargetShape(target.config, lm.vocab_size, lm.feature_size, layers_of(target.config), taps)
-
-
-def layers_of(config: Any) -> int:
-    """Counts a model's layers that generate; 0 where its configuration says nothing of them."""
-    return getattr(config, "decoder_layers", getattr(config, "layers", 0))
+    return TargetShape(target.config, lm.vocab_size, lm.feature_size, decoder_layers(target.config), taps)
 
 
 class Format(NamedTuple):

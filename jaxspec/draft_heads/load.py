@@ -19,11 +19,11 @@ from jaxspec.core import BoundDrafter, Model, Params, Prompt, token_rows
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.draft_heads import KINDS, kind_of
-from jaxspec.draft_heads.formats import D2T, FamilyError, Format, layers_of, target_shape
+from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.hidden_states import DraftHead
-from jaxspec.nets import stack
+from jaxspec.nets import decoder_layers, stack
 from jaxspec.weights import huggingface, orbax, parameters, tensors, tokenizers
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
@@ -190,7 +190,7 @@ def _check_name(folder: Path, target: Model) -> None:
     if not theirs or not ours or theirs in ours or ours in theirs:
         return
     if named in shipped_models:
-        theirs, ours = (layers_of(x) for x in (orbax.read_manifest(shipped_models[named]).model, target.config))
+        theirs, ours = (decoder_layers(x) for x in (orbax.read_manifest(shipped_models[named]).model, target.config))
         if ours and theirs != ours:
             raise CheckpointError(
                 f"{folder} was made for {named}, a model of {theirs} layers, and {target.name} has {ours}: load it "

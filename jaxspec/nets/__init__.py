@@ -24,6 +24,15 @@ def net_of(config: Any) -> Any:
     return NETS[family_of(config)]
 
 
+def decoder_layers(config: Any) -> int:
+    """Counts a network's layers that generate; 0 where its configuration says nothing of them.
+
+    >>> decoder_layers(gpt.SIZES["gpt-6m"]), decoder_layers(t5.SIZES["t5-v1_1-xxl"])
+    (2, 24)
+    """
+    return getattr(config, "decoder_layers", getattr(config, "layers", 0))
+
+
 def family_of(config: Any) -> str:
     """Returns what recipes and manifests call a configuration's network.
 

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxspec.nets import decoder_layers
 from jaxspec.training.data import Batch, Batches
 from jaxspec.training.losses import Config, LossFunction, module_of, negative_log_likelihood, over_real, rows_of
-from jaxspec.training.recipes import EarlyExit, Train, decoder_layers
+from jaxspec.training.recipes import EarlyExit, Train
 
 
 class Numbered(NamedTuple):

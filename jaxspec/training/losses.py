@@ -41,9 +41,7 @@ class Rows(NamedTuple):
 
 def module_of(config: Config) -> T5 | GPT | Decoder:
     """Returns the network of a configuration."""
-    if isinstance(config, T5Config):
-        return T5(config)
-    return GPT(config) if isinstance(config, GPTConfig) else Decoder(config)
+    return {T5Config: T5, GPTConfig: GPT, DecoderConfig: Decoder}[type(config)](config)
 
 
 def rows_of(config: Config, batch: Batch) -> Rows:

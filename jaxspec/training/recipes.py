@@ -11,7 +11,7 @@ from typing import Any
 from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import CONFIGS
+from jaxspec.nets import CONFIGS, decoder_layers
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {kind.name: kind.sizes for kind in KINDS}
@@ -145,11 +145,6 @@ class Distil:
             raise RecipeError(f"distil.prompt is {self.prompt}: expected at least 1")
         if self.draft_vocab is not None and self.draft_vocab < 1:
             raise RecipeError(f"distil.draft_vocab is {self.draft_vocab}: expected at least 1")
-
-
-def decoder_layers(config: Any) -> int:
-    """Layers that generate: all, or those of an encoder-decoder's decoder."""
-    return getattr(config, "decoder_layers", None) or config.layers
 
 
 def _check_divergence(where: str, name: str) -> None:

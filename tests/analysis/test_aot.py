@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt
-from jaxspec.analysis import aot, roofline
+from jaxspec.analysis import aot, roofline, table
 from jaxspec.analysis.program_text import Part
 from jaxspec.analysis.random_model import random_params
 from jaxspec.decode import loop
@@ -121,10 +121,10 @@ def test_a_round_adds_up():
 
 def test_rows_and_sentences_say_what_they_rest_on():
     found = estimate_by_hand()
-    rows = {row.name: row for row in aot.rows(found)}
+    rows = {row.name: row for row in table.estimate_rows(found)}
     assert rows["draft step"].seconds == 1.0 and rows["draft step"].over_floor == 2.0
     assert rows["verify pass"].over_floor == 11.0 / 5.0 and rows["prefill"].over_floor is None
-    said = " ".join(aot.sentences(found, alpha=0.5))
+    said = " ".join(table.estimate_notes(found, alpha=0.5))
     assert "leave out the memory" in said and "1.29 times" in said
     with pytest.raises(ValueError, match="of a chain only"):
         found._replace(trees=True).expected(0.5)

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import Prompt, drafters
+from jaxspec import Prompt, drafters, rules
 from jaxspec.analysis import cost, formulas
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, net_of, t5
-from jaxspec.testing import table_model
+from jaxspec.testing import prepared_table, table_model
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
@@ -27,7 +27,7 @@ def test_a_plan_is_the_best_of_theory(alpha, c, slope):
     plan = planning.plan(alpha, c, v)
     assert plan.gamma == formulas.optimal_gamma(alpha, c, v)
     assert plan.improvement == pytest.approx(float(formulas.improvement(alpha, np.arange(17), c, v).max()))
-    assert plan.operations == pytest.approx(float(formulas.operations(alpha, plan.gamma, c)))
+    assert plan.best.operations == pytest.approx(float(formulas.operations(alpha, plan.gamma, c)))
     assert plan.break_even == pytest.approx(c + slope, abs=1e-6)
     assert (plan.gamma == 0) == bool(plan.obstacles)
     assert planning.sentence(plan).startswith("Speculate" if plan.gamma else "Do not")
@@ -35,9 +35,9 @@ def test_a_plan_is_the_best_of_theory(alpha, c, slope):
 
 def test_measured_tokens_go_before_equation_1():
     plan = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
-    assert (plan.gamma, plan.tokens_per_round, plan.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
+    assert (plan.gamma, plan.best.tokens_per_round, plan.best.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
     none = planning.plan(0.75, 0.3, [1.0] * 3, tokens=[1.0, 1.1, 1.2])
-    assert none.gamma == 0 and none.best == 1 and none.best_improvement == pytest.approx(1.1 / 1.3)
+    assert none.gamma == 0 and none.chain.gamma == 1 and none.chain.improvement == pytest.approx(1.1 / 1.3)
     assert "α = 0.75 promises" in planning.sentence(none) and "pay" not in planning.sentence(none)
 
 
@@ -74,7 +74,7 @@ def test_a_batch_waits_for_its_slowest_row():
 
 
 def test_v_is_timed_on_both_sides_of_a_step():
-    assert {7, 8, 15, 16} < set(planning.timed_gammas(16)) and planning.timed_gammas(16)[-1] == 16
+    assert {7, 8, 15, 16} < set(cost.gammas_up_to(16)) and cost.gammas_up_to(16)[-1] == 16
 
 
 def test_what_it_would_take_is_stated():
@@ -102,10 +102,10 @@ def test_a_pair_that_is_one_model_accepts_everything():
         assert plan.alpha == 1.0 and plan.c > 0 and plan.v > 0
         assert plan.measured.alpha[:4] == (1.0, 0.0, 1.0, 1.0)
         assert plan.c == plan.measured.c.median and set(plan.measured.v) == {1, 2}
-        assert plan.v == plan.measured.v[plan.gamma or plan.best].median
-        assert plan.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[plan.gamma]
+        assert plan.v == plan.measured.v[plan.gamma or plan.chain.gamma].median
+        assert plan.best.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[plan.gamma]
         assert plan.improvement == pytest.approx(
-            plan.tokens_per_round / (plan.gamma * plan.c + plan.v) if plan.gamma else 1.0
+            plan.best.tokens_per_round / (plan.gamma * plan.c + plan.v) if plan.gamma else 1.0
         )
 
 
@@ -123,9 +123,16 @@ def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     ("call", "message"),
     [
         (lambda: planning.plan(1.5, 0.1, [1.0, 1.0]), "alpha is 1.5"),
-        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]), "for 1 gammas and v for 3"),
-        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, independent=[1.0]), "for 1 gammas and v for 3"),
+        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]), "for 1 and 1 gammas and v for 3"),
+        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, independent=[1.0]), "for 3 and 1 gammas and v for 3"),
+        (lambda: planning.plan(0.5, 0.1, [1.0, 0.0]), "expected costs"),
+        (lambda: planning.plan([0.5], -0.1, [1.0, 1.0]), "expected costs"),
+        (lambda: planning.plan([1.5], 0.1, [1.0, 1.0]), "expected probabilities by rank"),
         (lambda: next(planning.of_pair(None, most=0)), "most is 0"),
+        (
+            lambda: next(planning.of_pair(prepared_table(rule=rules.lenient(0.5)), trees=True)),
+            "rejection rule and a temp",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(call, message):
@@ -166,7 +173,7 @@ def test_a_measured_promise_is_qualified_by_what_whole_texts_had():
     medians = [float(x) for page in pages for x in re.findall(r"Measured over predicted: ([\d.]+) in the median", page)]
     assert len(medians) > 5 and (round(min(medians), 1), round(max(medians), 1)) == planning.SHARE
     spread = Spread(1.0, 1.0, 1.0)
-    measured = planning.Measured(Rate(0.6, 0.1, 0.5, 0.7, 9), spread, {1: spread})
+    measured = planning.Measured(Rate(0.6, 0.1, 0.5, 0.7, 9), spread, {1: spread}, {})
     for c, ending in ((0.0, "1.28 to 1.60 times."), (0.3, "0.98 to 1.23 times, so plain decoding may be as fast.")):
         said = planning.sentence(planning.plan(0.6, c, [1.0, 1.0])._replace(measured=measured))
         assert "are at most" in said and said.endswith(f"Whole texts had 0.8 to 1 of what passes promised: {ending}")

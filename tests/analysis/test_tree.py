@@ -7,7 +7,6 @@ import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,8 +14,9 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis import replay
-from jaxspec.analysis.optimal_tree import PlannedTree, best_of_size, optimal
+from jaxspec.analysis.optimal_tree import Candidate, best_trees, price
 from jaxspec.core import token_rows
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from
 
 
@@ -49,33 +49,41 @@ def accepted_by_hand(tree, acceptance):
 
 @pytest.mark.parametrize("kind", ["by rank", "by count", "by depth"])
 def test_the_program_finds_the_best_of_all_trees(kind):
-    random, width_cost, depth_cost = np.random.default_rng(5), [1.0, 1.1, 1.15, 1.4, 1.45, 1.6], 0.12
-    by_rank, by_count, by_depth = random.dirichlet(np.ones(4))[:2], random.random((2, 2)) / 2, random.random((4, 2, 2))
+    random, v, c = np.random.default_rng(5), [1.0, 1.1, 1.15, 1.4, 1.45, 1.6], [0.11, 0.12, 0.14]
+    by_rank, by_count, by_depth = random.dirichlet(np.ones(4))[:2], random.random((2, 2)) / 2, random.random((5, 2, 2))
     acceptance = {"by rank": by_rank, "by count": by_count, "by depth": by_depth}[kind]
     full = {"by rank": np.broadcast_to(by_rank, (1, 2, 2)), "by count": by_count[None], "by depth": by_depth}[kind]
-    depth = 4
-    trees = [tree for nodes in range(1, 6) for tree in every_tree(nodes, depth, 2)]
-    for nodes in (3, 5):
-        tree = best_of_size(acceptance, nodes, depth)
-        best = max(accepted_by_hand(tree, full) for tree in trees if len(tree) == nodes)
-        assert len(tree) == nodes and accepted_by_hand(tree, full) == pytest.approx(best)
+    for nodes, depth in ((3, 4), (5, 3), (5, 5)):
+        found = dict(best_trees(acceptance, nodes, [nodes], depth))
+        best = max(accepted_by_hand(tree, full) for tree in every_tree(nodes, depth, 2))
+        assert max(found.values()) == pytest.approx(1 + best)
+        for tree, tokens in found.items():
+            assert len(tree) == nodes and 1 + accepted_by_hand(tree, full) == pytest.approx(tokens)
 
-    def speed(tree):
-        return (1 + accepted_by_hand(tree, full)) / (max(map(len, tree)) * depth_cost + width_cost[len(tree)])
+    def speed(tree, c=0.12):
+        return price(tree, 1 + accepted_by_hand(tree, full), c, v, 0).improvement
 
-    plan = optimal(acceptance, depth_cost, width_cost, nodes=5)
-    assert plan.improvement == pytest.approx(max(1.0, *map(speed, trees)))
-    if plan.shape:
-        assert plan.improvement == pytest.approx(speed(plan.shape))
+    trees = [tree for nodes in range(1, 6) for tree in every_tree(nodes, 5, 2)]
+    plan = planning.plan(acceptance, 0.12, v)
+    assert max(plan.tree.improvement, plan.chain.improvement) == pytest.approx(max(map(speed, trees)))
+    for draft in (plan.tree, plan.chain):
+        assert draft.improvement == pytest.approx(speed(draft.shape))
+    by_width = planning.plan(acceptance, c, v)
+    assert by_width.c == c[0] and by_width.tree.improvement == pytest.approx(speed(by_width.tree.shape, c))
 
 
-def test_numbers_that_make_no_plan():
-    with pytest.raises(ValueError, match="nodes is 3 and there are 3 costs"):
-        optimal([0.5], 0.1, [1.0, 1.0, 1.0], nodes=3)
-    with pytest.raises(ValueError, match="expected positive costs"):
-        optimal([0.5], -0.1, [1.0, 1.0], nodes=1)
-    with pytest.raises(ValueError, match="expected probabilities by rank"):
-        optimal([1.5], 0.1, [1.0, 1.0], nodes=1)
+def test_a_round_is_a_pass_for_each_level_and_one_of_the_target():
+    """The first pass is fed two tokens, the others the nodes with children; a chain with one cost is gamma c + v."""
+    c, v = [0.1, 0.2, 0.4], [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    tree = price(((0,), (1,), (2,), (0, 0), (1, 0)), 2.0, c, v, c_hat=0.5)
+    assert tree.drafting == pytest.approx(0.2 + 0.2) and tree.verifying == 1.5 and tree.improvement == 2.0 / tree.cost
+    assert tree.operations == pytest.approx((6 + 0.5 * 3) / 2.0)  # the root, and two nodes of the first level
+    assert price(replay.chain(3), 2.0, c, v, 0).drafting == pytest.approx(0.2 + 0.1 + 0.1)
+    assert price(replay.chain(3), 2.0, 0.1, v, 0).cost == pytest.approx(3 * 0.1 + 1.3)
+    assert price((), 1.0, 0.1, v, 0)[1:5] == (1.0, 0.0, 1.0, 1.0)
+
+
+def test_more_children_than_tokens():
     with pytest.raises(ValueError, match="children is 9: expected 1 to 4, the vocabulary"):
         replay.tree_ratios(trace_of(np.eye(4)[0], np.eye(4)[0]), "top", 9)
 
@@ -186,11 +194,43 @@ def before(prompts, texts):
 
 
 def test_of_equally_fast_ones_the_chain_is_preferred():
-    tree, chain = (PlannedTree(shape, tokens, 1.5, "top") for shape, tokens in ((((0,), (1,)), 2.0), (((0,),), 1.97)))
-    plan = planning.TreePlan(tree, chain, {}, jnp.ones(2), jnp.ones(2))
-    assert plan.best is chain and planning.sentence(plan).startswith("Take a chain, γ = 1")
-    wins = plan._replace(chain=chain._replace(cost=2.0))
-    assert wins.best is tree and "Take a tree of 2 nodes, 1 deep" in planning.sentence(wins)
-    assert planning.to_dict(wins)["best"]["improvement"] == pytest.approx(2.0 / 1.5)
-    slow = plan._replace(tree=tree._replace(cost=3.0), chain=chain._replace(cost=2.5))
-    assert not slow.best.shape and planning.sentence(slow).startswith("Do not speculate")
+    """A tree has to be more than 3% faster than the best chain, and faster than plain decoding."""
+    branching, numbers = ((0,), (1,)), {"c": 0.5, "v": [1.0, 1.0, 1.0], "tokens": [1.0, 1.97, 1.9]}
+
+    def plan(of_tree, **changes):
+        return planning.plan(0.9, **numbers | changes, trees=[Candidate(branching, of_tree, 0.5, 1.0, 2.0, "top")])
+
+    same, wins, slow = plan(2.0), plan(2.1), plan(1.4, tokens=[1.0, 1.3, 1.3])
+    assert same.best == same.chain != same.tree and "The best tree (2 nodes, 1 deep) gains" in planning.sentence(same)
+    assert wins.best == wins.tree and "Speculate with a tree of 2 nodes, 1 deep" in planning.sentence(wins)
+    assert "drafters.tree(draft, shape=((0,), (1,)), draw='top')" in planning.sentence(wins)
+    report = planning.to_dict(wins)
+    assert report["improvement"] == report["tree"]["improvement"] == pytest.approx(2.1 / 1.5)
+    assert (len(report["chains"]), len(report["trees"])) == (3, 1) and report["chain"]["gamma"] == 1
+    assert slow.gamma == 0 and "the best tree, 2 nodes, 1 deep, 0.93 times" in planning.sentence(slow)
+
+
+@pytest.mark.slow
+def test_trees_of_a_pair_are_planned_beside_its_chains():
+    """With acceptance of the second child and passes that cost little, some tree promises more than any chain."""
+    target = table_model(jax.random.key(1), 7, sharpness=2.0)
+    draft = table_model_from(0.6 * target.params + 0.4 * table_model(jax.random.key(2), 7, sharpness=2.0).params)
+    prepared = prepare(target, [[3, 1, 4], [1], [5, 2, 6], [0, 0]], drafter=draft, max_new_tokens=24)
+    done = []
+    chains, both = (
+        next(planning.of_pair(prepared, most=4, trees=trees, children=3, repeats=1, advance=done.append))
+        for trees in (False, True)
+    )
+    assert len(done) == planning.steps((1,), 4) + planning.steps((1,), 4, trees=True)
+    assert chains.tree is None and not chains.measured.acceptance and both.measured.acceptance["top"].shape == (3, 3)
+    for draft in (*both.chains[1:], both.tree):
+        out = jaxspec.generate(**shaped(prepared, draft))
+        assert (out.stats.emitted - 1).sum() / out.stats.rounds.sum() == pytest.approx(draft.tokens_per_round)
+    assert both.tree.tokens_per_round > both.chains[1].tokens_per_round and 1 < len(both.tree.shape) <= 4
+    assert [a.tokens_per_round for a in chains.chains] == [b.tokens_per_round for b in both.chains]
+
+
+def shaped(prepared, draft):
+    """Returns the arguments of a generation with a candidate."""
+    drafter = drafters.tree(prepared.options["drafter"], shape=draft.shape, draw=draft.draw or "top")
+    return {"target": prepared.target, "prompts": prepared.prompt, "drafter": drafter, "max_new_tokens": 24}

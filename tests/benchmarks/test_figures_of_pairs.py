@@ -52,8 +52,9 @@ def test_theory_needs_no_models(run, tmp_path):
 
 
 def test_the_tree_of_a_plan_is_drawn(run, tmp_path):
-    plan = {"tree": {"shape": [[0], [1], [0, 0]], "draw": "top"}, "acceptance": {"top": [[0.5, 0.0], [0.5, 0.2]]}}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    acceptance = {"top": [[0.5, 0.0], [0.5, 0.2]]}
+    plan = {"tree": {"shape": [[0], [1], [0, 0]], "draw": "top"}, "measured": {"acceptance": acceptance}}
+    (tmp_path / "plan.json").write_text(json.dumps({"plans": [plan]}))
     run("--tree", str(tmp_path / "plan.json"), "--format", "svg")
     assert "<svg" in (tmp_path / "out" / "tree.svg").read_text(encoding="utf-8")
 

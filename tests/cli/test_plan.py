@@ -90,7 +90,7 @@ def test_a_pair_that_a_machine_has_no_room_for_is_not_recommended(report, run):
     (small,), (large,) = (report(*llama, device)["plans"] for device in ("tpu-v5e", "h100"))
     assert 0.15 < small["c"] < 0.18  # 1.24 of 7.5 billion parameters
     assert (small["gamma"], small["improvement"], small["obstacles"][0]) == (0, 1.0, "memory")
-    assert (large["gamma"], large["obstacles"]) == (small["best"], []) and large["improvement"] > 1.5
+    assert (large["gamma"], large["obstacles"]) == (small["chain"]["gamma"], []) and large["improvement"] > 1.5
     # 8.03 and 1.24 billion parameters, and 256 tokens of 32 and 16 layers of 8 heads of 128 and 64, keys and values
     weights, caches = (2 * 8.03e9, 2 * 1.236e9), (256 * 32 * 8 * 128 * 4, 256 * 16 * 8 * 64 * 4)
     for name, bytes_, cache in zip(("target", "draft"), weights, caches, strict=True):
@@ -122,11 +122,12 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
 def test_a_tree_is_planned_and_timed(run, report):
     options = ("--tree", "--timed", "--nodes", "3", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
     planned = report(*options)
-    assert 1 <= len(planned["tree"]["shape"]) <= 3 and planned["chain"]["depth"] == len(planned["chain"]["shape"])
-    assert planned["acceptance"].keys() == {"top"} and planned["advice"]
-    drafters = [row["setting"]["drafter"] for row in planned["timed"]]
-    assert drafters[:2] == ["", f"chain of {planned['chain']['depth']}"]
-    assert all(row["same_text"] == row["texts"] == 2 for row in planned["timed"])
+    (plan,), timed = planned["plans"], planned["timed"]
+    assert 1 < len(plan["tree"]["shape"]) <= 3 and plan["chain"]["gamma"] == len(plan["chain"]["shape"])
+    assert plan["measured"]["acceptance"].keys() == {"top"} and plan["advice"]
+    names = ["", f"chain of {plan['chain']['gamma']}", f"tree of {len(plan['tree']['shape'])}"]
+    assert [row["setting"]["drafter"] for row in timed] == names
+    assert all(row["same_text"] == row["texts"] == 2 for row in timed)
     assert "tokens/s" in run(*options).stdout
 
 
@@ -144,7 +145,6 @@ def test_every_option_is_read_by_a_kind_of_plan():
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--alpha and --c does not read --batch"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--alpha and --c does not read --tree"),
-        (["--tree", "--batch", "1,2"], "a tree is planned for one batch size"),
         (
             ["--draft", "cascade=2:debian-t5-draft:prompt_lookup"],
             "expected a model here; `jaxspec bench`",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import nets
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, decoder_layers, gpt, t5
 from jaxspec.training import data, early_exit, loop, losses, recipes
 from jaxspec.training.recipes import EarlyExit, Train
 
@@ -94,7 +94,7 @@ def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_
 def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     """Without dropout; and a row that skips a layer has the output of the one before it."""
     config, options = CONFIGS[name], EarlyExit(dropout=0.0, scale=0.5, every=2)
-    layers, batch = recipes.decoder_layers(config), next(batches_of(config).once())
+    layers, batch = decoder_layers(config), next(batches_of(config).once())
     params = nets.net_of(config).init(config, jax.random.key(0))
     rows, module = losses.rows_of(config, batch), losses.module_of(config)
 

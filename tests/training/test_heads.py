@@ -272,6 +272,6 @@ def test_shipped_recipes_fit_their_targets():
         head = recipe.head.config(jaxspec.Model(lm, {}, None, config))
         requirements = kind_of(head).head(head).requirements
         assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.feature_size)
-        layers = getattr(config, "decoder_layers", None) or config.layers
+        layers = nets.decoder_layers(config)
         # The output of the last layer is not what others publish.
         assert all(0 <= tap < layers - 1 for tap in requirements.taps)

@@ -66,7 +66,7 @@ def branching(counts: Sequence[int]) -> Choices:
 def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
     """Makes the tree with the most accepted tokens if a child of rank r is accepted with probability acceptance[r].
 
-    The nodes that are reached most often, one after the other. `analysis.optimal_tree.optimal` weighs costs, too.
+    The nodes that are reached most often, one after the other. `analysis.plan` weighs costs, too.
 
     Args:
         acceptance: falling.

@@ -39,7 +39,7 @@ def tree(
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
-            second child. Medusa publishes its trees so, and `analysis.optimal_tree` finds the one that suits a machine.
+            second child. Medusa publishes its trees so, and `analysis.plan` finds the one that suits a machine.
         draw: "without_replacement": distinct samples (Gumbel-top-k). "replacement": independent samples, which may
             repeat; what follows a repeated one then follows its twin. "top": the most probable tokens, as point masses.
             "mixed": the most probable tokens but for one, which is sampled from the rest and judged first (the best
