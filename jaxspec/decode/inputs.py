@@ -219,8 +219,32 @@ def is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
 
 
-def chat_ids(target: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Writes a conversation in the chat template of the target's tokenizer, up to where the model's answer begins.
+def chats_of(prompts: Any) -> list[Any] | None:
+    """Returns the conversations among prompts, one or a list of them; None if the prompts are others.
+
+    >>> chats_of([{"role": "user", "content": "Hello"}])
+    [[{'role': 'user', 'content': 'Hello'}]]
+    >>> chats_of(["Hello"])
+    """
+    if is_chat(prompts):
+        return [prompts]
+    return list(prompts) if isinstance(prompts, list | tuple) and prompts and all(map(is_chat, prompts)) else None
+
+
+def chat_ids(
+    target: Model,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    answer: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Writes a conversation in the chat template of the target's tokenizer.
+
+    Args:
+        target: whose tokenizer has the template.
+        messages: each with a role and its content.
+        answer: whether to go on up to where the model's answer begins.
+        template: values of the template's own, such as enable_thinking=False.
 
     Raises:
         ValueError: the model has no chat template.
@@ -228,7 +252,8 @@ def chat_ids(target: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
         raise ValueError(f"{name} has no chat template: give text, or a model that is tuned to chat")
-    return list(target.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"])
+    written = target.tokenizer.apply_chat_template(list(messages), add_generation_prompt=answer, **(template or {}))
+    return list(written["input_ids"])
 
 
 def check_text(text: Any, index: int) -> None:
