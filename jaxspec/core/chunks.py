@@ -56,8 +56,8 @@ def read(
 ) -> tuple[Outputs, Outputs, Cache]:
     """Feeds right-padded rows to an empty cache, in chunks if they are long, and in one pass if they are not.
 
-    With `before` the cache is not empty, but holds what precedes them. Chunks that hold nothing but padding are not read. The loop cannot be differentiated in reverse; networks train on
-    passes over whole rows.
+    With `before` the cache is not empty, but holds what precedes them. Chunks that hold nothing but padding are not
+    read. The loop cannot be differentiated in reverse; networks train on passes over whole rows.
 
     Args:
         extend: (cache, C further entries of each row) -> (outputs, cache): a pass at each row's own length.

@@ -2,6 +2,7 @@
 
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.beam_search import BeamSearch, beam_search
+from jaxspec.decode.chat import Chat, chat
 from jaxspec.decode.generate import Generation, Piece, generate, prefix, stream
 from jaxspec.decode.request import prepare
 from jaxspec.decode.rollout import rollout
@@ -10,11 +11,13 @@ from jaxspec.decode.speculative import speculative
 
 __all__ = [
     "BeamSearch",
+    "Chat",
     "Generation",
     "Piece",
     "SharedPrefix",
     "autoregressive",
     "beam_search",
+    "chat",
     "generate",
     "prefix",
     "prepare",

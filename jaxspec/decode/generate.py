@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxspec.core import (
     Policy,
     RoundInfo,
     Rule,
+    State,
     Stats,
     Weights,
     token_rows,
@@ -346,12 +347,20 @@ def stream(
     return pieces(prepared, stop)
 
 
-def pieces(prepared: Prepared, stop: Sequence[str] = ()) -> Iterator[Piece]:
-    """Streams a generation of one prompt; see `stream`, which is `prepare` and this."""
-    return _pieces(prepared, stopping.checked(stop, prepared.target))
+def pieces(
+    prepared: Prepared, stop: Sequence[str] = (), keep: Callable[[State], None] | None = None
+) -> Iterator[Piece]:
+    """Streams a generation of one prompt; see `stream`, which is `prepare` and this.
+
+    Args:
+        prepared: what to run.
+        stop: as in `generate`.
+        keep: called with the state after each round, before its piece is yielded. The next round consumes it.
+    """
+    return _pieces(prepared, stopping.checked(stop, prepared.target), keep)
 
 
-def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
+def _pieces(prepared: Prepared, stop: stopping.Stop, keep: Callable[[State], None] | None) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
     for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None):
@@ -374,6 +383,8 @@ def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
         shown += new_text
         finish = stopping.finish(stop, int(states.finish(state)[0]), committed) if done[0] else None
         draft, accepted, parent, path = _round(info)
+        if keep is not None:
+            keep(state)
         yield Piece(new_text, new, draft, accepted, stats, bool(done[0]), parent, path, finish, log_probs)
 
 

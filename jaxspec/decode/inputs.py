@@ -247,13 +247,30 @@ def chat_ids(
         template: values of the template's own, such as enable_thinking=False.
 
     Raises:
-        ValueError: the model has no chat template.
+        ValueError: the model has no chat template, or it refuses the conversation.
+    """
+    from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
+
+    check_template(target)
+    write = target.tokenizer.apply_chat_template
+    try:
+        written = write(list(messages), add_generation_prompt=answer, return_dict=True, **(template or {}))
+    except TemplateError as error:
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        name = target.name or "this model"
+        raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
+    return list(written["input_ids"])
+
+
+def check_template(target: Model) -> None:
+    """Refuses a model without a chat template.
+
+    Raises:
+        ValueError: it has none.
     """
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
         raise ValueError(f"{name} has no chat template: give text, or a model that is tuned to chat")
-    written = target.tokenizer.apply_chat_template(list(messages), add_generation_prompt=answer, **(template or {}))
-    return list(written["input_ids"])
 
 
 def check_text(text: Any, index: int) -> None:

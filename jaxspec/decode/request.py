@@ -95,6 +95,12 @@ class Prepared(NamedTuple):
         """
         return _prepared(self.target, self.prompt, dict(self.options) | options)
 
+    def widths(self, length: int) -> tuple[int, int]:
+        """Returns how wide prompts of at most `length` tokens are padded, and what is read of them at most."""
+        prefix = self.options["prefix"]
+        width = token_rows.bucket(length)
+        return (width, width) if prefix is None else shared_prefix.widths(len(prefix) - 1, length)
+
     @property
     def is_sampled(self) -> bool:
         """Says whether tokens of some row are drawn, and not the most probable ones."""
