@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jaxspec.decode.shared_prefix import common
 SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow to twice as many, and again
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Chat:
     """A conversation with a model; `jaxspec.chat` begins one.
 
@@ -43,11 +44,15 @@ class Chat:
         self._template = self._options.pop("chat_template_kwargs", None)
         self._state: State | None = None  # after the last turn
         self._capacity = SMALLEST
-        self._answering: Iterator[Piece] | None = None
+        self._answering: Generator[Piece, None, None] | None = None
         self._empty = None
         if self.target.lm.start_token is None:  # an encoder reads each conversation as a whole
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
         prepare(self.target, [[0]], **self._options)  # refuses wrong options
+
+    def __repr__(self) -> str:
+        """Its messages; the arrays are large."""
+        return f"Chat with {self.target.name or 'a model'}: {self.messages}"
 
     def send(self, content: Any) -> Iterator[Piece]:
         """Streams the answer to a message; both are appended to `messages`.
@@ -73,12 +78,12 @@ class Chat:
     def _end_answer(self) -> None:
         """Ends an answer that is not read further."""
         if self._answering is not None:
-            self._answering.close()  # type: ignore[attr-defined]
-            if self.messages and self.messages[-1]["role"] == "user":  # not even begun
+            if inspect.getgeneratorstate(self._answering) == inspect.GEN_CREATED:
                 self.messages.append({"role": "assistant", "content": ""})
+            self._answering.close()
             self._answering = None
 
-    def _answer(self, prepared: Prepared) -> Iterator[Piece]:
+    def _answer(self, prepared: Prepared) -> Generator[Piece, None, None]:
         text = ""
 
         def keep(state: State) -> None:
@@ -89,8 +94,9 @@ class Chat:
             for piece in pieces(prepared, self._stop, keep):
                 text += piece.text
                 yield piece
-        except Exception:
-            self._state = None
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):  # a round that did not end has consumed the state
+                self._state = None
             raise
         finally:
             self.messages.append({"role": "assistant", "content": text})
@@ -153,14 +159,16 @@ def chat(
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model, word_tokenizer
-        >>> words = ["<unk>", "</s>", "hello", "there", "old", "dog", "user", "model"]
-        >>> template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}\\n{% endfor %}model"
+        >>> words = ["<unk>", "</s>", "hello", "there", "old", "dog", "user", "assistant"]
+        >>> template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}\\n{% endfor %}assistant"
         >>> tokenizer = word_tokenizer(words, chat_template=template)
-        >>> target = table_model(jax.random.key(6), vocab=8)._replace(tokenizer=tokenizer)
+        >>> target = table_model(jax.random.key(2), vocab=8)._replace(tokenizer=tokenizer)
         >>> talk = chat(target, drafter=jaxspec.drafters.prompt_lookup(), max_new_tokens=4)
         >>> for content in ("hello there", "old dog"):
         ...     answer = "".join(piece.text for piece in talk.send(content))
-        ...     print(talk.messages[-1]["content"] == answer, talk.prompt_tokens, talk.reused_tokens > 0)
+        ...     print(talk.messages[-1]["content"] == answer, talk.prompt_tokens, talk.reused_tokens)
+        True 4 0
+        True 12 6
     """
     options = dict(
         options,
