@@ -77,7 +77,7 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
         if line == RESET:
             talk.reset()
         else:
-            out.print(Text(_answer(talk, line, out), "dim"), "")
+            out.print(Text(_answer(talk, line, out), "dim"), "", sep="\n")
 
 
 def _lines(err: Console) -> Iterator[str]:
