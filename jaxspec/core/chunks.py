@@ -178,8 +178,8 @@ def resume(lm: LanguageModel, params: Params, before: Before, prompt: Prompt, ca
 
 def empty_cache(lm: LanguageModel, params: Params, batch: int, capacity: int) -> Cache:
     """Makes a cache that is to be looked at for its shapes alone: it holds a token."""
-    one = jnp.ones((batch,), jnp.int32)
-    return lm.prefill(params, Prompt(jnp.zeros((batch, 1), jnp.int32), one), capacity)[1]
+    prompt = Prompt(jnp.zeros((batch, 1), jnp.int32), jnp.ones((batch,), jnp.int32))
+    return lm.prefill(params, prompt, capacity)[1]
 
 
 def enlarged(cache: Cache, empty: Callable[[int, int], Cache], batch: int, capacity: int) -> Cache:

@@ -104,14 +104,16 @@ class Chat:
     def _prepared(self, ids: list[int]) -> Prepared:
         """Prepares the generation that goes on after what the caches have of the conversation."""
         key, turn = self._options.get("key"), sum(message["role"] == "user" for message in self.messages)
-        turn_key = {} if key is None else {"key": jax.random.fold_in(inputs.key_of(key), turn)}
-        prepared = prepare(self.target, [ids], **self._options | turn_key)
+        options = dict(self._options)
+        if key is not None:
+            options["key"] = jax.random.fold_in(inputs.key_of(key), turn)
+        prepared = prepare(self.target, [ids], **options)
         self.prompt_tokens, self.reused_tokens = len(ids), 0
         if self._empty is None:
             return prepared
         start, caches = 0, self._empty.caches
         if self._state is not None:
-            ((row),) = token_rows.to_lists(self._state.tokens, self._state.length)
+            (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
             # The caches are one token behind, and drafters may be two.
             start, caches = max(0, min(common(row, ids), len(row) - 1) - 1), self._state.caches
         rest = token_rows.bucket(len(ids) - start)

@@ -60,12 +60,7 @@ LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 MANY = 2**12  # rows, and
 LONG = 2**16  # new tokens, or draft tokens: above either it is asked whether memory can hold them
-
-
-CHAT = (
-    "write the conversation as the model's template has it, "
-    'target.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]'
-)
+CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
 
 
 def check_untraced(*trees: Any) -> None:

@@ -107,21 +107,21 @@ def check_same(who: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -
     Raises:
         ValueError: it has another name, kind or vocabulary, or other parameters.
     """
-    asked = f"the prefix was read by the {who} {old.name or 'without a name'}"
+    reader = f"the prefix was read by the {who} {old.name or 'without a name'}"
     again = "read it again, jaxspec.prefix(target, text, drafter=drafter), with the models that you generate with"
     if old.name != new.name:
-        raise ValueError(f"{asked}, and the {who} is {new.name or 'without a name'}: {again}")
+        raise ValueError(f"{reader}, and the {who} is {new.name or 'without a name'}: {again}")
     if isinstance(old, Model) and isinstance(new, Model) and old.lm.vocab_size != new.lm.vocab_size:
-        raise ValueError(f"{asked} of {old.lm.vocab_size} token ids, and this one has {new.lm.vocab_size}: {again}")
+        raise ValueError(f"{reader} of {old.lm.vocab_size} token ids, and this one has {new.lm.vocab_size}: {again}")
     ours, theirs = jax.tree.leaves_with_path(old.params), jax.tree.leaves_with_path(new.params)
     for (path, a), (other, b) in zip(ours, theirs, strict=False):
         if path != other or jnp.shape(a) != jnp.shape(b):
             raise ValueError(
-                f"{asked}, whose parameter {jax.tree_util.keystr(path)} {jnp.shape(a)} is "
+                f"{reader}, whose parameter {jax.tree_util.keystr(path)} {jnp.shape(a)} is "
                 f"{jax.tree_util.keystr(other)} {jnp.shape(b)} in this {who}: {again}"
             )
     if len(ours) != len(theirs) or any(a is not b for (_, a), (_, b) in zip(ours, theirs, strict=True)):
-        raise ValueError(f"{asked}, whose parameters are other arrays than those of this {who}: {again}")
+        raise ValueError(f"{reader}, whose parameters are other arrays than those of this {who}: {again}")
 
 
 def widths(start: int, length: int) -> tuple[int, int]:

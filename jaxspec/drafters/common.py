@@ -184,8 +184,8 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
     ) -> tuple[Any, ...]:
         parts = []
         for index, (drafter, params) in enumerate(zip(drafters, weights.draft, strict=True)):
-            own = None if before is None else before.of(before.state[index])
-            parts.append(begin(drafter, Weights(weights.target, params), prompt, headroom, prefilled, own))
+            part_before = None if before is None else before.of(before.state[index])
+            parts.append(begin(drafter, Weights(weights.target, params), prompt, headroom, prefilled, part_before))
         return tuple(parts)
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
