@@ -191,7 +191,8 @@ def _load(
     generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
-    return texts, prepare(target, prompting.as_chat(target, texts) if chat else texts, drafter=drafter, **generation)
+    prompts = [[{"role": "user", "content": text}] for text in texts] if chat else texts
+    return texts, prepare(target, prompts, drafter=drafter, **generation)
 
 
 def _check_head(prepared: Prepared, settings: Settings, err: Console) -> None:

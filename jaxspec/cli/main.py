@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
+    "chat": "Talk with a model, which keeps what it has read of the conversation.",
     "batch": "Decode a file of prompts; a job that was stopped goes on where it was.",
     "bench": "Compare the speed of drafters, gammas, policies, rules and dtypes.",
     "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is.",

@@ -16,7 +16,7 @@ EXAMPLES = 3  # prompts of the first screen
 LONGEST = 100  # characters of a sentence there
 
 if TYPE_CHECKING:
-    from jaxspec.core import Model, Prompt
+    from jaxspec.core import Model
     from jaxspec.decode.request import Prepared
 
 
@@ -43,19 +43,6 @@ def by_task(file: Path, count: int) -> dict[str, list[str]]:
     for row in _rows(file):
         prompts.setdefault(row.get("task", file.stem), []).append(row["input"])
     return {task: inputs[:count] for task, inputs in prompts.items()}
-
-
-def as_chat(target: Model, texts: list[str]) -> Prompt:
-    """Writes each text as a user's message to the model, in the tokenizer's chat template.
-
-    The template has the special tokens, so that none are added to it.
-    """
-    from jaxspec.core import token_rows
-
-    if getattr(target.tokenizer, "chat_template", None) is None:
-        raise ValueError(f"--chat: {target.name} has no chat template. Leave out --chat, or name a model tuned to chat")
-    talks = [[{"role": "user", "content": text}] for text in texts]
-    return token_rows.pad(target.tokenizer.apply_chat_template(talks, add_generation_prompt=True)["input_ids"])
 
 
 def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:

@@ -62,6 +62,7 @@ from jaxspec.core.drafter import (
     TreeSize,
 )
 from jaxspec.core.language_model import (
+    Before,
     Cache,
     Embed,
     EmbedStep,
@@ -88,6 +89,7 @@ from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
 __all__ = [
     "JUDGE_TREES",
     "AcceptanceRatio",
+    "Before",
     "BoundDrafter",
     "BoundPolicy",
     "Cache",

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core.language_model import Cache, Extend, Forward, Params, Prefill, Prompt, Rewind
+from jaxspec.core import token_rows
+from jaxspec.core.language_model import Before, Cache, Extend, Forward, LanguageModel, Params, Prefill, Prompt, Rewind
 
 # A pass over 512 tokens is bound by arithmetic on every backend (one over few tokens is bound by reading the weights),
 # so wider ones are not faster, and it is the least for which that holds with room to spare: a TPU v5e reads a byte of
@@ -51,19 +52,21 @@ def read(
     rows: Any,
     length: Int[Array, " B"],
     capacity: int,
+    before: Before | None = None,
 ) -> tuple[Outputs, Outputs, Cache]:
     """Feeds right-padded rows to an empty cache, in chunks if they are long, and in one pass if they are not.
 
-    Chunks that hold nothing but padding are not read. The loop cannot be differentiated in reverse; networks train on
-    passes over whole rows.
+    With `before` the cache is not empty, but holds what precedes them. Chunks that hold nothing but padding are not
+    read. The loop cannot be differentiated in reverse; networks train on passes over whole rows.
 
     Args:
         extend: (cache, C further entries of each row) -> (outputs, cache): a pass at each row's own length.
         rewind: see `core.Rewind`.
         empty: makes an empty cache for (batch, capacity).
         rows: a pytree of arrays [B, P, ...], such as the tokens.
-        length: how many entries of each row are real, at least 1.
+        length: how many entries of each row are real, at least 1; with `before` those that were read before count.
         capacity: how many entries the cache is to have room for; it may get a few more.
+        before: a cache of what precedes `rows`; None: nothing does.
 
     Returns:
         The outputs at all P positions, garbage at padding; those at each row's last entry, [B, 1, ...]; and a cache of
@@ -82,10 +85,13 @@ def read(
     """
     batch, width = jax.tree.leaves(rows)[0].shape[:2]
     size, count = split(width)
-    cache = empty(batch, max(capacity, size * count))
+    if before is None:
+        begin, cache = jnp.zeros_like(length), empty(batch, max(capacity, size * count))
+    else:
+        begin, cache = before.start, rewind(enlarged(before.state, empty, batch, capacity), before.start)
     if count == 1:
         outputs, cache = extend(cache, rows)
-        return outputs, at(outputs, length - 1), rewind(cache, length)
+        return outputs, at(outputs, length - 1 - begin), rewind(cache, length)
 
     def part(start: Int[Array, ""]) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), padded)
@@ -101,15 +107,15 @@ def read(
         start = index * size
         # Rows that have ended stay at their length. They are fed padding there, which is before `start + size`.
         outputs, cache = extend(cache, part(start))
-        cache = rewind(cache, jnp.minimum(length, start + size))
+        cache = rewind(cache, jnp.minimum(length, begin + start + size))
         every = jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1), every, outputs)
-        place = length - 1 - start  # of a row's last entry in this chunk
+        place = length - 1 - begin - start  # of a row's last entry in this chunk
         is_inside = jnp.logical_and(place >= 0, place < size)
         new = at(outputs, jnp.clip(place, 0, size - 1))
         last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old), last, new)
         return every, last, cache
 
-    needed = (jnp.max(length) + (size - 1)) // size
+    needed = (jnp.max(length - begin) + (size - 1)) // size
     every, last, cache = jax.lax.fori_loop(0, needed, body, (every, last, cache))
     return jax.tree.map(lambda x: x[:, :width], every), last, cache
 
@@ -140,6 +146,55 @@ def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, int], Cache]) 
         return forward._replace(logits=last.logits), cache
 
     return read_prompt
+
+
+def resume(lm: LanguageModel, params: Params, before: Before, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+    """Reads on in prompts whose beginning was read before; returns what `core.Prefill` returns.
+
+    Features and taps are those of `before.width` positions from `before.start` on.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(0), vocab=3)
+        >>> _, cache = model.lm.prefill(model.params, Prompt(jnp.array([[1, 2]]), jnp.array([2])), capacity=2)
+        >>> prompt = Prompt(jnp.array([[1, 2, 0, 0]]), jnp.array([3]))
+        >>> forward, cache = resume(model.lm, model.params, Before(cache, jnp.array([1]), width=2), prompt, capacity=6)
+        >>> bool((forward.logits[0, 0] == model.params[2, 0]).all()), cache.length.tolist(), cache.tokens.tolist()
+        (True, [3], [[1, 2, 0, 0, 0, 0]])
+    """
+
+    def feed(cache: Cache, tokens: Int[Array, "B C"]) -> tuple[Forward, Cache]:
+        forward, cache = lm.extend(params, cache, tokens)
+        return (forward if lm.head is None else forward._replace(logits=forward.features[..., :0])), cache
+
+    def empty(batch: int, capacity: int) -> Cache:
+        return empty_cache(lm, params, batch, capacity)
+
+    tokens = token_rows.window(prompt.tokens, before.start, before.width)
+    forward, last, cache = read(feed, lm.rewind, empty, tokens, prompt.length, capacity, before)
+    logits = last.logits if lm.head is None else lm.head(params, last.features)
+    return forward._replace(logits=logits), cache
+
+
+def empty_cache(lm: LanguageModel, params: Params, batch: int, capacity: int) -> Cache:
+    """Makes a cache that is to be looked at for its shapes alone: it holds a token."""
+    prompt = Prompt(jnp.zeros((batch, 1), jnp.int32), jnp.ones((batch,), jnp.int32))
+    return lm.prefill(params, prompt, capacity)[1]
+
+
+def enlarged(cache: Cache, empty: Callable[[int, int], Cache], batch: int, capacity: int) -> Cache:
+    """Returns a cache with room for more entries: zeros at the end of each leaf that depends on the capacity.
+
+    What lies past a row's length is never read, so zeros are as good as what an empty cache would have.
+
+    >>> enlarged(jnp.ones((1, 2)), lambda batch, capacity: jnp.zeros((batch, capacity)), batch=1, capacity=4).tolist()
+    [[1.0, 1.0, 0.0, 0.0]]
+    """
+
+    def pad(leaf: Array, shape: Any) -> Array:
+        return jnp.pad(leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape, strict=True)])
+
+    return jax.tree.map(pad, cache, jax.eval_shape(lambda: empty(batch, capacity)))
 
 
 def at(outputs: Outputs, place: Int[Array, " B"]) -> Outputs:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core.language_model import Cache, Keys, Params, Prompt
+from jaxspec.core.language_model import Before, Cache, Keys, Params, Prompt
 
 
 class Weights(NamedTuple):
@@ -154,10 +154,13 @@ class RoundInfo(NamedTuple):
 
 
 class DecoderInit(Protocol):
-    def __call__(self, weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
+    def __call__(
+        self, weights: Weights, prompt: Prompt, request: Request, headroom: int, before: Before | None = None
+    ) -> State:
         """Reads the prompt and commits the first new token, drawn from prefill's own logits.
 
-        `headroom`: tokens that a row may grow by; `token_rows.headroom` computes it.
+        `headroom`: tokens that a row may grow by; `token_rows.headroom` computes it. `before`: `Caches` of the
+        beginning of the prompts, of one row for all of them or of each, which is then not read again.
         """
         ...
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core.distribution import Distribution, ToDistribution
 from jaxspec.core.draft import Draft, Verdict
-from jaxspec.core.language_model import Cache, Forward, Keys, LanguageModel, Model, Params, Prompt
+from jaxspec.core.language_model import Before, Cache, Forward, Keys, LanguageModel, Model, Params, Prompt
 
 if TYPE_CHECKING:
     from jaxspec.core.decoder import Caches, Weights
@@ -44,11 +44,15 @@ class DraftContext(NamedTuple):
 
 
 class DraftInit(Protocol):
-    def __call__(self, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+    def __call__(
+        self, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> Any:
         """Makes the drafter's state, every leaf batch-first.
 
         `headroom`: tokens that a row may grow by, those of one draft included; `prefilled`: the target's, whose
-        features and taps are those of every position of the row that prefill read.
+        features and taps are those of every position of the row that prefill read. `before`: the drafter's state of
+        the beginning of these rows, if that was read before; then `prefilled` has the positions from `before.start` on,
+        `before.width` of them. It is given by keyword, and only where there is one.
         """
         ...
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import jax
 from jaxtyping import Array, Float, Int, Key
 
 Params = Any
@@ -27,6 +29,30 @@ class Prompt(NamedTuple):
 
     tokens: Int[Array, "batch prompt"]
     length: Int[Array, " batch"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """The caches of a party that has read the beginning of some rows, which are to be read further.
+
+    The first token that was not read is one that the caches know of: the state of a drafter on hidden states has an
+    entry for each position that depends on the token after it, so that all `start` of these are there.
+
+    Attributes:
+        state: the target's cache, or a drafter's state, after rows that agree with these in their first `start` + 1
+            tokens. What it holds of later tokens is not read. Every leaf has the batch as its first axis.
+        start: how many tokens of each row need not be read again.
+        width: most tokens that follow them in a row (static).
+    """
+
+    state: Any
+    start: Int[Array, " batch"]
+    width: int = dataclasses.field(metadata={"static": True})
+
+    def of(self, state: Any) -> Before:
+        """The same of another party, or of a part of this one."""
+        return dataclasses.replace(self, state=state)
 
 
 class Forward(NamedTuple):

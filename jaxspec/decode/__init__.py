@@ -2,18 +2,24 @@
 
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.beam_search import BeamSearch, beam_search
-from jaxspec.decode.generate import Generation, Piece, generate, stream
+from jaxspec.decode.chat import Chat, chat
+from jaxspec.decode.generate import Generation, Piece, generate, prefix, stream
 from jaxspec.decode.request import prepare
 from jaxspec.decode.rollout import rollout
+from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 
 __all__ = [
     "BeamSearch",
+    "Chat",
     "Generation",
     "Piece",
+    "SharedPrefix",
     "autoregressive",
     "beam_search",
+    "chat",
     "generate",
+    "prefix",
     "prepare",
     "rollout",
     "speculative",

@@ -24,10 +24,15 @@ def autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_pr
 
 @functools.lru_cache  # of all arguments, given or not: programs are shared by decoders that are the same object
 def _autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_probs: int | None) -> core.Decoder:
-    def init(weights: core.Weights, prompt: core.Prompt, request: core.Request, headroom: int) -> core.State:
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        request: core.Request,
+        headroom: int,
+        before: core.Before | None = None,
+    ) -> core.State:
         with jax.named_scope("prefill"):
-            capacity = token_rows.prefill_length(target, prompt) + headroom
-            prefilled = target.prefill(weights.target, prompt, capacity)
+            prefilled = states.read_prompt(target, weights.target, prompt, headroom, states.of_each(before, prompt))
         prompt, prefilled = token_rows.repeat_rows((prompt, prefilled), states.samples(prompt, request))
         return states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import sharding
+from jaxspec import rules, sharding
 from jaxspec.core import (
     BoundDrafter,
     BoundPolicy,
@@ -20,13 +20,26 @@ from jaxspec.core import (
     Policy,
     RoundInfo,
     Rule,
+    State,
     Stats,
+    Weights,
+    token_rows,
     tree,
 )
-from jaxspec.decode import display, loop, stopping
+from jaxspec.decode import display, inputs, loop, shared_prefix, stopping
 from jaxspec.decode import log_probs as reported
 from jaxspec.decode import state as states
-from jaxspec.decode.request import Prepared, Prompts, prepare
+from jaxspec.decode.request import (
+    Prepared,
+    Prompts,
+    bound_drafter,
+    check_positions,
+    drafter_lms,
+    encode,
+    prepare,
+)
+from jaxspec.decode.shared_prefix import SharedPrefix
+from jaxspec.drafters.common import with_taps_of
 from jaxspec.sampling import SamplingOptions
 
 SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
@@ -144,6 +157,8 @@ def generate(
     num_samples: int = 1,
     log_probs: bool = False,
     top_log_probs: int | None = None,
+    prefix: SharedPrefix | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """Generates from `target`, faster with a `drafter`, with the same distribution of the output.
@@ -155,7 +170,8 @@ def generate(
 
     Args:
         target: the model whose distribution the output has.
-        prompts: text, or token ids: a `jaxspec.Prompt` of right-padded rows [batch, prompt], a list of ids, or several.
+        prompts: text; token ids, a `jaxspec.Prompt` of right-padded rows [batch, prompt], a list of ids, or several;
+            or a conversation, a list of messages {"role": ..., "content": ...}, or several, for the model's template.
         drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for plain decoding.
         gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its own size instead.
         rule: the acceptance rule; `jaxspec.rules.rejection()` by default.
@@ -171,6 +187,8 @@ def generate(
         log_probs: whether to report the log probability of every token, see `core.LogProbs`: the target's, raw and
             under the distribution that was sampled from. Such programs are compiled apart; others compute none.
         top_log_probs: of each position report, too, so many of the most probable tokens; 0 is log_probs=True.
+        prefix: what all prompts follow, read before by `jaxspec.prefix`; the text is that of the whole prompts.
+        chat_template_kwargs: values for the template of conversations, such as {"enable_thinking": False}.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
             logit_bias, banned, draft_temperature: a number for all rows or one per row; `sampling.SamplingOptions`
             describes them. Greedy by default.
@@ -204,6 +222,8 @@ def generate(
         num_samples=num_samples,
         log_probs=log_probs,
         top_log_probs=top_log_probs,
+        prefix=prefix,
+        chat_template_kwargs=chat_template_kwargs,
         **sampling,
     )
     return complete(prepared, stop)
@@ -238,6 +258,69 @@ def complete(prepared: Prepared, stop: Sequence[str] = ()) -> Generation:
     )
 
 
+def prefix(
+    target: Model,
+    text: Prompts | None = None,
+    *,
+    drafter: Model | Drafter | BoundDrafter | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> SharedPrefix:
+    """Reads the beginning of prompts once: a system prompt, or examples of a task.
+
+    `generate`, `stream`, `prepare` and `generate_many` take it as `prefix=`. Their prompts are then what follows it:
+    the ids of a row are those of the prefix and, right after them, those of the prompt, of which a text's
+    begin-of-sequence token is left out. (Each text has ids of its own: a tokenizer might have joined the end of one
+    and the beginning of the other.) A conversation is given whole, and must begin with the prefix's ids. Any number
+    of calls may share a prefix, with any options. Its caches take what those of one such row take.
+
+    Args:
+        target: the model whose distribution the texts will have; decoder-only.
+        text: one text, row of ids, or list of messages.
+        drafter: that of the later calls, which then need not read it either. Without one the prefix is for plain
+            decoding.
+        chat_template_kwargs: as in `generate`.
+
+    Raises:
+        ValueError, TypeError: as `generate`; also for an encoder-decoder, several rows, or a drafter that cannot go
+            on from a prefix.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> shared = jaxspec.prefix(target, [3, 1, 4], drafter=draft)
+        >>> out = jaxspec.generate(target, [[2], [0, 1]], prefix=shared, drafter=draft, max_new_tokens=8)
+        >>> whole = jaxspec.generate(target, [[3, 1, 4, 2], [3, 1, 4, 0, 1]], max_new_tokens=8)
+        >>> bool((out.tokens == whole.tokens).all())
+        True
+    """
+    if not isinstance(target, Model):
+        what = inputs.uncalled(target, "target", "jaxspec")
+        raise TypeError(f"{what}: expected a jaxspec.Model, as jaxspec.load gives")
+    inputs.check_untraced(target.params, text, getattr(drafter, "params", None))
+    if target.lm.start_token is not None:
+        raise ValueError(
+            f"{target.name or 'the target'} is an encoder-decoder, whose encoder reads each prompt as a whole: "
+            "only prompts of a decoder-only model can share a prefix"
+        )
+    if (chats := inputs.chats_of(text)) is not None:
+        text = [inputs.chat_ids(target, chat, answer=False, template=chat_template_kwargs) for chat in chats]
+    prompt, bound = encode(target, text), bound_drafter(target, drafter, rules.rejection())
+    if (rows := len(prompt.length)) != 1:
+        raise ValueError(f"got {rows} prefixes: expected one, which prompts are to share")
+    check_positions(target.lm, "the target", prompt, np.ones(1, np.int32))
+    reader, weights = target.lm, Weights(target.params)
+    if bound is not None:
+        for lm in drafter_lms(bound):
+            check_positions(lm, "the drafter", prompt, np.ones(1, np.int32))
+        reader = target.lm if bound.target is None else with_taps_of(target, bound.target).lm
+        weights = Weights(target.params, bound.params)
+        shared_prefix.check_drafter(reader, bound, weights, prompt)
+    caches = shared_prefix.read(reader, None if bound is None else bound.functions, weights, prompt)
+    (tokens,) = token_rows.to_lists(prompt.tokens, prompt.length)
+    return SharedPrefix(tokens, target, bound, caches)
+
+
 def stream(
     target: Model, prompt: Prompts | None = None, *, stop: Sequence[str] = (), **options: Any
 ) -> Iterator[Piece]:
@@ -264,12 +347,20 @@ def stream(
     return pieces(prepared, stop)
 
 
-def pieces(prepared: Prepared, stop: Sequence[str] = ()) -> Iterator[Piece]:
-    """Streams a generation of one prompt; see `stream`, which is `prepare` and this."""
-    return _pieces(prepared, stopping.checked(stop, prepared.target))
+def pieces(
+    prepared: Prepared, stop: Sequence[str] = (), keep: Callable[[State], None] | None = None
+) -> Iterator[Piece]:
+    """Streams a generation of one prompt; see `stream`, which is `prepare` and this.
+
+    Args:
+        prepared: what to run.
+        stop: as in `generate`.
+        keep: called with the state after each round, before its piece is yielded. The next round consumes it.
+    """
+    return _pieces(prepared, stopping.checked(stop, prepared.target), keep)
 
 
-def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
+def _pieces(prepared: Prepared, stop: stopping.Stop, keep: Callable[[State], None] | None) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
     for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None):
@@ -292,6 +383,8 @@ def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
         shown += new_text
         finish = stopping.finish(stop, int(states.finish(state)[0]), committed) if done[0] else None
         draft, accepted, parent, path = _round(info)
+        if keep is not None:
+            keep(state)
         yield Piece(new_text, new, draft, accepted, stats, bool(done[0]), parent, path, finish, log_probs)
 
 

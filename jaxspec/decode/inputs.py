@@ -61,12 +61,7 @@ MOST = 2**29  # new tokens: what a row holds is counted in int32
 MANY = 2**12  # rows, and
 WIDE = 2**12  # tokens of a prompt, and
 LONG = 2**16  # new tokens, or draft tokens: above any of these it is asked whether memory can hold them
-
-
-CHAT = (
-    "write the conversation as the model's template has it, "
-    'target.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]'
-)
+CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
 
 
 def check_untraced(*trees: Any) -> None:
@@ -220,16 +215,58 @@ def is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
 
 
-def chat_ids(target: Model, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Writes a conversation in the chat template of the target's tokenizer, up to where the model's answer begins.
+def chats_of(prompts: Any) -> list[Any] | None:
+    """Returns the conversations among prompts, one or a list of them; None if the prompts are others.
+
+    >>> chats_of([{"role": "user", "content": "Hello"}])
+    [[{'role': 'user', 'content': 'Hello'}]]
+    >>> chats_of(["Hello"])
+    """
+    if is_chat(prompts):
+        return [prompts]
+    return list(prompts) if isinstance(prompts, list | tuple) and prompts and all(map(is_chat, prompts)) else None
+
+
+def chat_ids(
+    target: Model,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    answer: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Writes a conversation in the chat template of the target's tokenizer.
+
+    Args:
+        target: whose tokenizer has the template.
+        messages: each with a role and its content.
+        answer: whether to go on up to where the model's answer begins.
+        template: values of the template's own, such as enable_thinking=False.
 
     Raises:
-        ValueError: the model has no chat template.
+        ValueError: the model has no chat template, or it refuses the conversation.
+    """
+    from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
+
+    check_template(target)
+    write = target.tokenizer.apply_chat_template
+    try:
+        written = write(list(messages), add_generation_prompt=answer, return_dict=True, **(template or {}))
+    except TemplateError as error:
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        name = target.name or "this model"
+        raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
+    return list(written["input_ids"])
+
+
+def check_template(target: Model) -> None:
+    """Refuses a model without a chat template.
+
+    Raises:
+        ValueError: it has none.
     """
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
         raise ValueError(f"{name} has no chat template: give text, or a model that is tuned to chat")
-    return list(target.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"])
 
 
 def check_text(text: Any, index: int) -> None:

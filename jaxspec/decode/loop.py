@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import (
+    Before,
     Decoder,
     LogProbs,
     Prompt,
@@ -68,7 +69,8 @@ Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
 
 def run(prepared: Prepared) -> Outcome:
     """Prefill to the last token of the longest row, in one dispatch."""
-    return generation(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
+    p = prepared
+    return generation(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
 
 
 def iterate_rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
@@ -82,10 +84,8 @@ def iterate_rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tup
         The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
         so read what you need before you ask for more.
     """
-    state, info = (
-        start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens),
-        None,
-    )
+    p, info = prepared, None
+    state = start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
     while True:
         if edit is not None:
             state, info = edit(state, info)
@@ -97,9 +97,16 @@ def iterate_rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tup
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))
-def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> Outcome:
+def generation(
+    decoder: Decoder,
+    weights: Weights,
+    prompt: Prompt,
+    request: Request,
+    max_new_tokens: int,
+    before: Before | None = None,
+) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
-    state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes))
+    state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
     batch = request.max_new_tokens.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
@@ -128,9 +135,16 @@ def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))
-def start(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> State:
+def start(
+    decoder: Decoder,
+    weights: Weights,
+    prompt: Prompt,
+    request: Request,
+    max_new_tokens: int,
+    before: Before | None = None,
+) -> State:
     """The state after prefill."""
-    return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes))
+    return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))

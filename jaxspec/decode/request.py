@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxspec import drafters, rules, sharding
 from jaxspec.core import (
+    Before,
     BoundDrafter,
     BoundPolicy,
     Decoder,
@@ -30,8 +31,9 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.checks import integer
-from jaxspec.decode import inputs
+from jaxspec.decode import inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
@@ -39,9 +41,20 @@ from jaxspec.sampling.params import OPTIONS, SamplingOptions, check_ids, per_row
 
 OWN = (  # those that are no sampling options
     *("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
-    *("log_probs", "top_log_probs"),
+    *("log_probs", "top_log_probs", "prefix"),
 )
-Prompts = str | Sequence[str] | Prompt | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
+Message = Mapping[str, Any]
+Prompts = (
+    str
+    | Sequence[str]
+    | Prompt
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[Message]
+    | Sequence[Sequence[Message]]
+    | np.ndarray
+    | jax.Array
+)
 
 
 class Prepared(NamedTuple):
@@ -56,6 +69,7 @@ class Prepared(NamedTuple):
             samples of it are asked for.
         max_new_tokens: size of the output: a bucket at least as large as any row's limit.
         options: the arguments it was prepared with, but target and prompts.
+        before: what was read of all prompts before, a prefix; None: nothing.
     """
 
     target: Model
@@ -67,6 +81,7 @@ class Prepared(NamedTuple):
     request: Request
     max_new_tokens: int
     options: Mapping[str, Any]
+    before: Before | None = None
 
     def replace(self, **options: Any) -> Prepared:
         """The same prompts for the same target, with some of `generate`'s options changed.
@@ -79,6 +94,12 @@ class Prepared(NamedTuple):
         (3, 7, 0)
         """
         return _prepared(self.target, self.prompt, dict(self.options) | options)
+
+    def widths(self, length: int) -> tuple[int, int]:
+        """Returns how wide prompts of at most `length` tokens are padded, and what is read of them at most."""
+        prefix = self.options["prefix"]
+        width = token_rows.bucket(length)
+        return (width, width) if prefix is None else shared_prefix.widths(len(prefix) - 1, length)
 
     @property
     def is_sampled(self) -> bool:
@@ -104,6 +125,8 @@ def prepare(
     num_samples: int = 1,
     log_probs: bool = False,
     top_log_probs: int | None = None,
+    prefix: SharedPrefix | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
@@ -125,14 +148,15 @@ def prepare(
         num_samples=num_samples,
         log_probs=log_probs,
         top_log_probs=top_log_probs,
+        prefix=prefix,
     )
     inputs.check_untraced(target.params, prompts, {**named, **sampling, "drafter": getattr(drafter, "params", None)})
-    return _prepared(target, encode(target, prompts), named | sampling)
+    return _prepared(target, encode(target, prompts, prefix, chat_template_kwargs), named | sampling)
 
 
 def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
-    drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, samples, log_probs, top = map(sampling.pop, OWN)
+    drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, samples, log_probs, top, prefix = map(sampling.pop, OWN)
     _check_names(sampling)
     expected = "an integer, 0 (plain decoding) or more"
     gamma = integer(gamma, "gamma", expected)
@@ -168,21 +192,24 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         key = jax.random.key(0)  # nothing is drawn at temperature 0
     key = inputs.key_of(key)
     rule = rules.rejection() if rule is None else rule
-    bound = _drafter(target, drafter, rule)
+    bound = bound_drafter(target, drafter, rule)
     if bound is not None and not round.size_of(bound.functions, gamma).nodes:
         bound = None
+    before = None
+    if prefix is not None:
+        before = prefix.before(target, bound, prompt.tokens.shape[1] - token_rows.bucket(len(prefix) - 1))
     if bound is not None and bound.target is not None:
         target = with_taps_of(target, bound.target)
     if policy is not None and drafter is None:
         raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter drafts")
-    _check_positions(target.lm, "the target", prompt, limit)
+    check_positions(target.lm, "the target", prompt, limit)
     weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
     if bound is not None:
         functions = None if policy is None else policy.functions
         decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top)
         weights = Weights(target.params, bound.params)
         for lm in drafter_lms(bound):
-            _check_positions(lm, "the drafter", prompt, limit)
+            check_positions(lm, "the drafter", prompt, limit)
     request = Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
@@ -199,7 +226,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     if max(size, decoder.nodes) > inputs.LONG or batch > inputs.MANY or width > inputs.WIDE:
         headroom = token_rows.headroom(size, decoder.nodes)
         state = inputs.size_of(
-            jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
+            jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
         )
         history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
         logits = 4 * (decoder.nodes + 1) * target.lm.vocab_size * batch
@@ -212,7 +239,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
             what, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
         parts = {"weights": inputs.size_of(weights), "caches and rows": state, "what a round makes": history + logits}
         inputs.check_memory(parts, what, lower, _devices(weights))
-    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options)
+    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
 
 
 def _top_log_probs(log_probs: Any, top: Any, vocab: int) -> int | None:
@@ -242,14 +269,36 @@ def _devices(weights: Any) -> int:
     return 1 if mesh is None else mesh.size
 
 
-def encode(target: Model, prompts: Prompts | None) -> Prompt:
-    """Strings, or token ids, as a checked Prompt in a bucket."""
+def encode(
+    target: Model,
+    prompts: Prompts | None,
+    prefix: SharedPrefix | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow it."""
+    kind, prompt = _encode(target, prompts, chat_template_kwargs)
+    if prefix is None:
+        return prompt
+    if not isinstance(prefix, SharedPrefix):
+        what = inputs.uncalled(prefix, "prefix", "jaxspec")
+        raise TypeError(f"{what}: expected what jaxspec.prefix(target, text) returns")
+    rows = token_rows.to_lists(prompt.tokens, prompt.length)
+    rows = [prefix.followed_by(row, kind, index) for index, row in enumerate(rows)]
+    return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
+
+
+def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] | None) -> tuple[str, Prompt]:
+    """Returns what kind of prompts these are ("text", "ids" or "chat"), and their ids."""
+    if (chats := inputs.chats_of(prompts)) is not None:
+        prompt = token_rows.pad([inputs.chat_ids(target, chat, template=template) for chat in chats])
+        _check_ids(prompt, target.lm.vocab_size)
+        return "chat", prompt
     prompts = inputs.rows_of(prompts)
     if isinstance(prompts, Prompt):
         _check_ids(prompts, target.lm.vocab_size)
         width = token_rows.bucket(prompts.tokens.shape[1])
         tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, width - prompts.tokens.shape[1])))
-        return Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
+        return "ids", Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
     texts = prompts
     if target.tokenizer is None:
         raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
@@ -257,7 +306,7 @@ def encode(target: Model, prompts: Prompts | None) -> Prompt:
         inputs.check_text(text, index)
     prompt = token_rows.pad(target.tokenizer(texts)["input_ids"] if texts else [])
     _check_ids(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
-    return prompt
+    return "text", prompt
 
 
 def _check_ids(prompt: Prompt, vocab: int) -> None:
@@ -294,7 +343,7 @@ def _policy_values(policy: BoundPolicy, batch: int) -> Any:
     return jax.tree.map(rows, policy.params)
 
 
-def _drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:
+def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:
     """The drafter, if there is one, checked against the target."""
     if drafter is None:
         return None
@@ -354,7 +403,7 @@ def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
     return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
 
 
-def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndarray) -> None:
+def check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndarray) -> None:
     length = np.asarray(prompt.length)
     if lm.start_token is not None:
         if lm.max_prompt is not None and length.max() > lm.max_prompt:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxspec.core import Keys, Prompt, Request, Weights, noise, token_rows
+from jaxspec.core import Before, Keys, Prompt, Request, Weights, noise, token_rows
 from jaxspec.decode import inputs, loop
 from jaxspec.decode.request import Prepared, drafter_lms
 
@@ -21,12 +21,14 @@ class Arguments(NamedTuple):
         weights, prompt: of both models; what is read.
         request: keys, limits, end tokens and sampling parameters of each row.
         headroom: tokens that a row may grow by.
+        before: what was read of all prompts before.
     """
 
     weights: Weights
     prompt: Prompt
     request: Request
     headroom: int
+    before: Before | None = None
 
 
 def rollout(
@@ -70,7 +72,9 @@ def rollout(
     """
     inputs = arguments(prepared, weights=weights, prompt=prompt, key=key)
     constant = jax.lax.stop_gradient(inputs.weights)
-    return loop.generation(prepared.decoder, constant, inputs.prompt, inputs.request, prepared.max_new_tokens)
+    return loop.generation(
+        prepared.decoder, constant, inputs.prompt, inputs.request, prepared.max_new_tokens, inputs.before
+    )
 
 
 def arguments(
@@ -89,6 +93,11 @@ def arguments(
         )
     if not isinstance(prompt, Prompt | None):
         raise TypeError(f"prompt is of type {type(prompt).__name__}: expected a jaxspec.Prompt of token ids")
+    if prepared.before is not None and not (weights is None and prompt is None):
+        raise ValueError(
+            "the generation was prepared with a prefix, which belongs to its weights and prompts: prepare it "
+            "without one to give others"
+        )
     weights = prepared.weights if weights is None else weights
     prompt = prepared.prompt if prompt is None else Prompt(*map(jnp.asarray, prompt))
     rows, width = prompt.tokens.shape
@@ -109,4 +118,5 @@ def arguments(
                 )
     if key is not None:
         request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.max_new_tokens)))
-    return Arguments(weights, prompt, request, token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes))
+    headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+    return Arguments(weights, prompt, request, headroom, prepared.before)

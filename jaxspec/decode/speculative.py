@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import sampling
 from jaxspec.core import (
+    Before,
     Decoder,
     Distribution,
     Drafter,
@@ -30,6 +31,7 @@ from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_roun
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.drafters.common import begin
 
 
 @functools.lru_cache
@@ -88,12 +90,13 @@ def speculative(
         )
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
-    def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
+    def init(weights: Weights, prompt: Prompt, request: Request, headroom: int, before: Before | None = None) -> State:
+        before = states.of_each(before, prompt)
         with jax.named_scope("prefill"):
-            capacity = token_rows.prefill_length(target, prompt) + headroom
-            prefilled = target.prefill(weights.target, prompt, capacity)
+            prefilled = states.read_prompt(target, weights.target, prompt, headroom, before)
         with jax.named_scope("draft"):
-            draft = drafter.init(weights, prompt, headroom, prefilled[0])
+            draft_before = None if before is None else before.of(before.state.draft)
+            draft = begin(drafter, weights, prompt, headroom, prefilled[0], draft_before)
         prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
         state = states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
         if policy is not None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import (
+    Before,
     Cache,
     Caches,
     Distribution,
@@ -16,6 +17,7 @@ from jaxspec.core import (
     Finish,
     Forward,
     LanguageModel,
+    Params,
     Policy,
     Prefix,
     Prompt,
@@ -26,11 +28,30 @@ from jaxspec.core import (
     Stats,
     ToDistribution,
     Verdict,
+    chunks,
     noise,
     token_rows,
     tree,
 )
 from jaxspec.decode import log_probs
+
+
+def read_prompt(
+    lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, before: Before | None
+) -> tuple[Forward, Cache]:
+    """Reads the prompts, or what they have after what was read `before`; see `core.Prefill`."""
+    capacity = token_rows.prefill_length(lm, prompt) + headroom
+    if before is None:
+        return lm.prefill(params, prompt, capacity)
+    return chunks.resume(lm, params, before.of(before.state.target), prompt, capacity)
+
+
+def of_each(before: Before | None, prompt: Prompt) -> Before | None:
+    """Returns what was read before for each row, where all of them share it."""
+    if before is None or before.start.shape == prompt.length.shape:
+        return before
+    state, start = token_rows.repeat_rows((before.state, before.start), prompt.length.shape[0])
+    return Before(state, start, before.width)
 
 
 def init_state(

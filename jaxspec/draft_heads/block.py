@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import core
+from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.core import token_rows
 from jaxspec.core.checks import one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
@@ -411,10 +411,20 @@ def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
 
 @functools.lru_cache
 def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> core.Cache:
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> core.Cache:
         row = token_rows.decoder_prompt(lm, prompt)
-        empty = head.empty(row.tokens.shape[0], row.tokens.shape[1] + headroom)
-        cache = head.append(weights.draft, empty, head.read(weights.draft, prefilled))
+        batch, capacity = row.tokens.shape[0], row.tokens.shape[1] + headroom
+        if before is None:
+            cache = head.empty(batch, capacity)
+        else:
+            cache = head.rewind(chunks.enlarged(before.state, head.empty, batch, capacity), before.start)
+        cache = head.append(weights.draft, cache, head.read(weights.draft, prefilled))
         return head.rewind(cache, row.length)
 
     def propose(

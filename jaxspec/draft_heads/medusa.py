@@ -245,8 +245,15 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDraft
 def _drafter(head: ParallelHeads, lm: core.LanguageModel) -> core.Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> Float[Array, "B M"]:
-        return take_position(prefilled.features, token_rows.decoder_prompt(lm, prompt).length - 1)
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> Float[Array, "B M"]:
+        last = token_rows.decoder_prompt(lm, prompt).length - 1
+        return take_position(prefilled.features, last if before is None else last - before.start)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

@@ -203,9 +203,19 @@ def drafter(head: DraftHead[RecurrentHead], target: core.Model, title: str, name
 
 @functools.lru_cache
 def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> HiddenState:
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> HiddenState:
         row, shared = token_rows.decoder_prompt(lm, prompt), shared_with(lm, weights.target)
         (batch, width), num_cached, hidden = row.tokens.shape, row.length - 1, head.read(weights.draft, prefilled)
+        tokens, last, pairs_before = row.tokens[:, 1:], num_cached, None
+        if before is not None:  # the pairs before `start` are there, of the last of which the token is known
+            tokens = token_rows.window(row.tokens, before.start + 1, before.width - 1)
+            last, pairs_before = num_cached - before.start, before.of(before.state.cache)
 
         def extend(
             cache: core.Cache, pairs: tuple[Float[Array, "B T D"], Int[Array, "B T"]]
@@ -213,10 +223,10 @@ def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
             return (), head.extend(weights.draft, shared, cache, *pairs)[1]
 
         cache = head.empty(batch, width + headroom)
-        if width > 1:
-            pairs = hidden[:, :-1], row.tokens[:, 1:]
-            _, _, cache = chunks.read(extend, head.rewind, head.empty, pairs, num_cached, width + headroom)
-        return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, num_cached))
+        if tokens.shape[1]:
+            read = functools.partial(chunks.read, extend, head.rewind, head.empty)
+            _, _, cache = read((hidden[:, :-1], tokens), num_cached, width + headroom, pairs_before)
+        return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, last))
 
     def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:
         """Feeds the pair that prefill left open, to the rows that have it."""

@@ -17,7 +17,7 @@ from jaxspec import core, rules
 from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
-from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, begin, name_of, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 
 
@@ -144,11 +144,18 @@ def _cascade(
     # Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
     # cascade's parameters (the model's, the inner drafter's) and of its state.
 
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> CascadeState:
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> CascadeState:
         inner_weights, room = core.Weights(*weights.draft), headroom + spare
-        forward, cache = prefill(lm, inner_weights.target, prompt, room, prefilled)
+        forward, cache = prefill(lm, inner_weights.target, prompt, room, prefilled, before)
         length = token_rows.decoder_prompt(lm, prompt).length
-        return CascadeState(cache, length, inner.init(inner_weights, prompt, room, forward))
+        inner_before = None if before is None else before.of(before.state.inner)
+        return CascadeState(cache, length, begin(inner, inner_weights, prompt, room, forward, inner_before))
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
+    Before,
     BoundDrafter,
     Caches,
     Distribution,
@@ -144,7 +145,16 @@ def _difference(first: Any, second: Any) -> tuple[str, str]:
     return "", " (another one)"
 
 
-def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+def begin(
+    drafter: Drafter, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None
+) -> Any:
+    """Makes a drafter's state after the prompts; one that knows nothing of `before` is not asked to."""
+    if before is None:
+        return drafter.init(weights, prompt, headroom, prefilled)
+    return drafter.init(weights, prompt, headroom, prefilled, before=before)
+
+
+def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None) -> Any:
     """Makes the state of a drafter that has none."""
     return ()
 
@@ -169,11 +179,14 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
         propose: as in `Drafter`.
     """
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> tuple[Any, ...]:
-        pairs = zip(drafters, weights.draft, strict=True)
-        return tuple(
-            drafter.init(Weights(weights.target, params), prompt, headroom, prefilled) for drafter, params in pairs
-        )
+    def init(
+        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> tuple[Any, ...]:
+        parts = []
+        for index, (drafter, params) in enumerate(zip(drafters, weights.draft, strict=True)):
+            part_before = None if before is None else before.of(before.state[index])
+            parts.append(begin(drafter, Weights(weights.target, params), prompt, headroom, prefilled, part_before))
+        return tuple(parts)
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         target, states = caches.target, []

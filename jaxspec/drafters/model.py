@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
+    Before,
     BoundDrafter,
     Cache,
     Caches,
@@ -24,6 +25,7 @@ from jaxspec.core import (
     Prompt,
     Verdict,
     Weights,
+    chunks,
     token_rows,
 )
 from jaxspec.drafters.sequential import Logits, sequential
@@ -78,8 +80,10 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 
 @functools.lru_cache
 def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> ModelState:
-        _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
+    def init(
+        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> ModelState:
+        _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled, before)
         return ModelState(cache, token_rows.decoder_prompt(lm, prompt).length)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
@@ -113,14 +117,35 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
 
 def prefill(
-    lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, prefilled: Forward
+    lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
 ) -> tuple[Forward, Cache]:
-    """Prefills a draft model; `prefilled`: by the target, whose encoder may be the draft model's, too."""
+    """Prefills a draft model.
+
+    Args:
+        lm, params: the model.
+        prompt, headroom: see `core.DraftInit`.
+        prefilled: by the target, whose encoder may be the draft model's, too.
+        before: a state with the fields of `ModelState`. It may lack some of the `before.start` tokens, which a policy
+            has not let it read, so there are no features and taps.
+    """
     capacity = token_rows.prefill_length(lm, prompt) + headroom
+    if before is not None:
+        return _read_on(lm, params, prompt, capacity, before)
     if not lm.shared_encoder:
         return lm.prefill(params, prompt, capacity)
     assert lm.encoder is not None and prefilled.encoded is not None
     return lm.encoder.prefill(params, prompt, capacity, prefilled.encoded)
+
+
+def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int, before: Before) -> tuple[Forward, Cache]:
+    """Reads what a cache lacks of the prompts, and their last token for its outputs."""
+    batch, last = len(prompt.length), prompt.length - 1
+    empty = functools.partial(chunks.empty_cache, lm, params)
+    state = ModelState(chunks.enlarged(before.state.cache, empty, batch, capacity), before.state.num_cached)
+    state, width = take_back_to(state, before.start), chunks.split(before.width)[0]
+    cache = catch_up(lm, params, state, prompt, last >= 0, width, last).cache
+    forward, cache = lm.extend(params, lm.rewind(cache, last), known(lm, token_rows.window(prompt.tokens, last, 1)))
+    return Forward(forward.logits, None), cache  # type: ignore[arg-type]
 
 
 def take_back(state: CachedState, row: Prompt) -> CachedState:
@@ -164,7 +189,8 @@ def catch_up(
         return jnp.any(jnp.logical_and(wanted, state.num_cached < goal))
 
     def read(state: ModelState) -> ModelState:
-        at = jnp.minimum(state.num_cached, goal)
+        # Tokens near the end of the buffer are read with some before them, which are read again.
+        at = jnp.minimum(jnp.minimum(state.num_cached, goal), row.tokens.shape[1] - width)
         _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, token_rows.window(row.tokens, at, width)))
         return ModelState(cache, jnp.minimum(at + width, goal))
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import (
+    Before,
     BoundDrafter,
     Cache,
     Caches,
@@ -304,7 +305,9 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
     def place(nodes: Nodes, at: int | Int[Array, ""]) -> Int[Array, " B"]:
         return nodes.start + jnp.asarray(at, nodes.start.dtype)
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
+    def init(
+        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> Cache:
         if adapter is None:
             return ()
         row, extend = token_rows.decoder_prompt(lm, prompt), adapter.extend
@@ -313,7 +316,7 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
             return (), extend(weights.draft.adapter, cache, stream)[1]
 
         stream, capacity = _exit_stream(prefilled), row.tokens.shape[1] + headroom
-        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length - 1, capacity)[2]
+        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, capacity, before)[2]
 
     def feed(
         weights: Weights,

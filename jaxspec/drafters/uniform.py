@@ -7,7 +7,18 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import BoundDrafter, Caches, Distribution, Draft, DraftContext, Drafter, Forward, Prompt, Weights
+from jaxspec.core import (
+    Before,
+    BoundDrafter,
+    Caches,
+    Distribution,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Prompt,
+    Weights,
+)
 from jaxspec.drafters.common import no_commit, same_state
 from jaxspec.drafters.sequential import Logits, sequential
 
@@ -34,7 +45,9 @@ def uniform() -> BoundDrafter:
 
 @functools.lru_cache
 def _uniform() -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Float[Array, "B V"]:
+    def init(
+        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> Float[Array, "B V"]:
         batch, _, vocab = prefilled.logits.shape
         return jnp.full((batch, vocab), -jnp.log(vocab))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec import sharding
-from jaxspec.core import Failure, Finish, LogProbs, Model, token_rows
+from jaxspec.core import Failure, Finish, LogProbs, Model
 from jaxspec.core.checks import integer, one_of
 from jaxspec.decode import display, stopping
 from jaxspec.decode.request import Prepared, prepare
@@ -92,6 +92,7 @@ def generate_many(
     on_error: str = "raise",
     group: int | None = None,
     progress: Callable[[Progress], Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Completion]:
     """Generates from any number of prompts, and yields each text when it is done.
@@ -117,8 +118,10 @@ def generate_many(
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
         group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.
         progress: called with a `Progress` whenever the host looks at the slots.
-        **options: `drafter`, `gamma`, `rule`, `policy`, `key`, `eos_ids`, `log_probs`, `top_log_probs`, and options of
-            sampling, as `generate` has them, with one value for all prompts.
+        chat_template_kwargs: values for the template of chats, such as {"enable_thinking": False}.
+        **options: `drafter`, `gamma`, `rule`, `policy`, `prefix`, `key`, `eos_ids`, `log_probs`, `top_log_probs`, and
+            options of sampling, as `generate` has them, with one value for all prompts. Prompts that follow a `prefix`
+            count its tokens as theirs, and are cut after it.
 
     Raises:
         ValueError, TypeError: as `generate`; also for a prompt, if `on_error` is "raise".
@@ -146,7 +149,7 @@ def generate_many(
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
-    reader = Reader(target, prompts, limits, BLOCKS * slots)
+    reader = Reader(target, prompts, limits, BLOCKS * slots, options.get("prefix"), chat_template_kwargs)
     stopper = stopping.checked(stop, target)
     job = _Job(prepared, reader, stopper, slots, group, limits.prompt if max_prompt_tokens else None, progress)
     return _checked(_ordered(job.run()) if in_order else job.run(), on_error)
@@ -189,7 +192,7 @@ class _Job:
     ):
         self._prepared, self._reader, self._stop = prepared, reader, stop
         self._slots, self._group = slots, group
-        self._width = 0 if width is None else token_rows.bucket(width)
+        self._width = 0 if width is None else prepared.widths(width)[0]
         self._report = report
         self._progress = Progress()
         self._finished = deque[tuple[int, Completion]]()
@@ -204,7 +207,7 @@ class _Job:
                 continue
             count = min(self._slots, len(ahead))
             widest = max(len(request.row.tokens) for request in ahead)
-            self._width = max(self._width, token_rows.bucket(widest))
+            self._width = max(self._width, self._prepared.widths(widest)[0])
             rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
             slots = Slots(self._prepared, self._width, count, min(self._group, count), rounds)
             yield from self._until_wider(slots)
@@ -239,10 +242,10 @@ class _Job:
         So what prefill computes of a prompt, to the last bit, does not depend on the others.
         """
         ahead = self._ahead()
-        width = token_rows.bucket(len(ahead[0].row.tokens)) if ahead else 0
+        width = self._width_of(ahead[0]) if ahead else 0
         if not ahead or width > slots.width:
             return []
-        group = [request for request in ahead if token_rows.bucket(len(request.row.tokens)) == width][: slots.group]
+        group = [request for request in ahead if self._width_of(request) == width][: slots.group]
         self._reader.take(group)
         return group
 
@@ -254,6 +257,9 @@ class _Job:
         for request in wrong:
             self._finish(request, _refused(request))
         return [request for request in ahead if request.error is None]
+
+    def _width_of(self, request: Request) -> int:
+        return self._prepared.widths(len(request.row.tokens))[0]
 
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
         """Takes out the rows that are done, and returns their slots."""

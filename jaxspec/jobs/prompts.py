@@ -13,6 +13,7 @@ from jaxspec.core import Model
 from jaxspec.core.checks import one_of
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, drafter_lms
+from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.jobs.slots import Row
 
 TOO_LONG = ("error", "truncate", "skip")
@@ -64,6 +65,15 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
 
 
+def _without_middle(tokens: np.ndarray, first: int, most: int) -> np.ndarray:
+    """Keeps the first tokens, and so many of the last that there are `most`.
+
+    >>> _without_middle(np.arange(9), 2, 5).tolist()
+    [0, 1, 6, 7, 8]
+    """
+    return np.concatenate([tokens[:first], tokens[len(tokens) - (most - first) :]])
+
+
 class Reader:
     """Reads prompts ahead, a block at a time, which is tokenised at once.
 
@@ -72,10 +82,21 @@ class Reader:
         prompts: texts, rows of ids, chats (lists of messages), or dicts of one of these; see `generate_many`.
         limits: what is too long.
         block: prompts that are read at a time.
+        prefix: what all prompts follow; None: nothing.
+        template: values for the template of chats.
     """
 
-    def __init__(self, target: Model, prompts: Iterable[Any], limits: Limits, block: int):
+    def __init__(
+        self,
+        target: Model,
+        prompts: Iterable[Any],
+        limits: Limits,
+        block: int,
+        prefix: SharedPrefix | None = None,
+        template: Mapping[str, Any] | None = None,
+    ):
         self._target, self._limits, self._block = target, limits, block
+        self._prefix, self._template = prefix, template
         self._source = enumerate(prompts)
         self._read = deque[Request]()
         self._exhausted, self._places = False, itertools.count()
@@ -101,7 +122,8 @@ class Reader:
             if request.error is not None:
                 yield request
             else:
-                yield from self._checked(request, encoded.get(index, content))
+                kind = "text" if index in encoded else "ids"
+                yield from self._checked(request, encoded.get(index, content), kind)
 
     def _described(self, place: int, value: Any) -> tuple[Request, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
@@ -132,7 +154,8 @@ class Reader:
         if messages is None and inputs.is_chat(prompt):
             messages = prompt
         if messages is not None:
-            return inputs.chat_ids(self._target, messages)
+            ids = inputs.chat_ids(self._target, messages, template=self._template)
+            return ids if self._prefix is None else self._prefix.followed_by(ids, "chat")[len(self._prefix) :]
         if isinstance(prompt, str):
             inputs.check_text(prompt, 0)
             if self._target.tokenizer is None:
@@ -143,10 +166,14 @@ class Reader:
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return self._target.tokenizer(texts)["input_ids"] if texts else []
 
-    def _checked(self, request: Request, content: Any) -> Iterator[Request]:
+    def _checked(self, request: Request, content: Any, kind: str) -> Iterator[Request]:
         """Yields the prompt with its tokens, or what is wrong with it; nothing if it is to be skipped."""
         try:
-            tokens = np.asarray(inputs.ids_of(content, 0), np.int64)
+            row, shared = inputs.ids_of(content, 0), 0
+            if self._prefix is not None:
+                shared = len(self._prefix)
+                row = self._prefix.followed_by(row, kind)
+            tokens = np.asarray(row, np.int64)
             if not tokens.size:
                 raise ValueError("the prompt is empty: it needs at least one token")
             vocab = self._target.lm.vocab_size
@@ -159,13 +186,13 @@ class Reader:
         if most is not None and len(tokens) > most:
             if self._limits.too_long == "skip":
                 return
-            if self._limits.too_long == "error" or most < 1:
+            if self._limits.too_long == "error" or most <= shared:
                 new = request.row.max_new_tokens
                 message = f"the prompt has {len(tokens)} tokens: expected at most {most}, with {new} new ones"
                 yield request._replace(error=message)
                 return
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
-            tokens = tokens[-most:] if self._target.lm.start_token is None else tokens[:most]
+            tokens = tokens[:most] if self._target.lm.start_token is not None else _without_middle(tokens, shared, most)
         yield request._replace(row=request.row._replace(tokens=tokens.tolist()))
 
     def _longest(self, new: int) -> int | None:

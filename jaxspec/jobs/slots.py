@@ -7,6 +7,7 @@ rounds in blocks, and never waits between two of them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec import sharding
-from jaxspec.core import Decoder, LogProbs, Prompt, Request, State, Stats, Weights, programs, token_rows
+from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Stats, Weights, programs, token_rows
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
@@ -107,14 +108,16 @@ class Slots:
         The group is filled with copies of its last row, which `insert` leaves out.
         """
         rows = [*rows, *[rows[-1]] * (self.group - len(rows))]
-        width = self._width_of(max(len(row.tokens) for row in rows))
+        longest = max(len(row.tokens) for row in rows)
+        width = self._width_of(longest)
         prompt = token_rows.pad([row.tokens for row in rows], width)
         number = np.array([row.number for row in rows], np.int32)
         limit = np.array([row.max_new_tokens for row in rows], np.int32)
         if self._mesh is not None:
             prompt, number, limit = sharding.place((prompt, number, limit), self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
-        return prefill(**self._common(width), prompt=prompt, number=number, limit=limit, shapes=shapes)
+        before = self._before(self._prepared.widths(longest)[1])
+        return prefill(**self._common(width), prompt=prompt, number=number, limit=limit, before=before, shapes=shapes)
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
@@ -147,6 +150,11 @@ class Slots:
         """Ends rows by a decision of the host's, before the next `run`."""
         self._ended[list(slots)] = True
 
+    def _before(self, unread: int) -> Before | None:
+        """Returns what was read before, for prompts with at most so many further tokens."""
+        before = self._prepared.before
+        return None if before is None else dataclasses.replace(before, width=unread)
+
     def _row_length(self, width: int) -> int:
         """Counts what prefill puts into a row of a prompt of this width."""
         return width if self._prepared.target.lm.start_token is None else 1
@@ -155,7 +163,7 @@ class Slots:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
-        start = functools.partial(_start, **self._common(width))
+        start = functools.partial(_start, **self._common(width), before=self._before(self._prepared.widths(1)[1]))
         return jax.eval_shape(start, prompt=prompt, number=count, limit=count)
 
     def _common(self, width: int) -> dict[str, Any]:
@@ -172,7 +180,7 @@ class Slots:
 
     def _width_of(self, tokens: int) -> int:
         """The narrowest width for a prompt whose state has, or can be given, the shapes of the widest one's."""
-        width = token_rows.bucket(tokens)
+        width = self._prepared.widths(tokens)[0]
         return width if _can_grow(self._shapes_at(width), self._shapes_at(self.width)) else self.width
 
 
@@ -216,6 +224,7 @@ def _start(
     limit: Int[Array, " group"],
     headroom: int,
     growth: int,
+    before: Before | None,
 ) -> State:
     """The state of new rows after prefill, with the options of `request`, which has one row, in each.
 
@@ -223,7 +232,7 @@ def _start(
     """
     request = token_rows.repeat_rows(request, number.shape[0])
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
-    state = decoder.init(weights, prompt, request._replace(keys=keys, max_new_tokens=limit), headroom)
+    state = decoder.init(weights, prompt, request._replace(keys=keys, max_new_tokens=limit), headroom, before)
     return state._replace(log_probs=log_probs.window(state.log_probs, 0, growth))
 
 
@@ -238,10 +247,11 @@ def prefill(
     limit: Int[Array, " group"],
     headroom: int,
     growth: int,
+    before: Before | None,
     shapes: tuple[tuple[int, ...], ...],
 ) -> State:
     """The state of new rows, each leaf of the given shape: what is smaller gets zeros at its end."""
-    state = _start(decoder, weights, request, key, prompt, number, limit, headroom, growth)
+    state = _start(decoder, weights, request, key, prompt, number, limit, headroom, growth, before)
     leaves, structure = jax.tree.flatten(state)
 
     def grown(leaf: Array, shape: tuple[int, ...]) -> Array:

@@ -169,9 +169,9 @@ def decoder_distribution(
     program = init_program(decoder, token_rows.headroom(limit, decoder.nodes), vocab)
     rows, weight, used = jax.tree.map(np.asarray, (prompt, request)), np.ones(1), nothing_used(1)
     watch = functools.partial(_committed if merge else _everything, steps=steps)
-    draws, distribution = Draws(steps), SequenceDistribution()
+    draws, distribution, shared = Draws(steps), SequenceDistribution(), (prepared.weights, prepared.before)
     for _ in range(steps + 1):
-        ends = Outcomes(program, prepared.weights, rows, watch).enumerate(weight)
+        ends = Outcomes(program, shared, rows, watch).enumerate(weight)
         used = draws.record(program.sites, ends, used)
         rows, weight, used = _merge(ends.state, ends.weight, used, watch)
         live, ended = _retire(rows, weight, steps)
@@ -180,6 +180,7 @@ def decoder_distribution(
         if not live.any():
             return draws.distribution(distribution)
         (rows, weight, used), program = take((rows, weight, used), live), step_program(decoder, vocab)
+        shared = prepared.weights
     raise RuntimeError(f"a row has not ended after {steps} rounds: in some round nothing was committed to it")
 
 

@@ -61,11 +61,14 @@ class Program:
 
 @functools.lru_cache
 def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
-    """Makes the program of `decoder.init`, on rows of (prompt, request without keys); `shared` are the weights."""
+    """Makes the program of `decoder.init`, on rows of (prompt, request without keys).
 
-    def call(keys: Keys, weights: Any, rows: Any) -> Any:
-        prompt, request = rows
-        return decoder.init(weights, prompt, request._replace(keys=keys), headroom)
+    `shared` are the weights, and what was read before.
+    """
+
+    def call(keys: Keys, shared: Any, rows: Any) -> Any:
+        (weights, before), (prompt, request) = shared, rows
+        return decoder.init(weights, prompt, request._replace(keys=keys), headroom, before)
 
     return Program(call, 8, vocab)
 

@@ -281,7 +281,7 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--compare", "--stop", "der"], "--compare times texts to their end tokens, and a --stop would not"),
         (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes, 1 or more, of the axes"),
         (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
-        (["a", "--chat"], "debian-t5-large has no chat template. Leave out --chat"),
+        (["a", "--chat"], "debian-t5-large has no chat template: give text, or a model that is tuned to chat"),
         (["a", "--rule", "clever"], "--rule has 'clever': expected one of rejection"),
         (["a", "--policy", "clever"], "--policy is 'clever': expected one of constant, heuristic"),
         (["a", "--policy", "constant"], "constant=3"),

@@ -283,3 +283,14 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     rows = [json.loads(line) for p in written("shards") for line in p.read_text().splitlines()]
     one = [json.loads(line) for p in written("whole") for line in p.read_text().splitlines()]
     assert sorted(rows, key=lambda row: row["number"]) == one
+
+
+@pytest.mark.parametrize("name", ["a tree", pytest.param("suffix", marks=pytest.mark.slow)])
+def test_a_job_with_a_prefix_has_the_texts_of_whole_prompts(name):
+    """Rows of several widths, some cut after the prefix, in slots that are refilled."""
+    shared, options = [5, 1, 2], OPTIONS | {"drafter": LARGE[name]}
+    prefix = jaxspec.prefix(LARGE_TARGET, shared, drafter=LARGE[name])
+    arguments = dict(slots=4, group=2, max_prompt_tokens=18, too_long="truncate", prefix=prefix)
+    rows = list(jaxspec.generate_many(LARGE_TARGET, REQUESTS, **arguments, **options))
+    assert texts_of(rows) == expected(LARGE_TARGET, [shared + row[-15:] for row in PROMPTS], LIMITS, **options)
+    assert max(row.prompt_tokens for row in rows) == 18

@@ -8,7 +8,19 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights, noise
+from jaxspec.core import (
+    Before,
+    BoundDrafter,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Prompt,
+    Verdict,
+    Weights,
+    noise,
+)
 from jaxspec.core.checks import integer
 
 
@@ -62,7 +74,9 @@ def jacobi(longest: int = 16) -> BoundDrafter:
 
 @functools.lru_cache
 def _jacobi(longest: int) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> JacobiState:
+    def init(
+        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> JacobiState:
         return JacobiState(prompt_tokens(prompt, longest), jnp.full_like(prompt.length, -1))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:

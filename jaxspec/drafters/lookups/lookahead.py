@@ -96,7 +96,13 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Dra
     above = [candidate_nodes + 1 + (level - 1) * window + column for level in range(1, levels)]
     window_parent = jnp.asarray(np.concatenate([chain, *above]), jnp.int32)
 
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> LookaheadState:
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> LookaheadState:
         batch, ahead = prompt.tokens.shape[0], np.add.outer(np.arange(levels), column)
         empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
         return LookaheadState(prompt_tokens(prompt, depth)[:, ahead], empty, zero, zero)

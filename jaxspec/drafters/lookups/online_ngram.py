@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+from jaxspec.core import Before, BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
 from jaxspec.core.checks import integers
 from jaxspec.core.token_rows import NO_TOKEN, tokens_at
 from jaxspec.drafters.common import same_state, skip_if_idle
@@ -82,7 +82,9 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Entries:
+    def init(
+        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+    ) -> Entries:
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
         at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))

@@ -15,7 +15,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights, token_rows
+from jaxspec.core import (
+    Before,
+    BoundDrafter,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Prompt,
+    TreeSize,
+    Weights,
+    token_rows,
+)
 from jaxspec.core.checks import integers
 from jaxspec.core.token_rows import BEFORE_ROW, NO_TOKEN
 from jaxspec.drafters.common import lookup_drafter
@@ -85,7 +96,9 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
     return lookup_drafter(search, keep_prompt, tree)
 
 
-def keep_prompt(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
+def keep_prompt(
+    weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
+) -> Prompt:
     """Makes the state of a drafter that searches the prompt: the prompt."""
     return prompt
 

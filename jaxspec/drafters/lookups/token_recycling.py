@@ -72,7 +72,13 @@ def _token_recycling(shape: Shape) -> core.Drafter:
     nodes, depth, width = len(shape.parents), len(shape.levels), max(max(level.counts) for level in shape.levels)
     parents = jnp.asarray(shape.parents, jnp.int32)
 
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> RecyclingState:
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> RecyclingState:
         batch, last = prompt.tokens.shape[0], prompt.tokens.shape[1] - 1
         table = jnp.full((batch, prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
         inside = jnp.arange(last, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None] - 1

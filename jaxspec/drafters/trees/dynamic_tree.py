@@ -80,8 +80,14 @@ def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -
     fed = (depth - 1) * width
     spare = max(fed - nodes, 0)
 
-    def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> Any:
-        return reader.init(nodes)(weights, prompt, headroom + spare, prefilled)
+    def init(
+        weights: core.Weights,
+        prompt: core.Prompt,
+        headroom: int,
+        prefilled: core.Forward,
+        before: core.Before | None = None,
+    ) -> Any:
+        return reader.init(nodes)(weights, prompt, headroom + spare, prefilled, before)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

@@ -83,8 +83,14 @@ def of_model(lm: core.LanguageModel) -> core.TreeReader:
     """Makes a reader of a model: the carry is its cache."""
 
     def init_for(nodes: int) -> core.DraftInit:
-        def init(weights: core.Weights, prompt: core.Prompt, headroom: int, prefilled: core.Forward) -> TreeState:
-            _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
+        def init(
+            weights: core.Weights,
+            prompt: core.Prompt,
+            headroom: int,
+            prefilled: core.Forward,
+            before: core.Before | None = None,
+        ) -> TreeState:
+            _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled, before)
             length = token_rows.decoder_prompt(lm, prompt).length
             return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
 

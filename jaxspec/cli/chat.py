@@ -1,0 +1,109 @@
+"""`jaxspec chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import jax
+from rich.console import Console
+from rich.text import Text
+
+from jaxspec import files, sharding
+from jaxspec.cli import drafter_names, names
+from jaxspec.cli.options import TARGET, group_of, number, sampling_options, seed_number, text
+from jaxspec.decode.chat import Chat
+from jaxspec.decode.chat import chat as begin
+
+RESET = "/reset"  # a line that begins the conversation anew
+
+
+class Settings(NamedTuple):
+    """The options of `chat`, but for those of sampling."""
+
+    target: Annotated[str, text("MODEL", "A model tuned to chat: a folder, a hub id, a .gguf file.")] = TARGET
+    draft: Annotated[str | None, text("NAME", "What drafts, as in `jaxspec generate`.", "--draft", "-d")] = None
+    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
+    policy: Annotated[str, text("NAME", "How many to draft: confidence=0.4, heuristic, entropy.")] = ""
+    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
+    system: Annotated[str | None, text("TEXT", "The system's message.")] = None
+    max_new_tokens: Annotated[int, number("Most tokens of an answer.", "--max-new-tokens", "-n")] = 512
+    stop: Annotated[list[str] | None, text("TEXT", "Ends an answer; may be repeated.")] = None
+    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same answers.")] = 0
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
+    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
+    mesh: Annotated[str | None, text("MESH", "Devices to split the models over: model=4.")] = None
+
+
+@group_of("settings", Settings)
+@sampling_options
+def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
+    """Talk with a model: each line of the input is a message, and its answer is printed as it comes.
+
+    Both parties keep what they have read of the conversation. A line after each answer says how many tokens it has, how
+    many of them came with each pass of the model, how long the first took, how fast the others came, and how much of
+    the conversation was read before. /reset begins anew; the end of the input (Ctrl-D) ends the chat.
+
+    \b
+        jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
+        jaxspec chat --target model.gguf --draft prompt_lookup --system "Answer in one sentence."
+    """
+    names.check_model(settings.target, settings.dtype)
+    draft = drafter_names.default(settings.target) if settings.draft is None else settings.draft
+    if draft != "none":
+        drafter_names.check(draft, settings.draft_dtype or settings.dtype)
+    generation = {
+        "gamma": settings.gamma,
+        "rule": names.rule(settings.rule) if settings.rule else None,
+        "policy": names.policy(settings.policy) if settings.policy and draft != "none" else None,
+        "max_new_tokens": settings.max_new_tokens,
+        "key": jax.random.key(settings.seed),
+        **sampling,
+    }
+    names.check_options(draft != "none", **generation)
+    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    with err.status("loading the models"):
+        mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
+        target, drafter = names.model(settings.target, settings.dtype, mesh), None
+        if draft != "none":
+            load = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
+            drafter = drafter_names.drafter(draft, load, target)
+        talk = begin(target, drafter=drafter, system=settings.system, stop=settings.stop or (), **generation)
+    for line in _lines(err):
+        if line == RESET:
+            talk.reset()
+        else:
+            out.print(Text(_answer(talk, line, out), "dim"), "", sep="\n")
+
+
+def _lines(err: Console) -> Iterator[str]:
+    """Yields what is typed, or piped in, line by line; blank ones are left out."""
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():  # in the encoding of files
+        sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
+    while True:
+        if sys.stdin.isatty():
+            err.print(Text("> ", "bold"), end="")
+        if not (line := sys.stdin.readline()):
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _answer(talk: Chat, message: str, out: Console) -> str:
+    """Prints an answer as it comes; returns what it took, in words."""
+    start, first, piece = time.perf_counter(), 0.0, None
+    for piece in talk.send(message):
+        first = first or time.perf_counter() - start
+        out.print(Text(piece.text), end="")
+        out.file.flush()
+    seconds = time.perf_counter() - start - first
+    assert piece is not None
+    emitted, rounds = int(piece.stats.emitted[0]), int(piece.stats.rounds[0])
+    out.print()
+    parts = [f"{emitted} tokens", f"{float(piece.stats.tokens_per_round[0]):.2f} a round"]
+    parts += [f"first after {first:.2f} s"] + [f"then {(emitted - 1) / seconds:.1f} a second"] * (rounds > 0)
+    return ", ".join([*parts, f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before"])

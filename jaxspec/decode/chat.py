@@ -1,0 +1,184 @@
+"""A chat that goes on: both parties keep their caches from turn to turn, and read only what is new."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.core import Before, BoundDrafter, Drafter, Model, State, token_rows
+from jaxspec.decode import inputs
+from jaxspec.decode.generate import Piece, pieces, prefix
+from jaxspec.decode.request import Prepared, prepare
+from jaxspec.decode.shared_prefix import common
+
+SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow to twice as many, and again
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Chat:
+    """A conversation with a model; `jaxspec.chat` begins one.
+
+    Attributes:
+        target: the model that answers.
+        options: of `jaxspec.generate`, for every answer.
+        messages: the conversation so far, {"role": ..., "content": ...} each. It may be changed between two turns.
+        prompt_tokens, reused_tokens: of the last turn: the tokens of the conversation before the answer, and how many
+            of these were not read again.
+    """
+
+    target: Model
+    options: Mapping[str, Any]
+    messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+
+    def __post_init__(self):
+        self._system = list(self.messages)
+        self._options = dict(self.options)
+        self._stop = self._options.pop("stop", ())
+        self._template = self._options.pop("chat_template_kwargs", None)
+        self._state: State | None = None  # after the last turn
+        self._capacity = SMALLEST
+        self._answering: Generator[Piece, None, None] | None = None
+        self._empty = None
+        if self.target.lm.start_token is None:  # an encoder reads each conversation as a whole
+            self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
+        prepare(self.target, [[0]], **self._options)  # refuses wrong options
+
+    def __repr__(self) -> str:
+        """Its messages; the arrays are large."""
+        return f"Chat with {self.target.name or 'a model'}: {self.messages}"
+
+    def send(self, content: Any) -> Iterator[Piece]:
+        """Streams the answer to a message; both are appended to `messages`.
+
+        What the template writes of the conversation is compared with what the caches hold, token by token, and read
+        from the first difference on. An answer that is not read to its end is kept as far as it was read.
+
+        Raises:
+            ValueError: as `jaxspec.stream`; the conversation is too long for the model.
+        """
+        self._end_answer()
+        messages = [*self.messages, {"role": "user", "content": content}]
+        prepared = self._prepared(inputs.chat_ids(self.target, messages, template=self._template))
+        self.messages[:] = messages
+        self._answering = self._answer(prepared)
+        return self._answering
+
+    def reset(self) -> None:
+        """Begins anew: forgets everything but the system's message."""
+        self._end_answer()
+        self.messages[:], self._state = self._system, None
+
+    def _end_answer(self) -> None:
+        """Ends an answer that is not read further."""
+        if self._answering is not None:
+            if inspect.getgeneratorstate(self._answering) == inspect.GEN_CREATED:
+                self.messages.append({"role": "assistant", "content": ""})
+            self._answering.close()
+            self._answering = None
+
+    def _answer(self, prepared: Prepared) -> Generator[Piece, None, None]:
+        text = ""
+
+        def keep(state: State) -> None:
+            self._state = state
+
+        self._state = None  # until a round has made the next one
+        try:
+            for piece in pieces(prepared, self._stop, keep):
+                text += piece.text
+                yield piece
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):  # a round that did not end has consumed the state
+                self._state = None
+            raise
+        finally:
+            self.messages.append({"role": "assistant", "content": text})
+
+    def _prepared(self, ids: list[int]) -> Prepared:
+        """Prepares the generation that goes on after what the caches have of the conversation."""
+        key, turn = self._options.get("key"), sum(message["role"] == "user" for message in self.messages)
+        options = dict(self._options)
+        if key is not None:
+            options["key"] = jax.random.fold_in(inputs.key_of(key), turn)
+        prepared = prepare(self.target, [ids], **options)
+        self.prompt_tokens, self.reused_tokens = len(ids), 0
+        if self._empty is None:
+            return prepared
+        start, caches = 0, self._empty.caches
+        if self._state is not None:
+            (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
+            # The caches are one token behind, and drafters may be two.
+            start, caches = max(0, min(common(row, ids), len(row) - 1) - 1), self._state.caches
+        rest = token_rows.bucket(len(ids) - start)
+        headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+        while self._capacity < start + rest + headroom:
+            self._capacity *= 2
+        self.reused_tokens = start
+        if prepared.drafter is None:
+            caches = caches._replace(draft=None)
+        before = Before(caches, jnp.asarray([start], jnp.int32), rest)
+        return prepared._replace(prompt=token_rows.pad([ids], self._capacity - headroom), before=before)
+
+
+def chat(
+    target: Model,
+    *,
+    drafter: Model | Drafter | BoundDrafter | None = None,
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    stop: Sequence[str] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Chat:
+    """Begins a conversation, in the template of the model's tokenizer.
+
+    Each answer has the text that `generate` gives the whole conversation, but the caches of the target and the drafter
+    stay from turn to turn: read again is what the conversation has gained, and what its template has changed in it.
+    Their room, 512 tokens, is doubled when a conversation needs it. So a turn compiles nothing, but where that happens
+    or where more is new than in any turn before (in the buckets of `token_rows.bucket`). Of an encoder-decoder nothing
+    is kept: its encoder reads a prompt as a whole.
+
+    Args:
+        target: the model that answers.
+        drafter: as in `generate`.
+        system: the system's message, if there is one.
+        max_new_tokens: most tokens of an answer.
+        stop: strings that end an answer, cut from it.
+        chat_template_kwargs: values for the template, such as {"enable_thinking": False}.
+        **options: of `generate`, with one value each. Of a `key` each turn has one of its own, folded from it and the
+            number of the turn.
+
+    Raises:
+        ValueError, TypeError: as `generate`; also for a model without a template.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model, word_tokenizer
+        >>> words = ["<unk>", "</s>", "hello", "there", "old", "dog", "user", "assistant"]
+        >>> template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}\\n{% endfor %}assistant"
+        >>> tokenizer = word_tokenizer(words, chat_template=template)
+        >>> target = table_model(jax.random.key(2), vocab=8)._replace(tokenizer=tokenizer)
+        >>> talk = chat(target, drafter=jaxspec.drafters.prompt_lookup(), max_new_tokens=4)
+        >>> for content in ("hello there", "old dog"):
+        ...     answer = "".join(piece.text for piece in talk.send(content))
+        ...     print(talk.messages[-1]["content"] == answer, talk.prompt_tokens, talk.reused_tokens)
+        True 4 0
+        True 12 6
+    """
+    options = dict(
+        options,
+        drafter=drafter,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        chat_template_kwargs=chat_template_kwargs,
+    )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    inputs.check_template(target)
+    return Chat(target, options, messages)

@@ -1,0 +1,165 @@
+"""A prefix that prompts share: what both parties keep of it, and how prompts follow it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.core import (
+    Before,
+    BoundDrafter,
+    Cache,
+    Caches,
+    Drafter,
+    LanguageModel,
+    Model,
+    Prompt,
+    Weights,
+    programs,
+    token_rows,
+)
+from jaxspec.drafters.common import begin
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedPrefix:
+    """The beginning of prompts, read once by the target and perhaps a drafter; `jaxspec.prefix` makes it.
+
+    Attributes:
+        tokens: its ids.
+        target, drafter: what has read it.
+        caches: of both, of one row.
+    """
+
+    tokens: list[int]
+    target: Model
+    drafter: BoundDrafter | None
+    caches: Caches
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        """Its length and its models; the arrays are large."""
+        drafter = "" if self.drafter is None else f", drafter {self.drafter.name}"
+        return f"SharedPrefix of {len(self)} tokens, target {self.target.name or 'without a name'}{drafter}"
+
+    def followed_by(self, row: Sequence[int], kind: str, index: int = 0) -> list[int]:
+        """Returns the ids of the whole prompt.
+
+        Args:
+            row: the ids of what follows, of a text's with what its tokenizer puts in front; of a chat all ids.
+            kind: of the prompt: "text", "ids" or "chat".
+            index: of the prompt, for the error.
+
+        Raises:
+            ValueError: a chat that does not begin with the prefix.
+        """
+        row = list(row)
+        if kind == "chat":
+            same = common(self.tokens, row)
+            if same < len(self):
+                raise ValueError(
+                    f"prompt {index} is a chat whose first {same} tokens are those of the prefix, which has "
+                    f"{len(self)}: give the whole conversation, with the messages that the prefix was made of in front"
+                )
+            return row
+        first = getattr(self.target.tokenizer, "bos_token_id", None)
+        return self.tokens + row[1 if kind == "text" and row[:1] == [first] else 0 :]
+
+    def before(self, target: Model, drafter: BoundDrafter | None, width: int) -> Before:
+        """Returns what decoders take, for prompts with at most `width` tokens from the prefix's last on.
+
+        Raises:
+            ValueError: it was read by another target or drafter.
+        """
+        check_same("target", self.target, target)
+        if drafter is None:
+            caches = self.caches._replace(draft=None)
+        elif self.drafter is None:
+            raise ValueError(
+                f"the prefix was read by the target alone, and {drafter.name or 'a drafter'} is to draft: make it with "
+                "jaxspec.prefix(target, text, drafter=drafter)"
+            )
+        else:
+            check_same("drafter", self.drafter, drafter)
+            caches = self.caches
+        return Before(caches, jnp.asarray([len(self) - 1], jnp.int32), width)
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Counts the tokens with which both rows begin.
+
+    >>> common([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def check_same(who: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -> None:
+    """Refuses a prefix that was read by another party.
+
+    Raises:
+        ValueError: it has another name, kind or vocabulary, or other parameters.
+    """
+    reader = f"the prefix was read by the {who} {old.name or 'without a name'}"
+    again = "read it again, jaxspec.prefix(target, text, drafter=drafter), with the models that you generate with"
+    if old.name != new.name:
+        raise ValueError(f"{reader}, and the {who} is {new.name or 'without a name'}: {again}")
+    if isinstance(old, Model) and isinstance(new, Model) and old.lm.vocab_size != new.lm.vocab_size:
+        raise ValueError(f"{reader} of {old.lm.vocab_size} token ids, and this one has {new.lm.vocab_size}: {again}")
+    ours, theirs = jax.tree.leaves_with_path(old.params), jax.tree.leaves_with_path(new.params)
+    for (path, a), (other, b) in zip(ours, theirs, strict=False):
+        if path != other or jnp.shape(a) != jnp.shape(b):
+            raise ValueError(
+                f"{reader}, whose parameter {jax.tree_util.keystr(path)} {jnp.shape(a)} is "
+                f"{jax.tree_util.keystr(other)} {jnp.shape(b)} in this {who}: {again}"
+            )
+    if len(ours) != len(theirs) or any(a is not b for (_, a), (_, b) in zip(ours, theirs, strict=True)):
+        raise ValueError(f"{reader}, whose parameters are other arrays than those of this {who}: {again}")
+
+
+def widths(start: int, length: int) -> tuple[int, int]:
+    """Returns how wide prompts of at most `length` tokens are padded, and their part from `start` on: buckets.
+
+    >>> widths(100, 130)
+    (160, 32)
+    """
+    rest = token_rows.bucket(max(1, length - start))
+    return token_rows.bucket(start) + rest, rest
+
+
+@programs.jit(static_argnames=("lm", "drafter"))
+def read(lm: LanguageModel, drafter: Drafter | None, weights: Weights, prompt: Prompt) -> Caches:
+    """Reads rows: the caches of both parties after them."""
+    forward, cache = lm.prefill(weights.target, prompt, prompt.tokens.shape[1] + 1)
+    return Caches(cache, None if drafter is None else drafter.init(weights, prompt, 1, forward))
+
+
+def check_drafter(lm: LanguageModel, drafter: BoundDrafter, weights: Weights, prompt: Prompt) -> None:
+    """Refuses a drafter that cannot go on from a state of the beginning of a prompt.
+
+    Raises:
+        ValueError: its `init` takes no `before`, or wants what is not kept.
+    """
+
+    def go_on(weights: Weights, prompt: Prompt) -> Any:
+        forward, _ = lm.prefill(weights.target, prompt, prompt.tokens.shape[1] + 1)
+        before: Cache = Before(drafter.functions.init(weights, prompt, 1, forward), prompt.length - 1, width=1)
+        at_end = forward._replace(
+            features=forward.features[:, :1], taps=None if forward.taps is None else forward.taps[:, :1]
+        )
+        return begin(drafter.functions, weights, prompt, 1, at_end, before)
+
+    try:
+        jax.eval_shape(go_on, weights, prompt)
+    except (TypeError, AttributeError, AssertionError) as error:
+        raise ValueError(
+            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix: its init takes no `before` "
+            "(core.DraftInit), or needs hidden states of the prompt that a prefix does not keep. Give the whole prompts"
+        ) from error

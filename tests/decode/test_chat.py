@@ -1,0 +1,132 @@
+"""A chat: each turn has the text of the whole conversation, whatever was read before."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import policies
+from jaxspec.nets import decoder
+from jaxspec.testing import word_tokenizer
+from tests.draft_heads.test_drafters import LLAMA, drafter_of, noisy, target_of
+
+WORDS = ["<unk>", "</s>", "one", "two", "three", "<think>", "user", "assistant", "system", "four"]
+PLAIN = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}assistant"
+# Of answers before the last message only what follows the last thought stays, as the templates of Qwen have it.
+FORGETS = (
+    "{% for m in messages %}{{ m['role'] }} {{ m['content'] if loop.index0 >= messages|length - 2 "
+    "else m['content'].split('<think>')[-1] }} </s> {% endfor %}assistant"
+)
+CONFIG = dataclasses.replace(LLAMA, vocab_size=len(WORDS), layers=2)
+# Networks, in which everything depends on all that was read before.
+TARGET, DRAFT = (
+    jaxspec.Model(decoder.language_model(CONFIG), noisy(decoder.init(CONFIG, jax.random.key(0)), seed, 0.6))
+    for seed in (1, 2)
+)
+MESSAGES = ["one two", "three one two four one", "two three two", "four four"]
+
+
+def with_template(model, template=PLAIN):
+    return model._replace(tokenizer=word_tokenizer(WORDS, chat_template=template))
+
+
+def talk_through(target, drafter, contents=MESSAGES, capacity=64, system="four", **options):
+    """Compares every turn of a chat with the text of its whole conversation; returns the chat and what it reused."""
+    options = dict(gamma=3, max_new_tokens=12, eos_ids=["</s>"], temperature=1.0) | options
+    key, reused = jax.random.key(4), []
+    talk = jaxspec.chat(target, drafter=drafter, system=system, key=key, **options)
+    talk._capacity = capacity
+    for turn, content in enumerate(contents):
+        conversation = [*talk.messages, {"role": "user", "content": content}]
+        ids = target.tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+        pieces = list(talk.send(content))
+        turn_key = jax.random.fold_in(key, turn)
+        whole = jaxspec.generate(target, [ids], drafter=drafter, key=turn_key, **options)
+        assert [token for piece in pieces for token in piece.tokens] == whole.tokens[0].tolist()
+        assert int(pieces[-1].stats.rounds[0]) == int(whole.stats.rounds[0])
+        answer = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
+        assert talk.messages == [*conversation, answer] and talk.prompt_tokens == len(ids)
+        reused.append(talk.reused_tokens)
+    return talk, reused
+
+
+def test_every_turn_has_the_text_of_the_whole_conversation():
+    """With a drafting model, whose cache a turn's last round leaves behind; buffers grow on the way."""
+    talk, reused = talk_through(with_template(TARGET), DRAFT)
+    assert reused[0] == 0 and reused == sorted(reused) and reused[-1] > 20 and talk._capacity > 64
+    talk.reset()
+    assert talk.messages == [{"role": "system", "content": "four"}]
+    list(talk.send("one"))
+    assert talk.reused_tokens == 0
+
+
+def test_what_a_template_changes_is_read_again():
+    """Thoughts are dropped from answers when the next turn begins."""
+    _, reused = talk_through(with_template(TARGET, FORGETS), DRAFT)
+    _, kept = talk_through(with_template(TARGET), DRAFT)
+    assert kept != reused and reused[-1] > 0
+
+
+def test_a_changed_history_and_an_answer_that_was_not_read_to_its_end():
+    target = with_template(TARGET)
+    talk = jaxspec.chat(target, drafter=DRAFT, gamma=3, max_new_tokens=12, eos_ids=())
+    answer = talk.send("one two")
+    first = next(answer).text + next(answer).text
+    again = talk.send("two")  # ends the answer
+    assert [message["content"] for message in talk.messages] == ["one two", first, "two"]
+    text = "".join(piece.text for piece in again)
+    assert talk.reused_tokens > 3 and list(answer) == []
+    talk.messages[0]["content"] = "four two"
+    del talk.messages[2:]
+    assert (
+        "".join(piece.text for piece in talk.send("two"))
+        == jaxspec.generate(
+            target,
+            [{"role": "user", "content": "four two"}, talk.messages[1], {"role": "user", "content": "two"}],
+            max_new_tokens=12,
+            eos_ids=(),
+        ).texts[0]
+        != text
+    )
+    assert talk.reused_tokens <= 1
+    talk.send("three")
+    talk.send("one")  # the one before has no answer
+    assert [message["role"] for message in talk.messages[-3:]] == ["user", "assistant", "user"]
+
+
+def test_bad_chats_are_refused():
+    with pytest.raises(ValueError, match="has no chat template"):
+        jaxspec.chat(TARGET._replace(tokenizer=word_tokenizer(WORDS)))
+    with pytest.raises(TypeError, match="gama"):
+        jaxspec.chat(with_template(TARGET), gama=3)
+    refusing = with_template(TARGET, "{{ raise_exception('Conversation roles must alternate') }}")
+    talk = jaxspec.chat(refusing)
+    with pytest.raises(ValueError, match=r"refuses the conversation \(of user\): Conversation roles must alternate"):
+        talk.send("one")
+    assert talk.messages == []
+
+
+@pytest.mark.parametrize("kind", ["eagle 3", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
+    """Prompts of three token ids, as their tiny target has them."""
+    target, words = target_of("decoder"), ["one", "two", "three"]
+    template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    target = target._replace(tokenizer=word_tokenizer(words, end="one", unknown="two", chat_template=template))
+    contents = ["one two", "three one two", "two"]
+    _, reused = talk_through(target, drafter_of(kind, "decoder"), contents, system=None, eos_ids=())
+    assert reused[0] == 0 and 0 < reused[1] <= reused[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, jaxspec.drafters.prompt_lookup(2), jaxspec.drafters.tree(DRAFT, (2, 1))])
+def test_so_it_has_with_other_drafters(drafter):
+    talk_through(with_template(TARGET), drafter)
+
+
+@pytest.mark.slow
+def test_so_it_has_where_a_policy_has_kept_a_model_from_reading():
+    """Rounds without a draft are not read by the drafter, so that it lacks more than the last tokens of a turn."""
+    policy = policies.oracle(np.array([[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]))
+    talk_through(with_template(TARGET), DRAFT, policy=policy)

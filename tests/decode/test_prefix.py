@@ -1,0 +1,200 @@
+"""A prefix that is read once: text and counts are those of the whole prompts, for every drafter."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Model, drafters, rules
+from jaxspec.core import BoundDrafter, Drafter, chunks
+from jaxspec.decode.request import prepare
+from jaxspec.nets import decoder
+from jaxspec.testing import certify, table_model, word_tokenizer
+from jaxspec.vocab.remap import map_vocabulary
+from tests.draft_heads.test_drafters import LLAMA, NAMES, drafter_of, noisy, target_of
+from tests.drafters.cases import CASES, MODEL, TARGET
+from tests.marks import marked
+
+SHARED = [1, 0, 2, 2, 1]
+ROWS = [[0], [2, 1, 1, 0, 2, 1, 0], [1, 1]]  # ragged, one of a single token
+SOME = ("a model", "prompt_lookup", "token_recycling")
+SOME_HEADS = ("eagle 3", "dflash", "kangaroo", "medusa")
+# Networks, in which everything depends on all that was read before; tables look at two tokens.
+SMALL, SMALLER = (
+    Model(decoder.language_model(c), noisy(decoder.init(c, jax.random.key(0)), n, 0.6))
+    for n, c in ((7, dataclasses.replace(LLAMA, layers=2)), (8, dataclasses.replace(LLAMA, layers=1)))
+)
+NETWORKS = {
+    "a model": drafters.model(SMALL),
+    "a tree": drafters.tree(SMALL, (2, 1)),
+    "a dynamic tree": drafters.dynamic_tree(SMALL, nodes=4, depth=3, width=2),
+    "a cascade": drafters.cascade(SMALL, drafters.cascade(SMALLER, drafters.prompt_lookup(), gamma=1), gamma=2),
+    "a fallback": drafters.fallback(drafters.prompt_lookup(2, 2), SMALL),
+    "a model that spells tokens": drafters.model(map_vocabulary(SMALL, [2, 0, 1], 3, [[1], [0, 1], [0]], first=(1,))),
+}
+
+
+def both(target, drafter, shared=SHARED, rows=ROWS, **options):
+    """Generates with a prefix and from whole prompts, cold and warm rows together; compares texts and counts."""
+    options = dict(gamma=3, max_new_tokens=14, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5)) | options
+    prefix = jaxspec.prefix(target, shared, drafter=drafter)
+    with_prefix = jaxspec.generate(target, rows, prefix=prefix, drafter=drafter, **options)
+    whole = jaxspec.generate(target, [shared + row for row in rows], drafter=drafter, **options)
+    assert with_prefix.tokens.tolist() == whole.tokens.tolist()
+    assert jax.tree.map(np.ndarray.tolist, with_prefix.stats) == jax.tree.map(np.ndarray.tolist, whole.stats)
+    return with_prefix
+
+
+@pytest.mark.parametrize("name", marked(CASES, slow={*CASES} - {*SOME}))
+def test_text_and_counts_are_those_of_whole_prompts(name):
+    both(TARGET, CASES[name].drafter)
+
+
+@pytest.mark.parametrize("name", marked(NETWORKS, slow={*NETWORKS} - {"a model", "a cascade"}))
+def test_so_they_are_with_networks_that_draft(name):
+    both(target_of("decoder"), NETWORKS[name])
+
+
+@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SOME_HEADS}))
+def test_so_they_are_with_drafters_on_hidden_states(name):
+    both(target_of("decoder"), drafter_of(name, "decoder"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [NETWORKS["a model"], NETWORKS["a tree"], drafter_of("eagle 1", "decoder")])
+def test_so_they_are_with_the_coupled_rule(drafter):
+    both(target_of("decoder"), drafter, rule=rules.coupled())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt"])
+@pytest.mark.parametrize("drafter", [None, "eagle 1"])
+def test_so_they_are_with_another_network(name, drafter):
+    both(target_of(name), drafter and drafter_of(drafter, name))
+
+
+@pytest.mark.parametrize("drafter", [None, pytest.param(SMALL, marks=pytest.mark.slow)])
+def test_a_prefix_of_one_token_and_samples_that_share_it(drafter):
+    """Nothing of it is kept but its id; plain decoding, too."""
+    both(target_of("decoder"), drafter, shared=[2], rows=[[0]], temperature=1.0, num_samples=3)
+
+
+@pytest.mark.parametrize(
+    "name", ["a model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle 3", "kangaroo", "a cascade"))]
+)
+def test_long_prompts_are_read_on_in_chunks(name, monkeypatch):
+    """Prefix and what follows it are of several chunks; some row ends in the first of these."""
+    monkeypatch.setattr(chunks, "LONGEST", 16)
+    drafter = NETWORKS[name] if name in NETWORKS else drafter_of(name, "decoder")
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, 3, size).tolist() for size in (5, 40, 23)]
+    both(target_of("decoder"), drafter, shared=random.integers(0, 3, 37).tolist(), rows=rows, max_new_tokens=9)
+
+
+def test_the_caches_are_read():
+    """With those of another prefix texts are others, so the comparisons above compare something."""
+    target, rows = target_of("decoder"), dict(prompts=ROWS, max_new_tokens=14)
+    prefix, other = (jaxspec.prefix(target, ids) for ids in (SHARED, [2, 2, 0, 2, 1]))
+    wrong = dataclasses.replace(prefix, caches=other.caches)
+    texts = [jaxspec.generate(target, prefix=p, **rows).tokens.tolist() for p in (prefix, wrong)]
+    assert texts[0] != texts[1]
+
+
+def test_the_distribution_after_a_prefix_is_the_targets():
+    prefix = jaxspec.prefix(TARGET, [1, 0, 2, 1], drafter=MODEL)
+    options = dict(drafter=MODEL, gamma=2, steps=3, temperature=1.0)
+    assert certify(TARGET, prompt=[[2]], prefix=prefix, **options) < 1e-6
+
+
+def test_a_prepared_generation_keeps_it():
+    """Replaced options, plain decoding, and a program of one's own."""
+    target = target_of("decoder")
+    prefix = jaxspec.prefix(target, SHARED, drafter=SMALL)
+    prepared = prepare(target, ROWS, prefix=prefix, drafter=SMALL, gamma=2, max_new_tokens=9)
+    assert prepared.before is not None and prepared.plain().before is not None
+    out = jax.jit(lambda: jaxspec.rollout(prepared).tokens)()
+    plain = jaxspec.generate(target, [SHARED + row for row in ROWS], max_new_tokens=9)
+    assert out[:, :9].tolist() == plain.tokens.tolist()
+    with pytest.raises(ValueError, match="prepared with a prefix, which belongs to its weights and prompts"):
+        jaxspec.rollout(prepared, weights=prepared.weights)
+
+
+WORDS = ["<unk>", "</s>", "<s>", "user", "one", "two", "three"]
+TEMPLATE = "<s> {% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}"
+
+
+def with_words(model):
+    from tokenizers import processors
+
+    tokenizer = word_tokenizer(WORDS, chat_template=TEMPLATE, bos_token="<s>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 2)]
+    )
+    return model._replace(tokenizer=tokenizer)
+
+
+def test_texts_and_chats_follow_a_prefix():
+    """Of texts the ids are joined, without a second begin-of-sequence token; a chat has the prefix in it."""
+    model = with_words(table_model(jax.random.key(3), vocab=len(WORDS)))
+    prefix = jaxspec.prefix(model, "one two")
+    assert prefix.tokens == [2, 4, 5] and len(prefix) == 3
+    rows = prepare(model, ["three", "two one"], prefix=prefix).prompt
+    assert [row[:n].tolist() for row, n in zip(rows.tokens, rows.length, strict=True)] == [
+        [2, 4, 5, 6],
+        [2, 4, 5, 5, 4],
+    ]
+    begins = [{"role": "user", "content": "one"}]
+    of_chat = jaxspec.prefix(model, begins)
+    whole = [*begins, {"role": "user", "content": "two"}]
+    rows = prepare(model, whole, prefix=of_chat).prompt
+    ids = model.tokenizer.apply_chat_template(whole)["input_ids"]
+    assert rows.tokens[0, : rows.length[0]].tolist() == ids and ids[: len(of_chat)] == of_chat.tokens
+    with pytest.raises(ValueError, match="whose first 2 tokens are those of the prefix, which has"):
+        prepare(model, [{"role": "user", "content": "two"}], prefix=of_chat)
+    (row,) = jaxspec.generate_many(model, [whole], prefix=of_chat, max_new_tokens=5)
+    assert row.tokens == jaxspec.generate(model, [ids], max_new_tokens=5).tokens[0].tolist()
+
+
+def test_conversations_are_prompts():
+    """One, or several; the template's values; a message by itself is refused."""
+    model = with_words(table_model(jax.random.key(3), vocab=len(WORDS)))
+    talks = [[{"role": "user", "content": content}] for content in ("one", "two three")]
+    ids = [model.tokenizer.apply_chat_template(talk)["input_ids"] for talk in talks]
+    expected = jaxspec.generate(model, ids, max_new_tokens=5).tokens.tolist()
+    assert jaxspec.generate(model, talks, max_new_tokens=5).tokens.tolist() == expected
+    streamed = list(jaxspec.stream(model, talks[0], max_new_tokens=5))
+    assert [token for piece in streamed for token in piece.tokens] == expected[0][: len(streamed)]
+    model.tokenizer.chat_template = "{{ word }} {{ messages[0]['content'] }}"
+    prompt = prepare(model, talks[0], chat_template_kwargs={"word": "three"}).prompt
+    assert prompt.tokens[0, : prompt.length[0]].tolist() == [6, 4]
+
+
+def init_of_four(weights, prompt, headroom, prefilled):
+    return ()
+
+
+def test_what_does_not_fit_a_prefix_is_refused():
+    target, other = target_of("decoder"), table_model(jax.random.key(9), 3)
+    prefix = jaxspec.prefix(TARGET, SHARED, drafter=MODEL)
+    for bad, match in (
+        (dict(target=target), "read by the target table-3, and the target is decoder"),
+        (dict(target=TARGET._replace(params=TARGET.params + 0)), "other arrays than those of this target"),
+        (dict(target=table_model(jax.random.key(1), 3, order=1)), r"whose parameter  \(3, 3, 3\) is  \(3, 3\) in this"),
+        (dict(drafter=other), "other arrays than those of this drafter"),
+        (dict(drafter=drafters.prompt_lookup()), "read by the drafter table-3, and the drafter is prompt_lookup"),
+        (dict(prefix=jaxspec.prefix(TARGET, SHARED)), "read by the target alone, and table-3 is to draft"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            prepare(**dict(target=TARGET, prompts=ROWS, prefix=prefix, drafter=MODEL) | bad)
+    for bad in ("one two", [1, 2], MODEL):
+        with pytest.raises(TypeError, match=r"expected what jaxspec.prefix\(target, text\) returns"):
+            prepare(TARGET, ROWS, prefix=bad)
+    with pytest.raises(ValueError, match="is an encoder-decoder, whose encoder reads each prompt as a whole"):
+        jaxspec.prefix(table_model(jax.random.key(1), 3, encoder=True), SHARED)
+    with pytest.raises(ValueError, match="got 2 prefixes: expected one"):
+        jaxspec.prefix(TARGET, [[1], [2]])
+    own = BoundDrafter(Drafter(init_of_four, None, None), name="mine")
+    with pytest.raises(ValueError, match="the drafter mine cannot go on from a prefix: its init takes no `before`"):
+        jaxspec.prefix(TARGET, SHARED, drafter=own)
