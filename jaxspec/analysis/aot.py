@@ -474,7 +474,7 @@ def load(
             )
     used = list(devices[:1]) if place is None else list(place.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
-    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request)
+    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request, before=again.before)
 
 
 def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:

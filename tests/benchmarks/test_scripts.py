@@ -100,7 +100,11 @@ def test_the_papers_rows_are_beside_ours(loading, monkeypatch, zoo, capsys):
     monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
     monkeypatch.setattr(bench, "run_groups", lambda *_, **__: iter([[result]]))
     paper.main(["sizes", "--rows", "8", "--max-new-tokens", "128", "--dtype", "bfloat16"])
-    assert calls == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
+    assert calls == [
+        ("t5-v1_1-xxl", "bfloat16", 0, None),
+        ("t5-v1_1-small", "bfloat16", 1, None),
+        dict(texts=8, new_tokens=128),
+    ]
     shown = capsys.readouterr().out
     assert "translation" in shown and "3.4" in shown
     with pytest.raises(SystemExit):

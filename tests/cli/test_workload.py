@@ -97,7 +97,7 @@ def test_random_models(zoo, monkeypatch):
         random_model, "random_model", lambda *arguments: shapes.append(arguments) or zoo["debian-gpt-base"]
     )
     _, settings = settings_of(Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2))
-    assert shapes == [("t5-v1_1-base", "float32", 0), ("t5-v1_1-small", "float32", 1)]
+    assert shapes == [("t5-v1_1-base", "float32", 0, None), ("t5-v1_1-small", "float32", 1, None)]
     assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
 
 
