@@ -244,7 +244,7 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
         assert [row["number"] for row in source.prompts(1)] == numbers[1:]
 
 
-COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-small", "--draft", "debian-t5-bigram"]
+COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-small", "--draft", "prompt_lookup"]
 
 
 @pytest.mark.slow
@@ -256,11 +256,11 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     shared = ["--input", str(path), "-n", "24", "-t", "0.7", "--slots", "4", "--chunk", "8"]
 
     def start(folder, *options):
-        command = [*COMMAND[:-2], "--draft", "prompt_lookup", *shared, "--output", str(tmp_path / folder), *options]
-        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
     whole = start("whole")
-    assert whole.wait() == 0, whole.stderr.read()
+    assert whole.wait() == 0
     written = lambda folder: sorted((tmp_path / folder).glob("part-*"))  # noqa: E731
     kills, finished = 0, False
     while not finished:
@@ -270,7 +270,7 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
             time.sleep(0.02)
         finished = process.poll() is not None or len(written("killed")) == 5
         if finished:
-            assert process.wait() == 0, process.stderr.read()
+            assert process.wait() == 0
         else:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -279,7 +279,7 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     assert [p.read_bytes() for p in written("killed")] == [p.read_bytes() for p in written("whole")]
     for index in (0, 1):
         shard = start("shards", "--shard", str(index), "--num-shards", "2")
-        assert shard.wait() == 0, shard.stderr.read()
+        assert shard.wait() == 0
     rows = [json.loads(line) for p in written("shards") for line in p.read_text().splitlines()]
     one = [json.loads(line) for p in written("whole") for line in p.read_text().splitlines()]
     assert sorted(rows, key=lambda row: row["number"]) == one
