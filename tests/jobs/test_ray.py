@@ -50,7 +50,7 @@ def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
     ray = pytest.importorskip("ray", reason="pip install 'ray[data]'")
     pytest.importorskip("ray.data", reason="pip install 'ray[data]'")
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()])}}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:
         data = ray.data.from_items([{"prompt": str(p), "id": n} for n, p in enumerate(PROMPTS)]).repartition(8)
         mark = tmp_path / "killed"
