@@ -189,7 +189,7 @@ tree = jaxspec.generate(target, prompts, drafter=jaxspec.drafters.tree(draft, (3
 print("rounds with a chain of 4:", fast.stats.rounds, "with a tree:", tree.stats.rounds)
 
 assert tree.texts == plain.texts
-assert (fast.stats.rounds <= tree.stats.rounds).all()
+assert fast.stats.rounds.sum() <= tree.stats.rounds.sum()
 
 # %% [markdown]
 # ## A drafter without a model
