@@ -72,7 +72,7 @@ def compiled(kind, mesh):
     prepared = request.prepare(target, PROMPTS, **options(draft))
     arrays = prepared.weights, prepared.prompt, prepared.request
     program = loop.generation.lower(prepared.decoder, *arrays, prepared.max_new_tokens).compile()
-    outcome = program(**dict(zip(("weights", "prompt", "request"), arrays, strict=True)))
+    outcome = program(**dict(zip(("weights", "prompt", "request"), arrays, strict=True)), before=None)
     tokens, length = np.asarray(outcome.tokens), np.asarray(outcome.length)
     parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(prepared.weights) if _split(x)]
     return [row[:n].tolist() for row, n in zip(tokens, length, strict=True)], program.as_text(), min(parts)
