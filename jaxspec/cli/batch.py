@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -10,21 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from jaxspec import progress as bars
-from jaxspec import sharding
-from jaxspec.cli import drafter_names, names
+from jaxspec.cli import names, pair
 from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
 from jaxspec.core import Model
 from jaxspec.decode.request import prepare
-from jaxspec.jobs import Progress, generate_many
+from jaxspec.jobs import Completion, Progress, generate_many
 from jaxspec.jobs.files import Output, Shard, Source, check_paths, manifest_of
+
+DESCRIBED = (  # options that a job's results depend on
+    *("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed"),
+    *("dtype", "draft_dtype", "tokens", "log_probs", "top_log_probs"),
+)
 
 
 class Settings(NamedTuple):
@@ -77,44 +81,33 @@ def batch(
             f"--shard is {settings.shard} of {settings.num_shards}: expected 0 to {settings.num_shards - 1}"
         )
     check_paths(settings.input)
-    names.check_model(settings.target, settings.dtype)
-    draft = drafter_names.default(settings.target) if settings.draft is None else settings.draft
-    if draft != "none":
-        drafter_names.check(draft, settings.draft_dtype or settings.dtype)
-    generation = {
-        "gamma": settings.gamma,
-        "rule": names.rule(settings.rule) if settings.rule else None,
-        "policy": names.policy(settings.policy) if settings.policy and draft != "none" else None,
-        "max_new_tokens": settings.max_new_tokens,
-        "key": jax.random.key(settings.seed),
-        "log_probs": settings.log_probs,
-        "top_log_probs": settings.top_log_probs,
-        **sampling,
-    }
-    names.check_options(draft != "none", **generation)
+    draft = pair.draft_name(settings)
+    generation = pair.checked_options(settings, draft, sampling)
+    generation |= {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
     shard = Shard(settings.shard, settings.num_shards)
     source = Source(settings.input, settings.field, settings.chat, shard)
     output = Output(settings.output, shard, settings.chunk)
     err = Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        target, drafter = _load(settings, draft)
-    params = {settings.target: target.params}
-    if drafter is not None:
-        params[draft] = drafter.params
-    told = ("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed", "dtype")
+        target, drafter = pair.load(settings, draft)
+    parameters = {settings.target: target.params} | ({} if drafter is None else {str(draft): drafter.params})
     costs = output.stored("costs") if resume else None
-    if settings.policy == "adaptive" and drafter is not None:
+    if settings.policy.partition("=")[0] == "adaptive":
         # What it decides depends on what it measured, and texts may on that: a resumed job goes on with the same.
         costs = costs or _costs(settings, target, drafter, generation, err)
         # Rows that agree on their drafts have the same texts as alone if what is drafted does not matter to a text.
-        rule, heat = generation["rule"], sampling.get("temperature") or 0
-        together = heat == 0 or (rule is not None and rule.shares_noise)
-        generation["policy"] = names.policy("adaptive", **costs, together=together)
-    described = {
-        name: getattr(settings, name) for name in (*told, "draft_dtype", "tokens", "log_probs", "top_log_probs")
-    } | sampling
-    done = output.begin(manifest_of(source, output, params, described) | {"costs": costs}, resume=resume)
+        rule, temperature = generation["rule"], sampling.get("temperature") or 0
+        together = temperature == 0 or (rule is not None and rule.shares_noise)
+        generation["policy"] = names.policy(settings.policy, **costs, together=together)
+    described = {name: getattr(settings, name) for name in DESCRIBED} | sampling
+    done = output.begin(manifest_of(source, output, parameters, described) | {"costs": costs}, resume=resume)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
+    wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
+
+    def record(completion: Completion) -> dict[str, Any]:
+        fields = completion.to_dict() | {"new_tokens": len(completion.tokens)}
+        return fields if wants_tokens else {name: value for name, value in fields.items() if name != "tokens"}
+
     with _Bar(source.count(), feed.place, err) as bar, feed.until_terminated():
         results = generate_many(
             target,
@@ -129,36 +122,12 @@ def batch(
             progress=bar.update,
             **generation,
         )
-        wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
-        record = _with_tokens if wants_tokens else _without_tokens
         for _ in output.write(results, done, lambda: feed.place, record):
             pass
     err.print(Text(bar.sentence(settings.output)))
     if feed.is_terminated:
         err.print("terminated: give the same command with --resume to go on")
         raise typer.Exit(TERMINATED)
-
-
-def _with_tokens(completion: Any) -> dict[str, Any]:
-    return completion.to_dict()
-
-
-def _without_tokens(completion: Any) -> dict[str, Any]:
-    record = completion.to_dict()
-    record["new_tokens"] = len(record.pop("tokens"))
-    return record
-
-
-def _load(settings: Settings, draft: str) -> tuple[Model, Any]:
-    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
-    target = names.model(settings.target, settings.dtype, mesh)
-    if draft == "none":
-        return target, None
-
-    def load(name: str) -> Model:
-        return names.model(name, settings.draft_dtype or settings.dtype, mesh)
-
-    return target, drafter_names.drafter(draft, load, target)
 
 
 def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str, Any], err: Console) -> dict[str, Any]:
@@ -186,25 +155,21 @@ class _Feed:
             self.place += 1
             yield prompt
 
-    def until_terminated(self) -> Any:
+    @contextlib.contextmanager
+    def until_terminated(self) -> Iterator[None]:
         """Has SIGTERM end the prompts at the next chunk, while the block runs."""
-        return _Terminating(self)
 
+        def terminate(*_: Any) -> None:
+            self.is_terminated = True
 
-class _Terminating:
-    def __init__(self, feed: _Feed):
-        self._feed, self._former = feed, None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGTERM, self._terminate)
-
-    def _terminate(self, *_: Any) -> None:
-        self._feed.is_terminated = True
-
-    def __exit__(self, *_: Any) -> None:
-        if self._former is not None:
-            signal.signal(signal.SIGTERM, self._former)
+        if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+            yield
+            return
+        former = signal.signal(signal.SIGTERM, terminate)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, former)
 
 
 class _Bar:
@@ -241,5 +206,6 @@ class _Bar:
         p = self._progress
         return (
             f"{folder}: {p.done:,} prompts, {p.tokens:,} tokens ({self._rate:,.0f} a second, {self._per_round:.2f} a "
-            f"round); slots were idle in {p.idle / max(1, p.idle + p.rounds):.0%} of their rounds"
+            f"round), {p.failed:,} prompts with errors; slots were idle in {p.idle / max(1, p.idle + p.rounds):.0%} of "
+            "their rounds"
         )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
-import jax
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec import files, sharding
-from jaxspec.cli import drafter_names, names
+from jaxspec import files
+from jaxspec.cli import pair
 from jaxspec.cli.options import TARGET, group_of, number, sampling_options, seed_number, text
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
@@ -52,26 +50,11 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
         jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
         jaxspec chat --target model.gguf --draft prompt_lookup --system "Answer in one sentence."
     """
-    names.check_model(settings.target, settings.dtype)
-    draft = drafter_names.default(settings.target) if settings.draft is None else settings.draft
-    if draft != "none":
-        drafter_names.check(draft, settings.draft_dtype or settings.dtype)
-    generation = {
-        "gamma": settings.gamma,
-        "rule": names.rule(settings.rule) if settings.rule else None,
-        "policy": names.policy(settings.policy) if settings.policy and draft != "none" else None,
-        "max_new_tokens": settings.max_new_tokens,
-        "key": jax.random.key(settings.seed),
-        **sampling,
-    }
-    names.check_options(draft != "none", **generation)
+    draft = pair.draft_name(settings)
+    generation = pair.checked_options(settings, draft, sampling)
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
-        target, drafter = names.model(settings.target, settings.dtype, mesh), None
-        if draft != "none":
-            load = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
-            drafter = drafter_names.drafter(draft, load, target)
+        target, drafter = pair.load(settings, draft)
         talk = begin(target, drafter=drafter, system=settings.system, stop=settings.stop or (), **generation)
     for line in _lines(err):
         if line == RESET:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec import sharding
 from jaxspec import trace as tracing
 from jaxspec.cli import compare as comparing
-from jaxspec.cli import console, drafter_names, names, options, show
+from jaxspec.cli import console, names, options, pair, show
 from jaxspec.cli import prompts as prompting
 from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
 from jaxspec.core import Model
@@ -87,11 +84,8 @@ def generate(
         jaxspec generate --temperature 1 --trace --compare
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
-    names.check_model(settings.target, settings.dtype)
-    draft = settings.draft
-    if draft is None:  # a pass over the drafted beams pays on accelerators only
-        draft = "none" if search.beams else drafter_names.default(settings.target)
-    settings = settings._replace(draft=None if draft == "none" else draft)
+    # A pass over the drafted beams pays on accelerators only.
+    settings = settings._replace(draft=pair.draft_name(settings, default=pair.NONE if search.beams else None))
     if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     if compare and settings.stop:
@@ -104,10 +98,7 @@ def generate(
         options.refuse(options.typed(context, Search._fields), "generate without --beams")
     texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
     is_example = not texts and not (compare or settings.stop)
-    if settings.draft is not None:
-        drafter_names.check(settings.draft, settings.draft_dtype or settings.dtype)
-    generation = _options(settings, sampling)
-    names.check_options(settings.draft is not None, **generation)
+    generation = pair.checked_options(settings, settings.draft, sampling)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         texts, prepared = _load(settings, generation, texts, count, chat)
@@ -164,30 +155,13 @@ def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], 
         raise ValueError(f"--early-stopping is {search.early_stopping!r}: expected one of {', '.join(STOPS)}")
 
 
-def _options(settings: Settings, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Returns options of `jaxspec.generate`, but for the drafter, and for token ids."""
-    return {
-        "gamma": settings.gamma,
-        "rule": names.rule(settings.rule) if settings.rule else None,
-        "policy": names.policy(settings.policy) if settings.policy else None,
-        "max_new_tokens": settings.max_new_tokens,
-        "key": jax.random.key(settings.seed),
-        **sampling,
-    }
-
-
 def _load(
     settings: Settings, generation: dict[str, Any], texts: list[str], count: int | None, chat: bool
 ) -> tuple[list[str], Prepared]:
     """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
-    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
-    target = names.model(settings.target, settings.dtype, mesh)
+    target, drafter = pair.load(settings, settings.draft)
     if not texts:
         texts = prompting.examples_for(target) if count is None else prompting.heldout_for(target, count)
-    drafter = None
-    if settings.draft is not None:
-        load = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
-        drafter = drafter_names.drafter(settings.draft, load, target)
     generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
     if settings.ban:
         generation["banned"] = tuple(settings.ban)

@@ -190,11 +190,8 @@ def enlarged(cache: Cache, empty: Callable[[int, int], Cache], batch: int, capac
     >>> enlarged(jnp.ones((1, 2)), lambda batch, capacity: jnp.zeros((batch, capacity)), batch=1, capacity=4).tolist()
     [[1.0, 1.0, 0.0, 0.0]]
     """
-
-    def pad(leaf: Array, shape: Any) -> Array:
-        return jnp.pad(leaf, [(0, n - m) for m, n in zip(leaf.shape, shape.shape, strict=True)])
-
-    return jax.tree.map(pad, cache, jax.eval_shape(lambda: empty(batch, capacity)))
+    larger = jax.eval_shape(lambda: empty(batch, capacity))
+    return jax.tree.map(lambda leaf, shape: token_rows.grow(leaf, shape.shape), cache, larger)
 
 
 def at(outputs: Outputs, place: Int[Array, " B"]) -> Outputs:

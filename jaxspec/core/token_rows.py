@@ -156,6 +156,17 @@ def repeat_rows(tree: Any, times: int) -> Any:
     return tree if times == 1 else jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), tree)
 
 
+def grow(leaf: Shaped[Array, "*shape"], shape: Sequence[int]) -> Shaped[Array, "*larger"]:
+    """Returns an array of a larger shape, with zeros at the end of each axis.
+
+    >>> grow(jnp.ones((1, 2)), (1, 4)).tolist()
+    [[1.0, 1.0, 0.0, 0.0]]
+    """
+    if leaf.shape == tuple(shape):
+        return leaf
+    return jnp.pad(leaf, [(0, larger - size) for size, larger in zip(leaf.shape, shape, strict=True)])
+
+
 def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
     """Takes some rows of a `core.State`, or of anything whose leaves are batch-first, in the given order.
 

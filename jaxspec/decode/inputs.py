@@ -305,7 +305,7 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     """Refuses a request for more bytes than so many devices like the first have.
 
     Args:
-        parts: what takes how many bytes.
+        parts: what takes how many bytes; "weights", if it is among them, cannot be lowered.
         what: is asked for.
         lower: what to lower, so that the largest part becomes smaller.
         devices: that share the parts.
@@ -324,7 +324,7 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     if needed <= have:
         return
     listed = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in parts.items())
-    largest = max(parts.values())
+    largest = max(size for name, size in parts.items() if name != "weights")
     room = max(0, have - (needed - largest))
     raise ValueError(
         f"{what} take {filesize.decimal(needed)} of memory ({listed}), and there are {filesize.decimal(have)}: lower "

@@ -6,6 +6,7 @@ a job that was killed goes on at the first chunk that is missing, and what it wr
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import importlib.metadata
@@ -78,15 +79,19 @@ class Source(NamedTuple):
                 yield prompt | {"prompt": error}
 
     def _lines(self) -> Iterator[tuple[bool, bytes]]:
-        """Yields every line of every file that is not blank, and whether it is JSON."""
+        """Yields every line of every file that is not blank, and whether it is JSON.
+
+        A byte order mark, which Windows' editors put first, is no part of a file's first line.
+        """
         for path in self.paths:
-            is_json = ".jsonl" in path.suffixes[-2:]
+            is_json = path.name.removesuffix(".gz").endswith(".jsonl")
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                yield from ((is_json, line) for line in file if line.strip())
+                first = file.readline().removeprefix(codecs.BOM_UTF8)
+                yield from ((is_json, line) for line in itertools.chain([first], file) if line.strip())
 
     def _prompt(self, is_json: bool, line: bytes) -> dict[str, Any]:
         try:
-            text = line.decode(files.ENCODING).rstrip("\r\n")
+            text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})") from None
         if not is_json:

@@ -67,12 +67,14 @@ class Progress(NamedTuple):
     """The state of a job, for whoever shows it.
 
     Attributes:
-        done, tokens, rounds: prompts that are done, the new tokens of these, and the rounds that made them.
+        done, failed: prompts that are done, and those of them that have an error.
+        tokens, rounds: the new tokens of the prompts that are done, and the rounds that made them.
         live: rows that are being decoded.
         idle: rounds of slots in which they had no row to decode.
     """
 
     done: int = 0
+    failed: int = 0
     tokens: int = 0
     rounds: int = 0
     live: int = 0
@@ -159,14 +161,10 @@ def _check_single(options: dict[str, Any]) -> None:
     """Refuses what would have to differ from prompt to prompt."""
     if options.get("num_samples", 1) != 1:
         raise ValueError(f"num_samples is {options['num_samples']}: give a prompt as often as texts of it are wanted")
-    several = [name for name in ("key", *OPTIONS) if name in options and np.ndim(options[name]) > _dimensions(name)]
-    if several:
-        raise ValueError(f"{several[0]} has a value for each of several prompts: expected one for all of the job")
-
-
-def _dimensions(name: str) -> int:
-    """Dimensions of an option's value for all rows."""
-    return 1 if name in ("logit_bias", "banned") else 0
+    for name in ("key", *OPTIONS):
+        of_all_rows = 1 if name in ("logit_bias", "banned") else 0  # dimensions of a value that is the same for all
+        if name in options and np.ndim(options[name]) > of_all_rows:
+            raise ValueError(f"{name} has a value for each of several prompts: expected one for all of the job")
 
 
 class _Live(NamedTuple):
@@ -256,6 +254,8 @@ class _Job:
         self._reader.take(wrong)
         for request in wrong:
             self._finish(request, _refused(request))
+        if wrong:
+            self._tell()
         return [request for request in ahead if request.error is None]
 
     def _width_of(self, request: Request) -> int:
@@ -281,9 +281,13 @@ class _Job:
         slots.end(free)
         idle = int(np.sum(report.rounds.committed[rounds] == 0))
         self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
+        self._tell()
+        return free
+
+    def _tell(self) -> None:
+        """Tells the caller how far the job is."""
         if self._report is not None:
             self._report(self._progress)
-        return free
 
     def _completion(
         self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, int], report: Report, place: int
@@ -313,7 +317,10 @@ class _Job:
         self._finished.append((request.place, completion))
         p = self._progress
         self._progress = p._replace(
-            done=p.done + 1, tokens=p.tokens + len(completion.tokens), rounds=p.rounds + completion.rounds
+            done=p.done + 1,
+            failed=p.failed + (completion.error is not None),
+            tokens=p.tokens + len(completion.tokens),
+            rounds=p.rounds + completion.rounds,
         )
 
 

@@ -225,41 +225,31 @@ def _start(
     headroom: int,
     growth: int,
     before: Before | None,
+    shapes: tuple[tuple[int, ...], ...] | None = None,
 ) -> State:
-    """The state of new rows after prefill, with the options of `request`, which has one row, in each.
+    """The state of new rows after prefill.
 
-    `headroom` fills the slots' capacity after a prompt of this width; of it a row uses `growth` tokens.
+    Args:
+        decoder, weights: what starts them.
+        request: of one row: the options of each.
+        key: that the rows' own are folded from, by their numbers.
+        prompt, number, limit: of each row; `limit` is the most new tokens.
+        headroom: fills the slots' capacity after a prompt of this width.
+        growth: tokens of it that a row uses.
+        before: what was read before; None: nothing.
+        shapes: of the leaves of the state; smaller ones get zeros at their end. None: as they are.
     """
     request = token_rows.repeat_rows(request, number.shape[0])
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
     state = decoder.init(weights, prompt, request._replace(keys=keys, max_new_tokens=limit), headroom, before)
-    return state._replace(log_probs=log_probs.window(state.log_probs, 0, growth))
-
-
-@programs.jit(static_argnames=("decoder", "headroom", "growth", "shapes"))
-def prefill(
-    decoder: Decoder,
-    weights: Weights,
-    request: Request,
-    key: Key[Array, ""],
-    prompt: Prompt,
-    number: Int[Array, " group"],
-    limit: Int[Array, " group"],
-    headroom: int,
-    growth: int,
-    before: Before | None,
-    shapes: tuple[tuple[int, ...], ...],
-) -> State:
-    """The state of new rows, each leaf of the given shape: what is smaller gets zeros at its end."""
-    state = _start(decoder, weights, request, key, prompt, number, limit, headroom, growth, before)
+    state = state._replace(log_probs=log_probs.window(state.log_probs, 0, growth))
+    if shapes is None:
+        return state
     leaves, structure = jax.tree.flatten(state)
+    return jax.tree.unflatten(structure, list(map(token_rows.grow, leaves, shapes)))
 
-    def grown(leaf: Array, shape: tuple[int, ...]) -> Array:
-        if leaf.shape == shape:
-            return leaf
-        return jnp.pad(leaf, [(0, n - m) for m, n in zip(leaf.shape, shape, strict=True)])
 
-    return jax.tree.unflatten(structure, [grown(x, shape) for x, shape in zip(leaves, shapes, strict=True)])
+prefill = programs.jit(static_argnames=("decoder", "headroom", "growth", "shapes"))(_start)
 
 
 @programs.jit(static_argnames=("slots",))

@@ -63,6 +63,14 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     said = ["no JSON", "not UTF-8", "--field", "expected a JSON object"]
     assert all(word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True))
     assert [row["number"] for row in wrong] == list(range(7, 13))
+    assert "13 prompts" in result.stderr and "4 prompts with errors" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["batch", "chat"])
+def test_a_policy_needs_a_drafter(batch, command):
+    arguments = ("--draft", "none", "--policy", "heuristic")
+    runner = CliRunner().invoke(app, ["chat", *arguments]) if command == "chat" else batch(*arguments)
+    assert runner.exit_code == 2 and "got a policy and no drafter" in runner.stderr
 
 
 def test_shards_must_be_of_one_job(batch, tmp_path):

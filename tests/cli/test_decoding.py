@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.analysis import cost
-from jaxspec.cli import generate
+from jaxspec.cli import generate, pair
 from jaxspec.decode.batches import in_batches
 from jaxspec.weights import loading
 
@@ -41,7 +41,7 @@ def test_text_ends_before_a_stop_string(report, run):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zoo, loading, caplog, batch):
     settings = generate.Settings(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12, batch=batch)
-    _, prepared = generate._load(settings, generate._options(settings, {}), [], 3, chat=False)
+    _, prepared = generate._load(settings, pair.checked_options(settings, settings.draft, {}), [], 3, chat=False)
     generate._warm_up(prepared, settings, streamed=False)
     parts = [part.prepared for part in in_batches(prepared, batch)]
     with jax.log_compiles(), caplog.at_level("WARNING"):

@@ -244,6 +244,12 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
         assert [row["number"] for row in source.prompts(1)] == numbers[1:]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt_but_at_the_beginning(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    assert [row["prompt"] for row in Source([path]).prompts()] == ["one", "\ufefftwo"]
+
+
 COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-small", "--draft", "prompt_lookup"]
 
 

@@ -1,0 +1,84 @@
+"""A target and its drafter by a command's options: checked before anything is loaded, then loaded."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from jaxspec import sharding
+from jaxspec.cli import drafter_names, names
+
+if TYPE_CHECKING:
+    from jaxspec.core import BoundDrafter, Model
+
+NONE = "none"  # as the name of a drafter: plain decoding
+
+
+class PairSettings(Protocol):
+    """The options that the commands which generate have in common."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def draft(self) -> str | None: ...
+    @property
+    def gamma(self) -> int: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def draft_dtype(self) -> str: ...
+    @property
+    def mesh(self) -> str | None: ...
+
+
+def draft_name(settings: PairSettings, default: str | None = None) -> str | None:
+    """Returns the name of the drafter, by default the target's usual one; None for plain decoding.
+
+    Raises:
+        ValueError: there is no such target.
+    """
+    names.check_model(settings.target, settings.dtype)
+    draft = settings.draft
+    if draft is None:
+        draft = drafter_names.default(settings.target) if default is None else default
+    return None if draft == NONE else draft
+
+
+def checked_options(settings: PairSettings, draft: str | None, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for drafter and token ids.
+
+    Raises:
+        ValueError: there is no such drafter, or an option is wrong whatever the models are.
+    """
+    if draft is not None:
+        drafter_names.check(draft, settings.draft_dtype or settings.dtype)
+    generation = {
+        "gamma": settings.gamma,
+        "rule": names.rule(settings.rule) if settings.rule else None,
+        "policy": names.policy(settings.policy) if settings.policy else None,
+        "max_new_tokens": settings.max_new_tokens,
+        "key": jax.random.key(settings.seed),
+        **sampling,
+    }
+    names.check_options(draft is not None, **generation)
+    return generation
+
+
+def load(settings: PairSettings, draft: str | None) -> tuple[Model, Model | BoundDrafter | None]:
+    """Loads the target, and the drafter if there is one."""
+    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
+    target = names.model(settings.target, settings.dtype, mesh)
+    if draft is None:
+        return target, None
+    load_draft = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
+    return target, drafter_names.drafter(draft, load_draft, target)
