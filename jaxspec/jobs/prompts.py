@@ -144,11 +144,12 @@ class Reader:
             request = request._replace(row=request.row._replace(number=int(number), max_new_tokens=int(limit)))
             if ("prompt" in fields) == ("messages" in fields):
                 raise ValueError(f"the prompt has the fields {sorted(fields)}: expected either prompt or messages")
-            return request, self._content(fields.get("prompt"), fields.get("messages"))
+            return request, self._content(request.row.number, fields.get("prompt"), fields.get("messages"))
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
-    def _content(self, prompt: Any, messages: Any) -> Any:
+    def _content(self, number: int, prompt: Any, messages: Any) -> Any:
+        """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they are."""
         if isinstance(prompt, Exception):  # of whoever read it
             raise prompt
         if messages is None and inputs.is_chat(prompt):
@@ -157,7 +158,7 @@ class Reader:
             ids = inputs.chat_ids(self._target, messages, template=self._template)
             return ids if self._prefix is None else self._prefix.followed_by(ids, "chat")[len(self._prefix) :]
         if isinstance(prompt, str):
-            inputs.check_text(prompt, 0)
+            inputs.check_text(prompt, number)
             if self._target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
             return prompt
@@ -169,7 +170,7 @@ class Reader:
     def _checked(self, request: Request, content: Any, kind: str) -> Iterator[Request]:
         """Yields the prompt with its tokens, or what is wrong with it; nothing if it is to be skipped."""
         try:
-            row, shared = inputs.ids_of(content, 0), 0
+            row, shared = inputs.ids_of(content, request.row.number), 0
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, kind)

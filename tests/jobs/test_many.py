@@ -161,12 +161,14 @@ def test_wrong_prompts_are_errors_of_their_own():
         {"prompt": [1], "tokens": 3},
         {"id": "x"},
         {"prompt": [2], "max_new_tokens": 99},
+        [1, 2.5],
     ]
     rows = list(
         jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, on_error="yield", in_order=True, max_new_tokens=4)
     )
-    assert [row.finish for row in rows] == ["length", *["failure"] * 6]
+    assert [row.finish for row in rows] == ["length", *["failure"] * 7]
     said = ["empty", "expected ids from 0 to 5", "no tokenizer", "'tokens'", "either prompt or messages", "from 1 to 4"]
+    said.append("prompt 7 is a list of more than integers")
     assert all(word in row.error for word, row in zip(said, rows[1:], strict=True)), [row.error for row in rows]
     with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
         list(jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, max_new_tokens=4))
