@@ -5,8 +5,8 @@
 Any machine; ten minutes on two cores of a CPU.
 
 Both sides decode the same prompts with the same limits, plainly and with the drafter, interleaved, so that a busy
-machine slows both. Printed are new tokens a second (median and range over the repeats), the ratio, the share of the rounds of
-slots that had no row to decode, and whether all texts are the same.
+machine slows both. Printed are new tokens a second (median and range over the repeats), the ratio, the share of the
+rounds of slots that had no row to decode, and whether all texts are the same.
 """
 
 from __future__ import annotations
