@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int
 
 from jaxspec import rules
 from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Policy, Prompt, Rule, Sampler, State, token_rows
@@ -74,10 +75,25 @@ def certify(
         True
     """
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
+    policy = None if policy is None else _row_by_row(policy)
     settings: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
     method: dict[str, Any] = dict(drafter=drafter, rule=rule, gamma=gamma, policy=policy, eos_ids=eos_ids)
     prepared = prepare(target, prompt, **method, **settings)
     return certify_prepared(prepared if sampler is None else with_sampler(prepared, sampler, sampling_params), steps)
+
+
+def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
+    """Returns the policy, asked for each row as if the row were alone: the rows of a batch are paths here."""
+    functions, params = policy[:2] if isinstance(policy, BoundPolicy) else (policy, None)
+
+    def max_draft(params: Any, state: Any, gamma: int, live: Bool[Array, " N"]) -> Int[Array, " N"]:
+        def of_one(row: Any) -> Int[Array, ""]:
+            params, state, live = jax.tree.map(lambda leaf: leaf[None], row)  # a batch of one
+            return functions.max_draft(params, state, gamma, live)[0]
+
+        return jax.vmap(of_one)((params, state, live))
+
+    return BoundPolicy(functions._replace(max_draft=max_draft), params)
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:

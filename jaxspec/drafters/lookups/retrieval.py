@@ -64,7 +64,7 @@ def retrieval(
             the target's tokens are not those it was built with.
 
     Example:
-        >>> from jaxspec.core import Caches
+        >>> from jaxspec.core import Caches, DraftContext, Prompt, Weights
         >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
         >>> row = Prompt(jnp.array([[3, 6, 7, 0]]), jnp.array([3]))
         >>> context = DraftContext(None, row, jnp.array([3]), 3, False, None)
