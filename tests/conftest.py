@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import rules
 from jaxspec.analysis import cost
 from jaxspec.core import Rule, noise, token_rows
