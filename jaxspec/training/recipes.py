@@ -65,7 +65,6 @@ class Train:
     Attributes:
         steps, batch_tokens: length of the run; source plus target tokens of a batch, padding included.
         learning_rate: peak rate, relative to the root mean square of each parameter.
-        optimizer: "adam", or "muon" for the matrices of layers (https://kellerjordan.github.io/posts/muon/).
         warmup, decay: steps of linear warm-up; share of the run that decays linearly to 0.
         clip: global norm to clip gradients to.
         seed: of initialisation and data order.
@@ -88,11 +87,8 @@ class Train:
     start: str = ""
     dtype: str = "float32"
     average: float = 0.0
-    optimizer: str = "adam"
 
     def __post_init__(self):
-        if self.optimizer not in ("adam", "muon"):
-            raise RecipeError(f"train.optimizer is {self.optimizer!r}: expected 'adam' or 'muon'")
         if self.dtype not in ("float32", "bfloat16"):
             raise RecipeError(f"train.dtype is {self.dtype!r}: expected 'float32' or 'bfloat16'")
         if not 0 <= self.average < 1:
