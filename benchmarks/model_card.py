@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -50,6 +51,7 @@ class Card(NamedTuple):
         task: of the held-out prompts.
         loss: per token, in nats, of the target and of the drafter.
         metric, quality: of their greedy texts; empty and None where there is no score.
+        thirds: the same for thirds of the prompts by length: fewest and most characters, the target's, the drafter's.
         rows: of `bench.run`, untimed: greedy at `GAMMAS`, and at temperature 1.
     """
 
@@ -57,6 +59,7 @@ class Card(NamedTuple):
     loss: tuple[float, float]
     metric: str
     quality: tuple[float, float] | None
+    thirds: list[tuple[int, int, float, float]]
     rows: list[BenchResult]
 
 
@@ -80,18 +83,32 @@ def card(
         examples = heldout(name)[:rows]
         prompts, references = [row["input"] for row in examples], [row["reference"] for row in examples]
         metric, score = SCORES.get(name, ("", None))
-        scored = None
+        scored, thirds = None, []
         if score is not None:
             doing(f"{name}: {metric}")
             texts = [decode(model, prompts, new_tokens) for model in pair]
             scored = (score(texts[0], references), score(texts[1], references))
+            thirds = by_length(prompts, texts, references, score)
         task = Task(name, prompts, new_tokens)
         settings = product(task=task, drafter=draft, gamma=list(GAMMAS))
         settings += product(task=task, drafter=draft, gamma=GAMMAS[-1], sampling={"temperature": 1.0})
         config = Config(quantities=("alpha",))
         rows_ = run(target, settings, config=config, doing=lambda what, share: doing(what))
-        cards.append(Card(name, loss, metric, scored, list(rows_)))
+        cards.append(Card(name, loss, metric, scored, thirds, list(rows_)))
     return cards
+
+
+def by_length(
+    prompts: list[str], texts: list[list[str]], references: list[str], score: Callable
+) -> list[tuple[int, int, float, float]]:
+    """Scores both models' texts of the shorter, the middle and the longer prompts; see `Card.thirds`."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    thirds = []
+    for third in np.array_split(np.argsort(lengths, kind="stable"), min(3, len(prompts))):
+        wanted = [references[row] for row in third]
+        target, draft = (score([decoded[row] for row in third], wanted) for decoded in texts)
+        thirds.append((int(lengths[third].min()), int(lengths[third].max()), target, draft))
+    return thirds
 
 
 def heldout_loss(model: Model, folder: Path, task: str) -> float:
@@ -128,6 +145,8 @@ def table(cards: list[Card], target: str, draft: str) -> Table:
         view.add_row("loss per token, nats", *(f"{loss:.3f}" for loss in card.loss))
         if card.quality is not None:
             view.add_row(card.metric, *(f"{score:.1f}" for score in card.quality))
+        for fewest, most, *scores in card.thirds:
+            view.add_row(f"{card.metric}, {fewest} to {most} characters", *(f"{score:.1f}" for score in scores))
         for heat in (0.0, 1.0):
             row = next(row for row in drafting if row.setting.temperature == heat)
             view.add_row(f"α, temperature {heat:g}", "", "", words(row.alpha, 3))

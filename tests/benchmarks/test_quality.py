@@ -99,6 +99,7 @@ def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
     for card in cards:
         assert card.loss == pytest.approx((math.log(len(WORDS)),) * 2, abs=2.0)
         assert card.quality is not None and all(0 <= score <= 100 for score in card.quality)
+        assert len(card.thirds) == 2 and all(fewest <= most for fewest, most, *_ in card.thirds)
         drafting = [row for row in card.rows if not row.setting.is_plain]
         assert [(row.setting.temperature, row.setting.gamma, row.texts) for row in drafting] == [
             (0.0, 3, 2),
