@@ -137,16 +137,19 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
     from jaxspec.nets.decoder import DecoderConfig
     from jaxspec.nets.t5 import T5Config
 
-    inner = shared = config.heads * config.head_dim
+    unread, inner = 0, config.heads * config.head_dim  # unread: entries before the windows of all layers that have one
+    shared = inner
     if isinstance(config, T5Config):
         depth, products = config.decoder_layers, 3 if config.gated else 2
         layer = (4 + 2) * config.dim * inner + products * config.dim * config.ff_dim
     elif isinstance(config, DecoderConfig):
         shared = config.kv_heads * config.head_dim
         depth, layer, prompt = config.layers, 2 * config.dim * (inner + shared) + 3 * config.dim * config.ff_dim, 0
+        windowed = sum(config.is_local(i) for i in range(depth))
+        unread = windowed * max(0, row - config.window) if config.window is not None else 0
     else:
         depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
-    cache = 2 * depth * shared * (row + prompt) * BYTES[config.dtype]
+    cache = 2 * shared * (depth * (row + prompt) - unread) * BYTES[config.dtype]
     return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
 
 
