@@ -5,10 +5,10 @@ separate arrays per layer (a stacked array would be copied at each step), laid o
 that attention is a batched matrix product without a transpose.
 
 A layer that attends to a window keeps a ring of its last entries, where that is smaller than the capacity: entry i lies
-in slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`), and is right for all
-that a query may read as long as no row is rewound by more tokens than the ring has slots beyond the window. Suppose that
-entry w was the last one written, and that a row is then rewound to length n. Slot w % slots is taken for entry w - slots,
-which lies before the window of position n if w - slots <= n - window, that is if w - n <= slots - window.
+in slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`), and is right for
+all that a query may read, as long as no row is rewound by more tokens than the ring has slots beyond the window. For
+suppose that entry w was the last one written, and that its row is then rewound to length n. Slot w % slots is taken for
+entry w - slots, which lies before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from jaxspec.core import tree
 
 Layer = Float[Array, "batch kv_heads capacity head_dim"]
 New = Float[Array, "batch kv_heads step head_dim"]
-# Tokens by which a ring can be rewound: the rest of a chunk of a prompt (`chunks.LONGEST`), or of a draft or a tree, and
-# the few tokens that drafters read again.
+# Slots beyond the window, so tokens by which a ring can be rewound: a chunk of a prompt that was padding
+# (`chunks.LONGEST`), or the nodes of a draft, and the few tokens that drafters read again.
 SLACK = 640
 
 
@@ -74,7 +74,7 @@ class KVCache(NamedTuple):
 
     @property
     def has_rings(self) -> bool:
-        """Whether any layer is a ring: a cache with little room has none, even if `ring` says how large they would be."""
+        """Whether any layer is a ring: where the capacity is less than `ring.slots`, none is."""
         return any(is_ring(keys, self.ring) for keys in self.keys)
 
 
@@ -291,7 +291,7 @@ def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> 
 
 
 def can_rewind(caches: Any, written: int, length: int) -> bool:
-    """Says whether rows of which `written` entries were ever written can be rewound to `length`, and read on from there.
+    """Says whether a row of which `written` entries were ever written can be rewound to `length`, and read on.
 
     Rounds and chunks of a prompt never rewind by more than rings allow; an earlier turn of a chat may. Length 0 always
     can: what is then read again is written again.

@@ -274,7 +274,8 @@ class Decoder(nn.Module):
 
         def mask_and_bias(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
             start, held = length + first, held_by_ring if is_local else None
-            mask, bias = kv.mask(start, count, capacity, parent, held), None  # [B, T, S]; the axis of heads is added below
+            # [B, T, S]; the axis of heads is added below.
+            mask, bias = kv.mask(start, count, capacity, parent, held), None
             if is_local and c.window is not None:
                 query = kv.positions(start, count, parent)
                 keys = kv.key_positions(start, count, capacity, parent, held)

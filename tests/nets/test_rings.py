@@ -156,7 +156,8 @@ def test_a_chunk_and_what_drafters_read_again_fit_the_slack():
     assert kv.SLACK >= chunks.LONGEST + 16
     config = dataclasses.replace(GEMMA, window=1024)
     caches = jax.eval_shape(lambda: [decoder.empty_cache(config, 1, n) for n in (1500, 1664, 5000)])
-    assert [[k.shape[2] for k in cache.keys] for cache in caches] == [[1500] * 3, [1664, 1665, 1664], [1664, 5000, 1664]]
+    sizes = [[keys.shape[2] for keys in cache.keys] for cache in caches]
+    assert sizes == [[1500] * 3, [1664, 1665, 1664], [1664, 5000, 1664]]
 
 
 # --- the same texts
@@ -206,7 +207,7 @@ def test_the_targets_own_layers_draft_in_its_rings(model_with):
 def test_rows_of_a_job_take_each_others_rings(kind, model_with):
     """Slots are refilled: rows of caches are taken and put."""
     target, draft = model_with(GEMMA), model_with(DRAFT, seed=5)
-    prompts = token_rows.to_lists(ROWS, LENGTH) + [[3, 1, 2] * 9, [5]]
+    prompts = [*token_rows.to_lists(ROWS, LENGTH), [3, 1, 2] * 9, [5]]
     options = dict(drafter=drafter_of(kind, draft), gamma=3, max_new_tokens=12, eos_ids=())
     job = jaxspec.generate_many(target, prompts, slots=2, in_order=True, **options)
     texts = [list(completion.tokens) for completion in job]
