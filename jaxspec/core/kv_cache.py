@@ -151,10 +151,16 @@ def _write_to_ring(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Lay
         merged = jnp.where(
             is_new[:, None, :, None],
             _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype),
-            _take(buffer, begin[:, None] + place),
+            _slice(buffer, begin, step),
         )
         buffer = write(buffer, merged, begin)
     return buffer
+
+
+def _slice(buffer: Layer, start: Int[Array, " batch"], step: int) -> New:
+    if buffer.shape[0] == 1:
+        return jax.lax.dynamic_slice_in_dim(buffer, start[0], step, axis=2)
+    return jax.vmap(lambda b, at: jax.lax.dynamic_slice_in_dim(b, at, step, axis=1))(buffer, start)
 
 
 def _take(buffer: Layer, slots: Int[Array, "batch step"]) -> New:

@@ -122,8 +122,8 @@ class Chat:
                 start = 0  # layers with a window have lost what comes before it
         rest = token_rows.bucket(len(ids) - start)
         # A chunk may go on, with padding, past the end.
-        read = min(start + rest, len(ids) + chunks.split(rest)[0])
-        self._written = max(self._written if start else 0, read)
+        end_of_reading = min(start + rest, len(ids) + chunks.split(rest)[0])
+        self._written = max(self._written if start else 0, end_of_reading)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         while self._capacity < start + rest + headroom:
             self._capacity *= 2
