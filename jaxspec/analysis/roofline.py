@@ -137,7 +137,7 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
     from jaxspec.nets.decoder import DecoderConfig
     from jaxspec.nets.t5 import T5Config
 
-    unread, inner = 0, config.heads * config.head_dim  # unread: entries before the windows of all layers that have one
+    dropped, inner = 0, config.heads * config.head_dim  # dropped: entries that are no longer in rings, of all layers
     shared = inner
     if isinstance(config, T5Config):
         depth, products = config.decoder_layers, 3 if config.gated else 2
@@ -145,11 +145,11 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
     elif isinstance(config, DecoderConfig):
         shared = config.kv_heads * config.head_dim
         depth, layer, prompt = config.layers, 2 * config.dim * (inner + shared) + 3 * config.dim * config.ff_dim, 0
-        windowed = sum(config.is_local(i) for i in range(depth))
-        unread = windowed * max(0, row - config.window) if config.window is not None else 0
+        if config.ring is not None:
+            dropped = sum(config.is_local(i) for i in range(depth)) * max(0, row - config.ring.slots)
     else:
         depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
-    cache = 2 * shared * (depth * (row + prompt) - unread) * BYTES[config.dtype]
+    cache = 2 * shared * (depth * (row + prompt) - dropped) * BYTES[config.dtype]
     return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
 
 
