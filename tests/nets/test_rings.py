@@ -51,8 +51,9 @@ def model_with(monkeypatch):
 # --- the same numbers
 
 
-@pytest.mark.parametrize("name", marked(SHAPES, exhaustive={"Mistral"}))
-@pytest.mark.parametrize("chunk", [1, 7])
+@pytest.mark.parametrize(
+    ("name", "chunk"), marked([("Gemma", 7), ("Gemma", 1), ("Mistral", 7)], slow=[("Gemma", 1), ("Mistral", 7)])
+)
 def test_logits_are_those_of_full_caches(name, chunk, model_with):
     """Of prompts longer than a ring, ragged; and of what is fed to them, by ones and more."""
     more = jnp.array(np.random.default_rng(1).integers(0, VOCAB, (3, 8)))
@@ -80,6 +81,7 @@ def test_logits_are_those_of_full_caches(name, chunk, model_with):
     np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_more_tokens_than_a_ring_has_slots(model_with):
     """At once: of an empty cache, then of one that goes round the ring; single tokens follow."""
 
@@ -176,7 +178,7 @@ def drafter_of(kind, draft):
 KINDS = ("plain", "a model", "a tree", "a dynamic tree", "a cascade")
 
 
-@pytest.mark.parametrize("kind", marked(KINDS, slow={"plain", "a dynamic tree", "a cascade"}))
+@pytest.mark.parametrize("kind", marked(KINDS, slow={*KINDS} - {"a model"}))
 def test_texts_and_counts_are_those_of_full_caches(kind, model_with):
     """Rows at temperatures 0 and 1; prompts and texts go round the rings of both models."""
 
@@ -192,6 +194,7 @@ def test_texts_and_counts_are_those_of_full_caches(kind, model_with):
     assert kind == "plain" or 0 < got.stats.accepted.sum() < got.stats.drafted.sum()
 
 
+@pytest.mark.slow
 def test_the_targets_own_layers_draft_in_its_rings(model_with):
     def run(slack):
         target = model_with(GEMMA, slack)
@@ -203,7 +206,7 @@ def test_the_targets_own_layers_draft_in_its_rings(model_with):
     assert got.stats.accepted.tolist() == expected.stats.accepted.tolist()
 
 
-@pytest.mark.parametrize("kind", marked(["a model", "a tree"], slow={"a tree"}))
+@pytest.mark.parametrize("kind", marked(["a model", "a tree"], slow={"a model"}))
 def test_rows_of_a_job_take_each_others_rings(kind, model_with):
     """Slots are refilled: rows of caches are taken and put."""
     target, draft = model_with(GEMMA), model_with(DRAFT, seed=5)
@@ -214,6 +217,7 @@ def test_rows_of_a_job_take_each_others_rings(kind, model_with):
     assert texts == jaxspec.generate(target, prompts, max_new_tokens=12, eos_ids=()).tokens.tolist()
 
 
+@pytest.mark.slow
 def test_beams_come_back_to_old_entries(model_with):
     def run(slack):
         target, draft = model_with(GEMMA, slack), model_with(DRAFT, slack, seed=5)
@@ -259,6 +263,7 @@ def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
         assert text == jaxspec.generate(target, [conversation], **options).texts[0]
 
 
+@pytest.mark.slow
 def test_a_block_drafters_rings(monkeypatch):
     """Its layers with windows read prompts in chunks, and blocks at a ring's edge; drafts are those of full caches."""
     monkeypatch.setattr(chunks, "LONGEST", 6)
