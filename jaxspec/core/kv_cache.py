@@ -311,11 +311,28 @@ def can_rewind(caches: Any, written: int, length: int) -> bool:
     >>> [can_rewind(rings, written=20, length=length) for length in (0, 16, 17)]
     [True, False, True]
     """
-    return length == 0 or all(
-        written - cache.ring.slots <= max(0, length - cache.ring.window)
-        for cache in jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache))
-        if isinstance(cache, KVCache) and cache.ring is not None and cache.has_rings
-    )
+    return length == 0 or all(written - ring.slots <= max(0, length - ring.window) for ring in _rings(caches))
+
+
+def check_nodes(caches: Any, nodes: int) -> None:
+    """Refuses rounds that would rewind rows by more than rings allow.
+
+    Raises:
+        ValueError: a draft has more nodes than some ring has slots beyond its window.
+
+    >>> rings = empty(1, layers=1, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
+    >>> check_nodes(rings, nodes=4)
+    Traceback (most recent call last):
+    ValueError: a draft has 4 tokens: expected at most 3, which layers with a window take back
+    """
+    most = min((ring.slack for ring in _rings(caches)), default=nodes)
+    if nodes > most:
+        raise ValueError(f"a draft has {nodes} tokens: expected at most {most}, which layers with a window take back")
+
+
+def _rings(caches: Any) -> list[Ring]:
+    nodes = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache))
+    return [node.ring for node in nodes if isinstance(node, KVCache) and node.ring is not None and node.has_rings]
 
 
 def without_rings(caches: Any, capacity: int) -> Any:

@@ -145,6 +145,12 @@ def test_the_path_of_a_tree_moves_within_a_ring(model_with):
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
 
 
+def test_drafts_that_no_ring_can_take_back_are_refused(model_with):
+    target = model_with(GEMMA)
+    with pytest.raises(ValueError, match="a draft has 9 tokens: expected at most 8, which layers with a window"):
+        jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafters.prompt_lookup(), gamma=9, max_new_tokens=8)
+
+
 def test_short_generations_run_the_program_that_they_had(model_with):
     def program(slack):
         model = model_with(GEMMA, slack, 512)
