@@ -74,7 +74,7 @@ class KVCache(NamedTuple):
 
     @property
     def has_rings(self) -> bool:
-        """Whether any layer is a ring: where the capacity is less than `ring.slots`, none is."""
+        """Tells whether any layer is a ring: where the capacity is less than `ring.slots`, none is."""
         return any(is_ring(keys, self.ring) for keys in self.keys)
 
 
