@@ -221,8 +221,8 @@ class BlockDrafter(PartlyShared):
         rotary = rotation_of(c, kv.positions(length, config.block))
 
         def inputs(is_local: bool) -> AttentionInputs:
-            in_ring = is_local and cache.ring is not None and cache.has_rings
-            held = kv.entries(length, config.block, cache.ring) if in_ring else slot
+            ring = cache.ring if is_local and cache.has_rings else None
+            held = slot if ring is None else kv.entries(length, config.block, ring)
             ahead = held - length[:, None]  # [B, S]: below 0 before the block, then its positions
             visible = (ahead < config.block)[:, None]
             if is_local:
