@@ -81,7 +81,7 @@ class NetSize(NamedTuple):
     Attributes:
         name, parameters: and how many there are.
         memory_bytes: of all parameters.
-        cache_bytes_per_token: of each row.
+        cache_bytes_per_token: of each row; beyond their windows, layers with sliding windows take no more.
         config: the configuration.
     """
 

@@ -137,16 +137,19 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
     from jaxspec.nets.decoder import DecoderConfig
     from jaxspec.nets.t5 import T5Config
 
-    inner = shared = config.heads * config.head_dim
+    dropped, inner = 0, config.heads * config.head_dim  # dropped: entries that are no longer in rings, of all layers
+    shared = inner
     if isinstance(config, T5Config):
         depth, products = config.decoder_layers, 3 if config.gated else 2
         layer = (4 + 2) * config.dim * inner + products * config.dim * config.ff_dim
     elif isinstance(config, DecoderConfig):
         shared = config.kv_heads * config.head_dim
         depth, layer, prompt = config.layers, 2 * config.dim * (inner + shared) + 3 * config.dim * config.ff_dim, 0
+        if config.ring is not None:
+            dropped = sum(config.is_local(i) for i in range(depth)) * max(0, row - config.ring.slots)
     else:
         depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
-    cache = 2 * depth * shared * (row + prompt) * BYTES[config.dtype]
+    cache = 2 * shared * (depth * (row + prompt) - dropped) * BYTES[config.dtype]
     return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
 
 

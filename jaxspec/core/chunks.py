@@ -21,7 +21,8 @@ from jaxspec.core.language_model import Before, Cache, Extend, Forward, Language
 
 # A pass over 512 tokens is bound by arithmetic on every backend (one over few tokens is bound by reading the weights),
 # so wider ones are not faster, and it is the least for which that holds with room to spare: a TPU v5e reads a byte of
-# weights in the time of 240 operations on it, which is some 240 tokens of bfloat16.
+# weights in the time of 240 operations on it, which is some 240 tokens of bfloat16. Less than `kv_cache.SLACK`: rows
+# that end within a chunk take the rest of it back.
 LONGEST = 512
 MULTIPLE = 16  # of tokens in a chunk, where that fills them: the rows of a TPU's tile in bfloat16
 

@@ -3,11 +3,19 @@
 Entries at or past a row's length are garbage: they are masked on read and overwritten on write. Keys and values are
 separate arrays per layer (a stacked array would be copied at each step), laid out with batch and heads leading so
 that attention is a batched matrix product without a transpose.
+
+A layer that attends to a window keeps a ring of its last entries, where that is smaller than the capacity: entry i lies
+in slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`), and is right for
+all that a query may read, as long as no row is rewound by more tokens than the ring has slots beyond the window. For
+suppose that entry w was the last one written, and that its row is then rewound to length n. Slot w % slots is taken for
+entry w - slots, which lies before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,42 +24,181 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.core import tree
 
 Layer = Float[Array, "batch kv_heads capacity head_dim"]
+New = Float[Array, "batch kv_heads step head_dim"]
+# Slots beyond the window, so tokens by which a ring can be rewound: a chunk of a prompt that was padding
+# (`chunks.LONGEST`), or the nodes of a draft, and the few tokens that drafters read again.
+SLACK = 640
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The rings of a cache: its layers of exactly `slots` slots. Static: a pytree without leaves.
+
+    Attributes:
+        window: how many positions these layers attend to, a token's own included.
+        slots: of each, more than `window`.
+    """
+
+    window: int
+    slots: int
+
+    @property
+    def slack(self) -> int:
+        """Most tokens by which a row can be rewound; more than so many that are fed at once are read beside the ring.
+
+        >>> Ring(window=4, slots=7).slack
+        3
+        """
+        return self.slots - self.window
 
 
 class KVCache(NamedTuple):
-    """Keys and values of every layer, and how many tokens of each row they hold."""
+    """Keys and values of every layer, and how many tokens of each row they hold.
+
+    Attributes:
+        keys, values: of each layer; `capacity` is the number of slots of this layer.
+        length: tokens of each row.
+        ring: says which layers are rings; None: none is.
+    """
 
     keys: tuple[Layer, ...]
     values: tuple[Layer, ...]
     length: Int[Array, " batch"]
+    ring: Ring | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the largest layer."""
+        return max(keys.shape[2] for keys in self.keys)
+
+    @property
+    def has_rings(self) -> bool:
+        """Tells whether any layer is a ring: where the capacity is less than `ring.slots`, none is."""
+        return any(is_ring(keys, self.ring) for keys in self.keys)
 
 
 def empty(
-    batch: int, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype = jnp.float32
+    batch: int,
+    layers: int,
+    kv_heads: int,
+    capacity: int,
+    head_dim: int,
+    dtype: jnp.dtype = jnp.float32,
+    ring: Ring | None = None,
+    windowed: Collection[int] = (),
 ) -> KVCache:
-    """An empty cache with room for `capacity` tokens a row.
+    """An empty cache with room for `capacity` tokens a row; of the `windowed` layers rings, where those are smaller.
 
     >>> empty(batch=2, layers=1, kv_heads=1, capacity=4, head_dim=8).keys[0].shape
     (2, 1, 4, 8)
+    >>> cache = empty(1, layers=2, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
+    >>> [keys.shape[2] for keys in cache.keys], cache.has_rings
+    ([7, 64], True)
     """
-    shape = (batch, kv_heads, capacity, head_dim)
-    zeros = tuple(jnp.zeros(shape, dtype) for _ in range(layers))
-    return KVCache(zeros, tuple(jnp.zeros_like(z) for z in zeros), jnp.zeros((batch,), jnp.int32))
+
+    if ring is not None and capacity == ring.slots:  # which would make every layer a ring
+        capacity += 1
+
+    def zeros(layer: int) -> Layer:
+        size = capacity if ring is None or layer not in windowed else min(capacity, ring.slots)
+        return jnp.zeros((batch, kv_heads, size, head_dim), dtype)
+
+    keys = tuple(zeros(layer) for layer in range(layers))
+    return KVCache(keys, tuple(jnp.zeros_like(k) for k in keys), jnp.zeros((batch,), jnp.int32), ring)
 
 
-def write(buffer: Layer, new: Float[Array, "batch kv_heads step head_dim"], length: Int[Array, " batch"]) -> Layer:
+def is_ring(buffer: Layer, ring: Ring | None) -> bool:
+    """Tells whether a layer is a ring: by its size, which no other layer has."""
+    return ring is not None and buffer.shape[2] == ring.slots
+
+
+def write(buffer: Layer, new: New, length: Int[Array, " batch"], ring: Ring | None = None) -> Layer:
     """Writes `step` entries into each row at its own length.
 
     With lengths (1, 2) and step 1: before [[a . .], [b c .]], after [[a X .], [b c Y]].
 
     `dynamic_update_slice` clamps a start that does not fit, and so would overwrite committed entries without an error:
-    the maker of the buffer makes it large enough (`token_rows.headroom`).
+    the maker of the buffer makes it large enough (`token_rows.headroom`). In a ring nothing is clamped.
     """
+    if is_ring(buffer, ring):
+        return _write_to_ring(buffer, new, length)
     new = new.astype(buffer.dtype)
     zero = jnp.zeros((), length.dtype)
     if buffer.shape[0] == 1:
         return jax.lax.dynamic_update_slice(buffer, new, (zero, zero, length[0], zero))
     return jax.vmap(lambda b, n, at: jax.lax.dynamic_update_slice(b, n, (zero, at, zero)))(buffer, new, length)
+
+
+def _write_to_ring(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
+    """Writes entries to slots length % slots, ..., and on from slot 0.
+
+    Length 5, three slots, step 2: before [d e c], after [Y e X]; X is entry 5.
+    """
+    slots, step = buffer.shape[2], new.shape[2]
+    if step > slots:  # only the last ones stay
+        new, length, step = new[:, :, step - slots :], length + jnp.asarray(step - slots, length.dtype), slots
+    first = length % slots
+    if step == 1:
+        return write(buffer, new, first)
+    # A slice of `step` slots from `first` on, or as near the end as it fits, then one of the first slots. In the slices
+    # slots get the new entry that belongs there, or keep the one that they have.
+    place = jnp.arange(step, dtype=first.dtype)[None, :]
+    for start in (first, first - slots):  # the slot of the first new entry, counted from this end of the ring
+        begin = jnp.clip(start, 0, slots - step)
+        source = begin[:, None] + place - start[:, None]  # [B, step]: the number of each slot's new entry
+        is_new = jnp.logical_and(source >= 0, source < step)
+        merged = jnp.where(
+            is_new[:, None, :, None],
+            _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype),
+            _slice(buffer, begin, step),
+        )
+        buffer = write(buffer, merged, begin)
+    return buffer
+
+
+def _slice(buffer: Layer, start: Int[Array, " batch"], step: int) -> New:
+    if buffer.shape[0] == 1:
+        return jax.lax.dynamic_slice_in_dim(buffer, start[0], step, axis=2)
+    return jax.vmap(lambda b, at: jax.lax.dynamic_slice_in_dim(b, at, step, axis=1))(buffer, start)
+
+
+def _take(buffer: Layer, slots: Int[Array, "batch step"]) -> New:
+    return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2)
+
+
+def readable(buffer: Layer, new: New, length: Int[Array, " batch"], ring: Ring | None = None) -> Layer:
+    """Returns all that tokens fed at `length` may attend to: the layer with the new entries written to it.
+
+    Of a ring, new entries overwrite what the first of many tokens still read. So more than `Ring.slack` are put after
+    the slots instead.
+    """
+    if ring is not None and is_ring(buffer, ring) and new.shape[2] > ring.slack:
+        return jnp.concatenate([buffer, new.astype(buffer.dtype)], axis=2)
+    return write(buffer, new, length, ring)
+
+
+def entries(length: Int[Array, " B"], step: int, ring: Ring) -> Int[Array, "B S"]:
+    """Says which entry is in each place of a ring that is `readable` to `step` tokens fed at `length`.
+
+    Where no token has been written, it is one that is still to come, which no token attends to.
+
+    >>> entries(jnp.array([1, 6]), 2, Ring(window=3, slots=5)).tolist()
+    [[0, 1, 2, 3, 4], [5, 6, 7, 3, 4]]
+    >>> entries(jnp.array([6]), 3, Ring(window=3, slots=5)).tolist()  # these three stand beside the ring
+    [[5, 1, 2, 3, 4, 6, 7, 8]]
+    """
+    slot, size = jnp.arange(ring.slots, dtype=length.dtype)[None, :], jnp.asarray(ring.slots, length.dtype)
+
+    def last(end: Int[Array, " B"]) -> Int[Array, "B S"]:  # the last entry before `end` that belongs there
+        return slot + size * (jnp.maximum(end[:, None] - 1 - slot, 0) // size)
+
+    new = jnp.arange(step, dtype=length.dtype)[None, :] + length[:, None]
+    end = length + jnp.asarray(step, length.dtype)
+    if step <= ring.slack:
+        return last(end)
+    old = last(length)
+    return jnp.concatenate([jnp.where(old < length[:, None], old, end[:, None]), new], axis=1)
 
 
 def positions(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"] | None = None) -> Int[Array, "B T"]:
@@ -72,14 +219,22 @@ def positions(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"] | N
 
 
 def key_positions(
-    length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None = None
+    length: Int[Array, " B"],
+    step: int,
+    capacity: int,
+    parent: Int[Array, "B N"] | None = None,
+    held: Int[Array, "B S"] | None = None,
 ) -> Int[Array, "B S"]:
     """The position in its row of each cache entry: its index, but for the nodes of a tree.
+
+    `held`: which entry each slot holds, of a ring (`entries`); None: slot i has entry i.
 
     >>> key_positions(jnp.array([2]), 3, 6, jnp.array([[-1, 0, 0]])).tolist()  # slots 3 and 4 are siblings
     [[0, 1, 2, 3, 3, 3]]
     """
-    slot = jnp.broadcast_to(jnp.arange(capacity, dtype=length.dtype)[None, :], (length.shape[0], capacity))
+    slot = held
+    if slot is None:
+        slot = jnp.broadcast_to(jnp.arange(capacity, dtype=length.dtype)[None, :], (length.shape[0], capacity))
     if parent is None:
         return slot
     start = _tree_start(length, step, parent)[:, None]
@@ -88,16 +243,22 @@ def key_positions(
 
 
 def mask(
-    length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None = None
+    length: Int[Array, " B"],
+    step: int,
+    capacity: int,
+    parent: Int[Array, "B N"] | None = None,
+    held: Int[Array, "B S"] | None = None,
 ) -> Bool[Array, "B T S"]:
     """Says which cache entries each of `step` tokens, just written at its row's `length`, may read.
+
+    `held`: as in `key_positions`.
 
     >>> mask(jnp.array([1]), 2, 4).astype(int).tolist()
     [[[1, 1, 0, 0], [1, 1, 1, 0]]]
     >>> mask(jnp.array([1]), 3, 4, jnp.array([[-1, 0, 0]])).astype(int).tolist()
     [[[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]]
     """
-    slot = jnp.arange(capacity, dtype=length.dtype)[None, None, :]
+    slot = jnp.arange(capacity, dtype=length.dtype)[None, None, :] if held is None else held[:, None, :]
     if parent is None:
         return slot <= length[:, None, None] + jnp.arange(step, dtype=length.dtype)[None, :, None]
     start = _tree_start(length, step, parent)[:, None, None]
@@ -113,7 +274,7 @@ def _tree_start(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"]) 
 
 
 def rewind(cache: KVCache, length: Int[Array, " B"]) -> KVCache:
-    """Forgets all but the first `length` tokens of each row.
+    """Forgets all but the first `length` tokens of each row; with rings see `can_rewind`.
 
     length 2 after tokens a b X Y: before [a b X Y] holding 4, after [a b X Y] holding 2: X and Y are now garbage.
     """
@@ -129,6 +290,77 @@ def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> 
     source = start[:, None] + path
 
     def compact(buffer: Layer) -> Layer:
-        return write(buffer, jnp.take_along_axis(buffer, source[:, None, :, None], axis=2), start)
+        slot = source % buffer.shape[2] if is_ring(buffer, cache.ring) else source
+        return write(buffer, _take(buffer, slot), start, cache.ring)
 
     return cache._replace(keys=tuple(map(compact, cache.keys)), values=tuple(map(compact, cache.values)))
+
+
+def can_rewind(caches: Any, written: int, length: int) -> bool:
+    """Says whether a row of which `written` entries were ever written can be rewound to `length`, and read on.
+
+    Rounds and chunks of a prompt never rewind by more than rings allow; an earlier turn of a chat may. Length 0 always
+    can: what is then read again is written again.
+
+    Args:
+        caches: a pytree with any number of caches in it.
+        written: the largest number of entries that a row has had since it was empty, rejected ones included.
+        length: of the row.
+
+    >>> rings = empty(1, layers=1, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
+    >>> [can_rewind(rings, written=20, length=length) for length in (0, 16, 17)]
+    [True, False, True]
+    """
+    return length == 0 or all(written - ring.slots <= max(0, length - ring.window) for ring in _rings(caches))
+
+
+def check_nodes(caches: Any, nodes: int) -> None:
+    """Refuses rounds that would rewind rows by more than rings allow.
+
+    Raises:
+        ValueError: a draft has more nodes than some ring has slots beyond its window.
+
+    >>> rings = empty(1, layers=1, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
+    >>> check_nodes(rings, nodes=4)
+    Traceback (most recent call last):
+    ValueError: a draft has 4 tokens: expected at most 3, which layers with a window take back
+    """
+    most = min((ring.slack for ring in _rings(caches)), default=nodes)
+    if nodes > most:
+        raise ValueError(f"a draft has {nodes} tokens: expected at most {most}, which layers with a window take back")
+
+
+def _rings(caches: Any) -> list[Ring]:
+    nodes = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache))
+    return [node.ring for node in nodes if isinstance(node, KVCache) and node.ring is not None and node.has_rings]
+
+
+def without_rings(caches: Any, capacity: int) -> Any:
+    """Makes every layer hold all entries from now on, for searches that come back to old ones: trees of any size.
+
+    Args:
+        caches: a pytree with any number of caches in it.
+        capacity: how many entries they are to have room for, where all layers of a cache are rings; otherwise they get
+            as much as the others have.
+
+    >>> ring = Ring(window=2, slots=3)
+    >>> cache = empty(1, layers=1, kv_heads=1, capacity=9, head_dim=1, ring=ring, windowed={0})
+    >>> keys = write(cache.keys[0], jnp.arange(5.0)[None, None, :, None], cache.length, ring)
+    >>> keys[0, 0, :, 0].tolist()
+    [3.0, 4.0, 2.0]
+    >>> without_rings(cache._replace(keys=(keys,)), capacity=6).keys[0][0, 0, :, 0].tolist()
+    [3.0, 4.0, 2.0, 3.0, 4.0, 2.0]
+    """
+
+    def unroll(cache: Any) -> Any:
+        if not isinstance(cache, KVCache) or not cache.has_rings:
+            return cache
+        size = max((k.shape[2] for k in cache.keys if not is_ring(k, cache.ring)), default=capacity)
+
+        def full(buffer: Layer) -> Layer:  # entries that the ring no longer has lie before every window to come
+            slots = jnp.arange(size, dtype=jnp.int32) % buffer.shape[2]
+            return buffer[:, :, slots] if is_ring(buffer, cache.ring) else buffer
+
+        return KVCache(tuple(map(full, cache.keys)), tuple(map(full, cache.values)), cache.length)
+
+    return jax.tree.map(unroll, caches, is_leaf=lambda node: isinstance(node, KVCache))

@@ -107,7 +107,11 @@ class Extend(Protocol):
 
 class Rewind(Protocol):
     def __call__(self, cache: Cache, length: Int[Array, " batch"]) -> Cache:
-        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves."""
+        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves.
+
+        Of networks with sliding windows at most `kv_cache.SLACK` tokens of what was ever fed to a long row can be
+        forgotten: see `kv_cache.can_rewind`. A round, a prefix and a chunk of a prompt stay within that.
+        """
         ...
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling, sharding
-from jaxspec.core import programs, token_rows
+from jaxspec.core import kv_cache, programs, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
@@ -249,7 +249,9 @@ def _search(
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
 
     def prefill(lm: core.LanguageModel, params: Any) -> tuple[core.Forward, core.Cache]:
-        return lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + size.retained + size.fed)
+        capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
+        forward, cache = lm.prefill(params, prompt, capacity)
+        return forward, kv_cache.without_rings(cache, capacity)  # beams come back to entries of any age
 
     # The first step, from prefill's own logits: every running beam has one token, and nothing is retained yet.
     with jax.named_scope("prefill"):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import Before, BoundDrafter, Drafter, Model, State, token_rows
+from jaxspec.core import Before, BoundDrafter, Drafter, Model, State, chunks, kv_cache, token_rows
 from jaxspec.decode import inputs
 from jaxspec.decode.generate import Piece, pieces, prefix
 from jaxspec.decode.request import Prepared, prepare
@@ -44,6 +44,7 @@ class Chat:
         self._template = self._options.pop("chat_template_kwargs", None)
         self._state: State | None = None  # after the last turn
         self._capacity = SMALLEST
+        self._written = 0  # most entries that the caches have had since they were last empty
         self._answering: Generator[Piece, None, None] | None = None
         self._empty = None
         if self.target.lm.start_token is None:  # an encoder reads each conversation as a whole
@@ -116,7 +117,13 @@ class Chat:
             (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
             # The caches are one token behind, and drafters may be two.
             start, caches = max(0, min(common(row, ids), len(row) - 1) - 1), self._state.caches
+            self._written = max(self._written, len(row) + prepared.decoder.nodes + 1)
+            if not kv_cache.can_rewind(caches, self._written, start):
+                start = 0  # layers with a window have lost what comes before it
         rest = token_rows.bucket(len(ids) - start)
+        # A chunk may go on, with padding, past the end.
+        end_of_reading = min(start + rest, len(ids) + chunks.split(rest)[0])
+        self._written = max(self._written if start else 0, end_of_reading)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         while self._capacity < start + rest + headroom:
             self._capacity *= 2
@@ -142,8 +149,9 @@ def chat(
     Each answer has the text that `generate` gives the whole conversation, but the caches of the target and the drafter
     stay from turn to turn: read again is what the conversation has gained, and what its template has changed in it.
     Their room, 512 tokens, is doubled when a conversation needs it. So a turn compiles nothing, but where that happens
-    or where more is new than in any turn before (in the buckets of `token_rows.bucket`). Of an encoder-decoder nothing
-    is kept: its encoder reads a prompt as a whole.
+    or where more is new than in any turn before (in the buckets of `token_rows.bucket`). Layers with a sliding window
+    keep little more than the window (`core.kv_cache`): where a template changes, or you do, what lies further back, the
+    whole conversation is read again. Of an encoder-decoder nothing is kept: its encoder reads a prompt as a whole.
 
     Args:
         target: the model that answers.

@@ -25,6 +25,7 @@ from jaxspec.core import (
     Sampler,
     State,
     Weights,
+    kv_cache,
     token_rows,
 )
 from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_round, size_of
@@ -75,7 +76,8 @@ def speculative(
             emitted one. None: it reports nothing, and the program computes nothing for it.
 
     Raises:
-        ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only.
+        ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only. Its `init`: a
+            draft has more tokens than layers with a sliding window can take back (640).
     """
     if gamma < 0:
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more draft tokens a round")
@@ -101,7 +103,9 @@ def speculative(
         state = states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
         if policy is not None:
             state = state._replace(memory=policy.init(request.policy, prompt))
-        return state._replace(caches=state.caches._replace(draft=draft))
+        state = state._replace(caches=state.caches._replace(draft=draft))
+        kv_cache.check_nodes(state.caches, nodes)
+        return state
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
         live = jnp.logical_not(state.done)

@@ -202,12 +202,12 @@ class BlockDrafter(PartlyShared):
 
     def append(self, cache: kv.KVCache, context: Float[Array, "B T M"]) -> kv.KVCache:
         """Writes keys and values of further positions."""
-        length, step = cache.length, context.shape[1]
+        length, ring, step = cache.length, cache.ring, context.shape[1]
         rotary = rotation_of(self.config.layer, kv.positions(length, step))
         new = [layer.attention.keys_values(context, rotary) for layer in self.layers]
-        keys = tuple(kv.write(old, k, length) for old, (k, _) in zip(cache.keys, new, strict=True))
-        values = tuple(kv.write(old, v, length) for old, (_, v) in zip(cache.values, new, strict=True))
-        return kv.KVCache(keys, values, length + jnp.asarray(step, length.dtype))
+        keys = tuple(kv.write(old, k, length, ring) for old, (k, _) in zip(cache.keys, new, strict=True))
+        values = tuple(kv.write(old, v, length, ring) for old, (_, v) in zip(cache.values, new, strict=True))
+        return kv.KVCache(keys, values, length + jnp.asarray(step, length.dtype), ring)
 
     def block(
         self, shared: SharedWithTarget, cache: kv.KVCache, last: Int[Array, " B"], count: int
@@ -217,11 +217,13 @@ class BlockDrafter(PartlyShared):
         The block's keys and values are dropped.
         """
         config, c, length = self.config, self.config.layer, cache.length
-        slot = jnp.arange(cache.keys[0].shape[2], dtype=length.dtype)
-        ahead = slot[None, :] - length[:, None]  # [B, S]: below 0 before the block, then its positions
+        slot = jnp.arange(cache.capacity, dtype=length.dtype)[None, :]
         rotary = rotation_of(c, kv.positions(length, config.block))
 
         def inputs(is_local: bool) -> AttentionInputs:
+            ring = cache.ring if is_local and cache.has_rings else None
+            held = slot if ring is None else kv.entries(length, config.block, ring)
+            ahead = held - length[:, None]  # [B, S]: below 0 before the block, then its positions
             visible = (ahead < config.block)[:, None]
             if is_local:
                 visible = jnp.logical_and(visible, self._in_window(ahead[:, None]))
@@ -419,13 +421,13 @@ def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
         before: core.Before | None = None,
     ) -> core.Cache:
         row = token_rows.decoder_prompt(lm, prompt)
-        batch, capacity = row.tokens.shape[0], row.tokens.shape[1] + headroom
-        if before is None:
-            cache = head.empty(batch, capacity)
-        else:
-            cache = head.rewind(chunks.enlarged(before.state, head.empty, batch, capacity), before.start)
-        cache = head.append(weights.draft, cache, head.read(weights.draft, prefilled))
-        return head.rewind(cache, row.length)
+        capacity = row.tokens.shape[1] + headroom
+
+        def append(cache: core.Cache, context: Float[Array, "B T M"]) -> tuple[tuple, core.Cache]:
+            return (), head.append(weights.draft, cache, context)
+
+        read = functools.partial(chunks.read, append, head.rewind, head.empty)
+        return read(head.read(weights.draft, prefilled), row.length, capacity, before)[2]
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

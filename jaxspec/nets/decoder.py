@@ -1,8 +1,8 @@
 """The decoder-only network of today's model families: RMS norms, gated feed-forward, rotary or relative positions.
 
 One frozen configuration says which of their options a model has. Llama, Mistral, Qwen, Gemma and LaMDA are values of
-it: see `jaxspec.weights.hf_families`. Local layers attend to a window only, but their caches hold every position, since
-a cache that has dropped its oldest entries cannot be rewound.
+it: see `jaxspec.weights.hf_families`. Local layers attend to a window only, and their caches are rings that hold little
+more (`core.kv_cache`), where there is room for more.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """
@@ -121,6 +121,13 @@ class DecoderConfig:
         """Tells whether a layer attends to the window only: with (True, False), layers 0, 2, 4, ... do."""
         return bool(self.local) and self.local[layer % len(self.local)]
 
+    @property
+    def ring(self) -> kv.Ring | None:
+        """The rings of local layers in a cache; None if there are none. (Relative biases go by slots.)"""
+        if self.window is None or not any(self.local) or self.positions != "rotary":
+            return None
+        return kv.Ring(self.window, self.window + kv.SLACK)
+
 
 POSITIONS = ("rotary", "relative")
 
@@ -149,8 +156,8 @@ def norm_of(config: DecoderConfig) -> Callable[[], RMSNorm]:
 
 def empty_cache(config: DecoderConfig, batch: int, capacity: int) -> kv.KVCache:
     """Makes an empty cache for a configuration's layers."""
-    c = config
-    return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+    c, windowed = config, [layer for layer in range(config.layers) if config.is_local(layer)]
+    return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype), c.ring, windowed)
 
 
 class DecoderLayer(nn.Module):
@@ -240,7 +247,8 @@ class Decoder(nn.Module):
         parts: Parts | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
-        inputs = self._attention_inputs(cache.length, x.shape[1], cache.keys[0].shape[2], parent)
+        ring = cache.ring if cache.has_rings else None
+        inputs = self._attention_inputs(cache.length, x.shape[1], cache.capacity, parent, ring)
         return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts)
 
     def _layers(self, inputs: dict[bool, AttentionInputs]) -> list[stack.Layer]:
@@ -248,19 +256,29 @@ class Decoder(nn.Module):
         return [functools.partial(layer, inputs=inputs[x]) for layer, x in zip(self.layers, local, strict=True)]
 
     def _attention_inputs(
-        self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None
+        self,
+        length: Int[Array, " B"],
+        step: int,
+        capacity: int,
+        parent: Int[Array, "B N"] | None,
+        ring: kv.Ring | None = None,
     ) -> dict[bool, AttentionInputs]:
-        """Makes the inputs of global layers (under False), and of local ones (under True) if there are any."""
+        """Makes the inputs of global layers (under False), and of local ones (under True) if there are any.
+
+        `ring`: of the local layers; None: they have `capacity` slots, as the global ones do.
+        """
         c, position, by_distance = self.config, kv.positions(length, step, parent), None
         if c.positions == "relative":
             by_distance = self.bias(distances(capacity))
+        held_by_ring = None if ring is None else kv.entries(length, step, ring)
 
         def mask_and_bias(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-            start = length + first
-            mask, bias = kv.mask(start, count, capacity, parent), None  # [B, T, S]; the axis of heads is added below
+            start, held = length + first, held_by_ring if is_local else None
+            # [B, T, S]; the axis of heads is added below.
+            mask, bias = kv.mask(start, count, capacity, parent, held), None
             if is_local and c.window is not None:
                 query = kv.positions(start, count, parent)
-                keys = kv.key_positions(start, count, capacity, parent)
+                keys = kv.key_positions(start, count, capacity, parent, held)
                 mask = jnp.logical_and(mask, within(c.window, query, keys))
             if by_distance is not None:
                 bias = biases(by_distance, start, count, capacity, parent)  # [B, H, T, S]

@@ -114,8 +114,6 @@ def biases(
 def within(window: int, query: Int[Array, "B T"], key: Int[Array, "B S"]) -> Bool[Array, "B T S"]:
     """Tells which keys are among the last `window` positions of each query, its own included.
 
-    The cache holds every position all the same: one that held the window only could not be rewound.
-
     >>> within(2, jnp.array([[2]]), jnp.array([[0, 1, 2, 3]])).astype(int).tolist()  # the future is masked elsewhere
     [[[0, 1, 1, 1]]]
     """

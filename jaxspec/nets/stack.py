@@ -78,11 +78,11 @@ def with_cache(
         >>> x[0, :, 0].tolist(), taps[0, :, 0].tolist(), cache.length.tolist()
         ([1.0, 3.0, 6.0], [1.0, 2.0, 3.0], [3])
     """
-    length, keys, values, after = cache.length, [], [], []
+    length, ring, step, keys, values, after = cache.length, cache.ring, x.shape[1], [], [], []
     for i, (layer, old_keys, old_values) in enumerate(zip(layers, cache.keys, cache.values, strict=True)):
 
         def update_cache(k, v, old_keys=old_keys, old_values=old_values):
-            return kv.write(old_keys, k, length), kv.write(old_values, v, length)
+            return kv.readable(old_keys, k, length, ring), kv.readable(old_values, v, length, ring)
 
         k, v = old_keys, old_values
         if parts is None:
@@ -91,11 +91,13 @@ def with_cache(
             x, k, v = layer(x, update_cache, mlp=i in parts.mlp)
         elif i in parts.mlp:
             x, _, _ = layer(x, update_cache, attention=False)
+        if k.shape != old_keys.shape:  # the new entries stand beside a ring
+            k, v = (kv.write(old, y[:, :, -step:], length, ring) for old, y in ((old_keys, k), (old_values, v)))
         keys.append(k)
         values.append(v)
         after.append(x)
     tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
-    return x, tapped, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(x.shape[1], length.dtype))
+    return x, tapped, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype), ring)
 
 
 def check_numbers(taps: Sequence[int]) -> None:

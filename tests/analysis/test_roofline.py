@@ -9,11 +9,13 @@ from jaxspec.analysis.roofline import (
     Load,
     Machine,
     draft_cost,
+    load_of,
     machine,
     pass_time,
     spare_tokens,
     verify_cost,
 )
+from jaxspec.nets.decoder import DecoderConfig
 
 TOY = Machine(bandwidth=100.0, bfloat16=1000.0, float32=500.0)
 MODEL = Load(parameters=50, cache_bytes=10)  # 100 bytes of weights: a second; 100 operations a token: a tenth
@@ -41,6 +43,13 @@ def test_caches_keep_the_verify_pass_cheap_at_large_batches():
     long = MODEL._replace(cache_bytes=1000)
     assert verify_cost(TOY, long, 3, batch=100) == pytest.approx(1.0)
     assert verify_cost(TOY, MODEL._replace(cache_bytes=0), 3, batch=100) == pytest.approx(4.0)
+
+
+def test_layers_with_a_window_read_no_more_than_their_rings():
+    config = DecoderConfig(8, dim=4, ff_dim=4, layers=3, heads=1, kv_heads=1, head_dim=2, window=5, local=(True, False))
+    entry = 2 * 2 * 4  # a key and a value of two float32
+    read = [load_of(config, row=row).cache_bytes for row in (645, 1000)]
+    assert read == [3 * 645 * entry, (1000 + 2 * 645) * entry]
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 
 import jaxspec
 from jaxspec import Prompt
+from jaxspec.core import kv_cache
+from jaxspec.nets import decoder
 from jaxspec.weights import huggingface
 from tests.marks import marked
 
@@ -197,6 +199,15 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
         said.append(np.asarray(jnp.argmax(forward.logits[:, 0], axis=-1)))
     new = said if case in SEQ2SEQ else said[fed.shape[1] :]  # a decoder is fed its prompt first
     np.testing.assert_array_equal(np.stack(new[:count], axis=1), greedy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["mistral", "gemma2", "gemma3", "qwen3-window"])
+def test_rings_of_windows_give_what_transformers_gives(case, tmp_path, monkeypatch):
+    """Rings of seven slots, for windows of four and rows of 72 tokens."""
+    monkeypatch.setattr(kv_cache, "SLACK", 3)
+    monkeypatch.setattr(decoder, "_language_model", decoder._language_model.__wrapped__)  # compiled by no other test
+    test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path)
 
 
 def test_golden_files_are_small():
