@@ -115,7 +115,7 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
 
 
 def goes_in_chunks(prepared: Prepared) -> bool:
-    """Says whether `begin_in_chunks` can read the prompts: they are no encoder's, and the drafter goes on from caches."""
+    """Says whether `begin_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
     p = prepared
     if p.target.lm.start_token is not None:
         return False
