@@ -172,15 +172,16 @@ def main(arguments: list[str] | None = None) -> None:
     ids, limits = prompts_and_limits(target, settings.prompts, *map(int, settings.limits.split(",")))
     table = Table("slots", "decoding", "side", "tokens/s", "idle", "over fixed batches", "same texts")
     with tempfile.TemporaryDirectory() as folder:
-        for size, name in itertools.product(map(int, settings.slots.split(",")), settings.decoding.split(",")):
+        for slots, name in itertools.product(settings.slots.split(","), settings.decoding.split(",")):
+            size = int(slots)
             drafter = {"plain": None, "speculative": draft}[name]
             prepared = prepare(target, ids, drafter=drafter, gamma=settings.gamma, max_new_tokens=limits, eos_ids=())
-            slots = functools.partial(refilled, size=size, most=int(limits.max()), longest=max(map(len, ids)))
-            ways = {"fixed batches": functools.partial(fixed, size=size), "refilled slots": slots}
+            refill = functools.partial(refilled, size=size, most=int(limits.max()), longest=max(map(len, ids)))
+            ways = {"fixed batches": functools.partial(fixed, size=size), "refilled slots": refill}
             if settings.transformers and drafter is None:
                 ways["transformers"] = functools.partial(transformers, size=size, folder=Path(folder))
             for row in compare(prepared, ways, settings.parts):
-                table.add_row(str(size), name, *row)
+                table.add_row(slots, name, *row)
     Console().print(f"{len(ids)} prompts, {int(limits.sum()):,} new tokens, {settings.parts} parts", table, sep="\n")
 
 

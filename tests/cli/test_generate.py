@@ -100,7 +100,8 @@ def test_prompts_follow_a_prefix_that_is_a_text_or_a_file(zoo, given, report, re
 
 
 def test_a_chats_prefix_is_the_systems_message(zoo, report, monkeypatch):
-    template = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}und{% endif %}"
+    messages = "{% for m in messages %}{% if not loop.first %} {% endif %}{{ m.content }}{% endfor %}"
+    template = messages + "{% if add_generation_prompt %} und{% endif %}"
     target = zoo["debian-gpt-base"]
     monkeypatch.setattr(target.tokenizer, "chat_template", template)
     names = ("--target", target.name, "--draft", "prompt_lookup", "--policy", "adaptive")

@@ -113,7 +113,8 @@ def test_other_weights_of_the_same_shapes_compile_nothing(drafts, caplog):
             compiled = [record.message for record in caplog.records if record.message.startswith("Compiling")]
         assert epoch == 0 or compiled == []
         answers = [row.tokens for row in rows]
-    out = jaxspec.generate(target, PROMPTS, **OPTIONS | {"max_new_tokens": LIMITS, "log_probs": True})
+    alike = OPTIONS | dict(drafter=drafter, max_new_tokens=LIMITS, log_probs=True)
+    out = jaxspec.generate(target, PROMPTS, **alike)
     assert answers == [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
     for row, expected_row in zip(rows, out.log_probs.sampled, strict=True):
         np.testing.assert_allclose(row.log_probs.sampled, expected_row[: len(row.tokens)], atol=1e-5)
