@@ -11,6 +11,7 @@ import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
+from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
     from jaxspec.core import BoundDrafter, Model
@@ -87,7 +88,7 @@ def load(settings: PairSettings, draft: str | None) -> tuple[Model, Model | Boun
     return target, drafter_names.drafter(draft, load_draft, target)
 
 
-def prefix_text(given: str) -> str:
+def prefix_text(option: str) -> str:
     """Returns what all prompts follow: the text itself, or that of the file that is so called.
 
     The line break with which a file ends is no part of it.
@@ -96,19 +97,17 @@ def prefix_text(given: str) -> str:
         ValueError: there is no text.
     """
     try:
-        is_file = Path(given).is_file()
+        is_file = Path(option).is_file()
     except OSError:  # a name that is too long is none
         is_file = False
-    text = files.read_text(given).removesuffix("\n").removesuffix("\r") if is_file else given
+    text = files.read_text(option).removesuffix("\n").removesuffix("\r") if is_file else option
     if not text:
-        raise ValueError(f"--prefix {given} is empty: expected a text that the prompts follow, or a file of one")
+        raise ValueError(f"--prefix {option} is empty: expected a text that the prompts follow, or a file of one")
     return text
 
 
 def read_prefix(target: Model, drafter: Model | BoundDrafter | None, text: str, chat: bool) -> SharedPrefix:
     """Reads what all prompts follow: a text, or, of a `chat`, the system's message."""
-    from jaxspec.decode import prefix
-
     shared: Any = system_message(text) if chat else text
     return prefix(target, shared, drafter=drafter)
 

@@ -1,4 +1,4 @@
-"""What reading the prompts takes, apart from decoding: timed by itself, and watched where prompts are long."""
+"""Reads prompts apart from decoding: timed by itself, and watched where prompts are long."""
 
 from __future__ import annotations
 
