@@ -62,18 +62,18 @@ def decode(
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
     target, new_tokens = parts[0].target, int(np.max(parts[0].request.max_new_tokens))
     ends = [int(token) for token in np.asarray(parts[0].request.eos)[0] if token >= 0]
-    module = _exported(target, folder)
+    module = exported(target, folder)
     module.generation_config.eos_token_id = ends or None
     options: Callable[[], dict[str, Any]] = dict
     if isinstance(setting.drafter, Model):
-        assistant, gamma = _exported(setting.drafter, folder), parts[0].decoder.gamma
+        assistant, gamma = exported(setting.drafter, folder), parts[0].decoder.gamma
         assistant.generation_config.eos_token_id = ends or None
         options = functools.partial(_assisted, assistant, gamma)
     elif not setting.is_plain:
         lookup = {"prompt_lookup_num_tokens": parts[0].decoder.gamma, "max_matching_ngram_size": MATCH}
         options = functools.partial(dict, lookup)
     batches = [inputs(part.prompt, left=target.lm.start_token is None) for part in parts]
-    calls = [functools.partial(_decode, module, batch, new_tokens, options) for batch in batches]
+    calls = [functools.partial(decode_rows, module, batch, new_tokens, options) for batch in batches]
     with counting(module) as passes:
         texts = [row for call in calls for row in call()]
     return list(calls), texts, passes[0]
@@ -170,7 +170,7 @@ def _load(folder: Path, kind: str) -> Any:
     return module
 
 
-def _exported(model: Model, folder: Path) -> Any:
+def exported(model: Model, folder: Path) -> Any:
     """Our model as transformers loads it, with its whole head."""
     import transformers
 
@@ -203,7 +203,7 @@ def inputs(prompt: Prompt, left: bool) -> dict[str, Any]:
     return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
 
 
-def _decode(
+def decode_rows(
     module: Any, arguments: dict[str, Any], new_tokens: int, options: Callable[[], dict[str, Any]]
 ) -> list[list[int]]:
     """The new tokens of each row, up to and with its end token."""

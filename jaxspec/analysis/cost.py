@@ -188,7 +188,7 @@ def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | Non
         (True, (5,), 1.0, True)
     """
     gamma, model = prepared.decoder.gamma, paid_model(prepared)
-    pair = prepared.replace(drafter=model or prepared.target, policy=None)
+    pair = prepared.replace(drafter=model or prepared.target, policy=None, prefix=None)
     costs = measure_all(pair, measured_drafts(gamma), repeats=repeats, inner=inner)
     v = monotone_costs(gamma, {cost.gamma: cost.v for cost in costs})
     if drafts_as_a_whole(prepared):

@@ -19,7 +19,7 @@ from jaxspec import progress as bars
 from jaxspec.cli import names, pair
 from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
-from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
 from jaxspec.core import Model
 from jaxspec.decode.request import prepare
 from jaxspec.jobs import Completion, Progress, generate_many
@@ -43,6 +43,7 @@ class Settings(NamedTuple):
     rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
     field: Annotated[str, text("NAME", "Of a JSON line, that has the prompt.")] = "prompt"
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
+    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
     slots: Annotated[int, number("Rows decoded at a time.")] = 16
     max_new_tokens: Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
     max_prompt_tokens: Annotated[int | None, number("Longest prompt to accept.")] = None
@@ -85,11 +86,14 @@ def batch(
     generation = pair.checked_options(settings, draft, sampling)
     generation |= {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
     shard = Shard(settings.shard, settings.num_shards)
-    source = Source(settings.input, settings.field, settings.chat, shard)
+    shared = None if settings.prefix is None else pair.prefix_text(settings.prefix)
+    system = shared if settings.chat else None
+    source = Source(settings.input, settings.field, settings.chat, shard, system)
     output = Output(settings.output, shard, settings.chunk)
     err = Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         target, drafter = pair.load(settings, draft)
+        prefix = None if shared is None else pair.read_prefix(target, drafter, shared, settings.chat)
     parameters = {settings.target: target.params} | ({} if drafter is None else {str(draft): drafter.params})
     costs = output.stored("costs") if resume else None
     if settings.policy.partition("=")[0] == "adaptive":
@@ -99,7 +103,7 @@ def batch(
         rule, temperature = generation["rule"], sampling.get("temperature") or 0
         together = temperature == 0 or (rule is not None and rule.shares_noise)
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
-    described = {name: getattr(settings, name) for name in DESCRIBED} | sampling
+    described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
     done = output.begin(manifest_of(source, output, parameters, described) | {"costs": costs}, resume=resume)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
@@ -120,6 +124,7 @@ def batch(
             too_long=settings.too_long,
             on_error="yield",
             progress=bar.update,
+            prefix=prefix,
             **generation,
         )
         for _ in output.write(results, done, lambda: feed.place, record):

@@ -29,7 +29,7 @@ def compare(prepared: Prepared, settings: Settings) -> tuple[BenchResult, BenchR
     from jaxspec.analysis.setting import setting_of
 
     texts = len(prepared.prompt.length)
-    setting = setting_of(prepared, "prompts", min(settings.batch, texts))
+    setting = setting_of(prepared.replace(prefix=None), "prompts", min(settings.batch, texts))  # of whole prompts
     setting = setting._replace(name=settings.draft or "", policy_name=settings.policy)
     config = bench.Config(texts, REPEATS, settings.seed, ("speed", "alpha", "costs"))
     plain, speculative = bench.run(prepared.target, [setting], config=config)

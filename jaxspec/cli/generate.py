@@ -15,9 +15,10 @@ from jaxspec import trace as tracing
 from jaxspec.cli import compare as comparing
 from jaxspec.cli import console, names, options, pair, show
 from jaxspec.cli import prompts as prompting
-from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.prefill import Prefill, cut, read_tokens
 from jaxspec.core import Model
-from jaxspec.decode import beam_search
+from jaxspec.decode import beam_search, loop
 from jaxspec.decode.batches import Batch, in_batches
 from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.request import Prepared, prepare
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 96
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
     ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
     log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
     top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
@@ -68,6 +70,7 @@ def generate(
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
+    stats: Annotated[bool, flag("Show apart what reading and what decoding take.", "--stats")] = False,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
     as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False,
     *,
@@ -86,6 +89,8 @@ def generate(
     """
     # A pass over the drafted beams pays on accelerators only.
     settings = settings._replace(draft=pair.draft_name(settings, default=pair.NONE if search.beams else None))
+    if settings.prefix is not None:
+        settings = settings._replace(prefix=pair.prefix_text(settings.prefix))
     if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     if compare and settings.stop:
@@ -93,7 +98,7 @@ def generate(
     if (settings.log_probs or settings.top_log_probs is not None) and not as_json:
         raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
     if search.beams:
-        _check_search(search, settings, sampling, {"--trace": trace, "--compare": compare})
+        _check_search(search, settings, sampling, {"--trace": trace, "--compare": compare, "--stats": stats})
     else:
         options.refuse(options.typed(context, Search._fields), "generate without --beams")
     texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
@@ -108,10 +113,11 @@ def generate(
         return _search(texts, prepared, settings, search, as_json, as_lines, out)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
-    streamed = settings.batch == 1 and not as_json
+    streamed, prefill = settings.batch == 1 and not as_json, Prefill(prepared, err)
+    begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
-        _warm_up(prepared, settings, streamed)
-    decoded, reports = decode_all(prepared, settings, streamed), []
+        _warm_up(prepared, settings, streamed, begin and begin.quietly)
+    decoded, reports = decode_all(prepared, settings, streamed, begin), []
     if as_json:
         records = []
         for prompt, (record,) in zip(texts, decoded, strict=True):
@@ -126,7 +132,10 @@ def generate(
         else:
             records = show.show_text(texts, decoded, prepared.target, out, streamed)
         drafter = settings.draft if prepared.drafter is not None else None
-        out.print(Text(show.totals_sentence(show.total(records), prepared.target.name, drafter)))
+        totals = show.total(records)
+        out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
+        if stats:
+            out.print(Text(show.halves_sentence(totals)))
         if is_example and drafter is not None:
             with err.status("timing plain decoding beside it"):
                 sentence = comparing.in_a_sentence(prepared, settings, [record["tokens"] for record in records])
@@ -146,7 +155,7 @@ def generate(
 def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], shown: dict[str, Any]) -> None:
     """Refuses options that a search does not have."""
     refused = shown | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
-    refused |= {"--top-log-probs": settings.top_log_probs is not None}
+    refused |= {"--top-log-probs": settings.top_log_probs is not None, "--prefix": settings.prefix is not None}
     refused |= {"--ban": settings.ban} | {options.spelling(name): True for name in sampling}
     if any(refused.values()):
         named = ", ".join(name for name, value in refused.items() if value)
@@ -165,7 +174,11 @@ def _load(
     generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
-    prompts = [[{"role": "user", "content": text}] for text in texts] if chat else texts
+    prompts: Any = texts
+    if chat:
+        prompts = [[*pair.system_message(settings.prefix), {"role": "user", "content": text}] for text in texts]
+    if settings.prefix is not None:
+        generation["prefix"] = pair.read_prefix(target, drafter, settings.prefix, chat)
     return texts, prepare(target, prompts, drafter=drafter, **generation)
 
 
@@ -191,52 +204,60 @@ def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
     return prepared.replace(policy=names.policy(settings.policy, **costs._asdict()))
 
 
-def _warm_up(prepared: Prepared, settings: Settings, streamed: bool) -> None:
+def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop.Begin | None = None) -> None:
     """Compiles what decoding will run, by two rounds of the first batch: speeds are those of compiled programs."""
-    first = next(in_batches(prepared, settings.batch)).prepared
+    first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
     if streamed:
-        list(pieces(first, settings.stop or ()))
+        list(pieces(first, settings.stop or (), begin=begin or loop.begin))
     else:
-        complete(first, settings.stop or ())
+        complete(first, settings.stop or (), begin)
 
 
-def decode_all(prepared: Prepared, settings: Settings, streamed: bool) -> Iterator[Iterable[dict[str, Any]]]:
+def decode_all(
+    prepared: Prepared, settings: Settings, streamed: bool, begin: Prefill | None = None
+) -> Iterator[Iterable[dict[str, Any]]]:
     """Decodes a batch of prompts at a time.
 
     Args:
         prepared: all prompts; batches have one shape, and so share a program.
         settings: the size of a batch, and what ends a text.
         streamed: whether to decode round by round; batches are then of one prompt.
+        begin: reads the prompts; None: the program that decodes does.
 
     Yields:
-        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds. Of a streamed
-        one there is a record after each round, of others the last one alone.
+        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds; with `begin`
+        also "prefill_seconds", which are some of these, and "read_tokens". Of a streamed one there is a record after
+        each round, of others the last one alone.
     """
     for part in in_batches(prepared, settings.batch):
         if streamed:
-            yield _stream(part.prepared, settings.stop or ())
+            yield _stream(part.prepared, settings.stop or (), begin)
         else:
-            yield from ((record,) for record in _complete(part, settings.stop or ()))
+            yield from ((record,) for record in _complete(part, settings.stop or (), begin))
 
 
-def _complete(part: Batch, stop: Sequence[str]) -> list[dict[str, Any]]:
-    """Decodes a batch at once, and divides its seconds among its tokens."""
+def _complete(part: Batch, stop: Sequence[str], begin: Prefill | None) -> list[dict[str, Any]]:
+    """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that it has read."""
     start = time.perf_counter()
-    generation = complete(part.prepared, stop)
+    generation = complete(part.prepared, stop, begin)
     seconds = time.perf_counter() - start
     records = generation.records()[: part.real]
-    share = seconds / max(1, sum(len(record["tokens"]) for record in records))
+    read = read_tokens(part.prepared)[: part.real]
+    prefill = 0.0 if begin is None else begin.seconds
+    share = (seconds - prefill) / max(1, sum(len(record["tokens"]) for record in records))
     for row, record in enumerate(records):
-        record["seconds"] = share * len(record["tokens"])
+        record["seconds"] = share * len(record["tokens"]) + prefill * read[row] / read.sum()
+        if begin is not None:
+            record |= {"read_tokens": int(read[row]), "prefill_seconds": float(prefill * read[row] / read.sum())}
         record["trace"] = tracing.of_row(record["tokens"], generation.trace, row)
     return records
 
 
-def _stream(prepared: Prepared, stop: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _stream(prepared: Prepared, stop: Sequence[str], begin: Prefill | None) -> Iterator[dict[str, Any]]:
     """Decodes one prompt round by round, yielding the record so far; the reader's time is not counted."""
-    running = pieces(prepared, stop)
+    running = pieces(prepared, stop, begin=begin or loop.begin)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
     while True:
         start = time.perf_counter()
@@ -250,6 +271,8 @@ def _stream(prepared: Prepared, stop: Sequence[str]) -> Iterator[dict[str, Any]]
         record["tokens"] += piece.tokens
         record["text"] += piece.text
         record |= {name: int(count[0]) for name, count in piece.stats._asdict().items()}
+        if begin is not None:
+            record |= {"read_tokens": int(read_tokens(prepared)[0]), "prefill_seconds": begin.seconds}
         yield record
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from jaxspec import sharding
+from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
+from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
     from jaxspec.core import BoundDrafter, Model
+    from jaxspec.decode.shared_prefix import SharedPrefix
 
 NONE = "none"  # as the name of a drafter: plain decoding
 
@@ -82,3 +86,32 @@ def load(settings: PairSettings, draft: str | None) -> tuple[Model, Model | Boun
         return target, None
     load_draft = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
     return target, drafter_names.drafter(draft, load_draft, target)
+
+
+def prefix_text(option: str) -> str:
+    """Returns what all prompts follow: the text itself, or that of the file that is so called.
+
+    The line break with which a file ends is no part of it.
+
+    Raises:
+        ValueError: there is no text.
+    """
+    try:
+        is_file = Path(option).is_file()
+    except OSError:  # a name that is too long is none
+        is_file = False
+    text = files.read_text(option).removesuffix("\n").removesuffix("\r") if is_file else option
+    if not text:
+        raise ValueError(f"--prefix {option} is empty: expected a text that the prompts follow, or a file of one")
+    return text
+
+
+def read_prefix(target: Model, drafter: Model | BoundDrafter | None, text: str, chat: bool) -> SharedPrefix:
+    """Reads what all prompts follow: a text, or, of a `chat`, the system's message."""
+    shared: Any = system_message(text) if chat else text
+    return prefix(target, shared, drafter=drafter)
+
+
+def system_message(text: str | None) -> Sequence[dict[str, str]]:
+    """Returns the messages with which a chat begins: the system's, if there is one."""
+    return [] if text is None else [{"role": "system", "content": text}]

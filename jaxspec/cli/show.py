@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec import sharding
-from jaxspec.cli import console
+from jaxspec.cli import console, prefill
 from jaxspec.core import BoundDrafter, Model, Stats
 from jaxspec.trace import terminal
 from jaxspec.vocab import trim
@@ -144,13 +144,26 @@ def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])["tokens_per_round"]
     4.0
     """
-    sums = {name: sum(record[name] for record in records) for name in (*Stats._fields, "seconds")}
+    measured = [name for name in prefill.BY_ROW if name in records[0]]
+    sums = {name: sum(record[name] for record in records) for name in (*Stats._fields, "seconds", *measured)}
     later, seconds = sums["emitted"] - len(records), sums["seconds"]
-    return {"prompts": len(records)} | sums | {
+    counts = {"prompts": len(records)} | sums | {
         "acceptance_rate": sums["accepted"] / max(1, sums["drafted"]),
         "tokens_per_round": later / max(1, sums["rounds"]),
-        "tokens_per_second": sums["emitted"] / seconds if seconds > 0 else 0.0,
+        "tokens_per_second": _per_second(sums["emitted"], seconds),
     }  # fmt: skip
+    if not measured:
+        return counts
+    decode = seconds - sums["prefill_seconds"]
+    return counts | {
+        "decode_seconds": decode,
+        "prefill_tokens_per_second": _per_second(sums["read_tokens"], sums["prefill_seconds"]),
+        "decode_tokens_per_second": _per_second(later, decode),
+    }
+
+
+def _per_second(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
 
 
 def note(record: dict[str, Any]) -> Text:
@@ -159,7 +172,12 @@ def note(record: dict[str, Any]) -> Text:
     parts = [f"{counts['emitted']} tokens", f"{counts['rounds']} rounds"]
     if counts["drafted"]:
         parts += [f"{counts['tokens_per_round']:.1f} tokens a round", f"{counts['acceptance_rate']:.0%} accepted"]
-    return Text(" · ".join([*parts, f"{counts['tokens_per_second']:.0f} tokens/s"]), "dim italic")
+    if "read_tokens" in counts:
+        parts.append(f"{counts['read_tokens']} tokens read in {counts['prefill_seconds']:.2f} s")
+        parts.append(f"then {counts['decode_tokens_per_second']:.0f} tokens/s")
+    else:
+        parts.append(f"{counts['tokens_per_second']:.0f} tokens/s")
+    return Text(" · ".join(parts), "dim italic")
 
 
 def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> str:
@@ -178,10 +196,25 @@ def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> s
     )
 
 
+def halves_sentence(counts: dict[str, Any]) -> str:
+    """Says what reading the prompts took, and what decoding did; the first token of each comes with reading.
+
+    >>> counts = {"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.75}
+    >>> print(halves_sentence(total([counts | {"read_tokens": 100, "prefill_seconds": 0.25}])))
+    Prefill: 100 tokens in 0.25 s (400.0 tokens/s). Decode: 16 tokens in 0.50 s (32.0 tokens/s).
+    """
+    return (
+        f"Prefill: {counts['read_tokens']:,} tokens in {counts['prefill_seconds']:.2f} s "
+        f"({counts['prefill_tokens_per_second']:,.1f} tokens/s). "
+        f"Decode: {counts['emitted'] - counts['prompts']:,} tokens in {counts['decode_seconds']:.2f} s "
+        f"({counts['decode_tokens_per_second']:,.1f} tokens/s)."
+    )
+
+
 def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, Any]:
     """Reports one prompt for JSON; `trace` adds the rounds."""
     report = {"prompt": prompt} | {name: record[name] for name in REPORTED if name in record}
-    report["stats"] = {name: record[name] for name in Stats._fields}
+    report["stats"] = {name: record[name] for name in (*Stats._fields, *prefill.BY_ROW) if name in record}
     if trace:
         report["rounds"] = [
             {"tokens": step.new, "draft": step.draft, "accepted": step.num_accepted}
@@ -218,5 +251,5 @@ def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict
     lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
         name: [row[name] for row in rows] for name in (*REPORTED[1:], "rounds") if name in rows[0]
     }
-    counts = {name: [row["stats"][name] for row in rows] for name in Stats._fields}
+    counts = {name: [row["stats"][name] for row in rows] for name in rows[0]["stats"]}
     return {**lists, **totals, "stats": counts | totals["stats"]}

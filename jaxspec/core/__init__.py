@@ -83,7 +83,15 @@ from jaxspec.core.language_model import (
     RunLayers,
     Select,
 )
-from jaxspec.core.policy import BoundPolicy, Policy, PolicyInit, PolicyMaxDraft, PolicyShouldContinue, PolicyUpdate
+from jaxspec.core.policy import (
+    BoundPolicy,
+    Policy,
+    PolicyInit,
+    PolicyMaxDraft,
+    PolicyShorten,
+    PolicyShouldContinue,
+    PolicyUpdate,
+)
 from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
 
 __all__ = [
@@ -124,6 +132,7 @@ __all__ = [
     "Policy",
     "PolicyInit",
     "PolicyMaxDraft",
+    "PolicyShorten",
     "PolicyShouldContinue",
     "PolicyUpdate",
     "Prefill",

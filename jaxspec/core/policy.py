@@ -35,6 +35,15 @@ class PolicyShouldContinue(Protocol):
         ...
 
 
+class PolicyShorten(Protocol):
+    def __call__(self, params: Params, state: Any, draft: Draft, live: Bool[Array, " batch"]) -> Int[Array, " batch"]:
+        """Most draft tokens on a path of each row that the target reads, once it is known how many were drafted.
+
+        It must not depend on tokens that were drawn, nor on a length that does: see `Policy`.
+        """
+        ...
+
+
 class PolicyUpdate(Protocol):
     def __call__(
         self, params: Params, state: Any, draft: Draft, verdict: Verdict, num_committed: Int[Array, " batch"]
@@ -53,6 +62,7 @@ class Policy(NamedTuple):
         init, max_draft, update: see the protocols.
         confidence: read off the distribution of each draft token; None if only `max_draft` decides.
         should_continue: see its protocol; None with `confidence`.
+        shorten: see its protocol; None: the target reads what was drafted.
     """
 
     init: PolicyInit
@@ -60,6 +70,7 @@ class Policy(NamedTuple):
     update: PolicyUpdate
     confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
     should_continue: PolicyShouldContinue | None = None
+    shorten: PolicyShorten | None = None
 
 
 class BoundPolicy(NamedTuple):

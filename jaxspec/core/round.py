@@ -91,6 +91,7 @@ def run_round(
     context: DraftContext,
     to_distribution: ToDistribution,
     widths: tuple[int, ...],
+    shorten: Callable[[Draft], Int[Array, " B"]] | None = None,
 ) -> RoundResult:
     """Drafts, verifies in one pass, and judges.
 
@@ -101,12 +102,15 @@ def run_round(
         context: what the drafter is given; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
         widths: of `bucket_widths`.
+        shorten: most tokens of each row's draft that are verified, as a policy has it; None: all.
     """
     row, (nodes, depth) = context.row, size_of(drafter, context.gamma)
     with jax.named_scope("draft"):
         draft, caches = drafter.propose(weights, caches, context)
         _check_shape(draft, drafter, nodes)
         draft = truncate(draft, context.max_draft, target.vocab_size)
+        if shorten is not None:
+            draft = truncate(draft, shorten(draft), target.vocab_size)
     fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
     parent = None if draft.parent is None else tree.fed(draft.parent)
 

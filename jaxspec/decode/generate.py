@@ -229,10 +229,17 @@ def generate(
     return complete(prepared, stop)
 
 
-def complete(prepared: Prepared, stop: Sequence[str] = ()) -> Generation:
-    """Runs a generation to its end; see `generate`, which is `prepare` and this."""
+def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | None = None) -> Generation:
+    """Runs a generation to its end; see `generate`, which is `prepare` and this.
+
+    Args:
+        prepared: what to run.
+        stop: as in `generate`.
+        begin: see `loop.run`.
+    """
     stopper = stopping.checked(stop, prepared.target)
-    outcome = sharding.fetch(stopping.run(prepared, stopper) if stopper.strings else loop.run(prepared))
+    ran = stopping.run(prepared, stopper, begin) if stopper.strings else loop.run(prepared, begin)
+    outcome = sharding.fetch(ran)
     if outcome.failed.any():
         raise _failure(outcome.failed, prepared)
     width = int(outcome.length.max())
@@ -348,7 +355,10 @@ def stream(
 
 
 def pieces(
-    prepared: Prepared, stop: Sequence[str] = (), keep: Callable[[State], None] | None = None
+    prepared: Prepared,
+    stop: Sequence[str] = (),
+    keep: Callable[[State], None] | None = None,
+    begin: loop.Begin = loop.begin,
 ) -> Iterator[Piece]:
     """Streams a generation of one prompt; see `stream`, which is `prepare` and this.
 
@@ -356,14 +366,17 @@ def pieces(
         prepared: what to run.
         stop: as in `generate`.
         keep: called with the state after each round, before its piece is yielded. The next round consumes it.
+        begin: makes the state after prefill.
     """
-    return _pieces(prepared, stopping.checked(stop, prepared.target), keep)
+    return _pieces(prepared, stopping.checked(stop, prepared.target), keep, begin)
 
 
-def _pieces(prepared: Prepared, stop: stopping.Stop, keep: Callable[[State], None] | None) -> Iterator[Piece]:
+def _pieces(
+    prepared: Prepared, stop: stopping.Stop, keep: Callable[[State], None] | None, begin: loop.Begin
+) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
-    for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None):
+    for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None, begin):
         row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, state.log_probs, info)
         tokens, length, start, done, failed, stats, log_probs, info = sharding.fetch(row)
         if failed[0]:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import (
     Before,
+    Caches,
     Decoder,
     LogProbs,
     Prompt,
@@ -19,10 +20,11 @@ from jaxspec.core import (
     State,
     Stats,
     Weights,
+    chunks,
     programs,
     token_rows,
 )
-from jaxspec.decode import log_probs
+from jaxspec.decode import log_probs, shared_prefix
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
 
@@ -65,27 +67,82 @@ class Outcome(NamedTuple):
 
 
 Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
+Begin = Callable[[Prepared], State]
 
 
-def run(prepared: Prepared) -> Outcome:
-    """Prefill to the last token of the longest row, in one dispatch."""
+def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
+    """Prefill to the last token of the longest row, in one dispatch; in two, if something else makes its beginning.
+
+    Args:
+        prepared: what to run.
+        begin: makes the state after prefill, to time or to watch it; such as the function `begin`.
+    """
     p = prepared
-    return generation(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
+    if begin is None:
+        return generation(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
+    return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
 
 
-def iterate_rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
+def begin(prepared: Prepared) -> State:
+    """The state after prefill, in one dispatch."""
+    p = prepared
+    return start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
+
+
+def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> State:
+    """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be watched.
+
+    Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two programs, for any number
+    of chunks. Texts are those of `begin`, whose chunks may have other borders, to rounding.
+
+    Args:
+        prepared: one for which `goes_in_chunks` is true, with one sample of each prompt.
+        report: called after each chunk with the number of tokens of the longest prompt that have been read.
+    """
+    p, longest = prepared, int(jnp.max(prepared.prompt.length))
+    common = p.decoder, p.weights
+    # Of what was read before, the last token is read again: see `core.Before`.
+    end = chunks.LONGEST + (0 if p.before is None else int(jnp.max(p.before.start)))
+    prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
+    state = start(*common, prompt, p.request, p.max_new_tokens, p.before)
+    while end < longest:
+        report(int(jax.device_get(jnp.max(state.start))))  # waits for the chunk
+        begun, end = prompt.length - 1, end - 1 + chunks.LONGEST
+        prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
+        state = go_on(*common, prompt, p.request, p.max_new_tokens, state.caches, begun, chunks.LONGEST)
+    report(longest)
+    return state
+
+
+def goes_in_chunks(prepared: Prepared) -> bool:
+    """Says whether `begin_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
+    p = prepared
+    if p.target.lm.start_token is not None:
+        return False
+    try:
+        if p.drafter is not None:
+            few = Prompt(p.prompt.tokens[:1, :2], jnp.full(1, 2, jnp.int32))
+            shared_prefix.check_drafter(p.target.lm, p.drafter, p.weights, few)
+    except ValueError:
+        return False
+    return True
+
+
+def iterate_rounds(
+    prepared: Prepared, edit: Edit | None = None, begin: Begin = begin
+) -> Iterator[tuple[State, RoundInfo | None]]:
     """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
         prepared: what to run.
         edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
+        begin: makes the state after prefill.
 
     Yields:
         The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
         so read what you need before you ask for more.
     """
-    p, info = prepared, None
-    state = start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
+    state, info = begin(prepared), None
     while True:
         if edit is not None:
             state, info = edit(state, info)
@@ -107,7 +164,17 @@ def generation(
 ) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
     state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
-    batch = request.max_new_tokens.shape[0]
+    return _all_rounds(decoder, weights, state, max_new_tokens)[1]
+
+
+@programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("state",))
+def finish(decoder: Decoder, weights: Weights, state: State, max_new_tokens: int) -> tuple[State, Outcome]:
+    """Runs all rounds after prefill. The state given is consumed: its buffers become those of the one returned."""
+    return _all_rounds(decoder, weights, state, max_new_tokens)
+
+
+def _all_rounds(decoder: Decoder, weights: Weights, state: State, max_new_tokens: int) -> tuple[State, Outcome]:
+    batch = state.done.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
     history = RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
@@ -123,7 +190,7 @@ def generation(
 
     _, state, history = jax.lax.while_loop(unfinished, one_round, (jnp.zeros((), jnp.int32), state, history))
     trace = Trace(*jax.tree.map(lambda h: jnp.moveaxis(h, 0, 1), history))
-    return outcome(state, trace, max_new_tokens)
+    return state, outcome(state, trace, max_new_tokens)
 
 
 def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
@@ -145,6 +212,28 @@ def start(
 ) -> State:
     """The state after prefill."""
     return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
+
+
+@programs.jit(static_argnames=("decoder", "max_new_tokens", "width"), donate_argnames=("caches",))
+def go_on(
+    decoder: Decoder,
+    weights: Weights,
+    prompt: Prompt,
+    request: Request,
+    max_new_tokens: int,
+    caches: Caches,
+    begun: Int[Array, " B"],
+    width: int,
+) -> State:
+    """The state after further tokens of the prompts, `width` at most. The caches given are consumed.
+
+    Args:
+        decoder, weights, prompt, request, max_new_tokens: as in `start`.
+        caches: of both parties, after the beginning of the prompts.
+        begun, width: see `core.Before`.
+    """
+    headroom = token_rows.headroom(max_new_tokens, decoder.nodes)
+    return decoder.init(weights, prompt, request, headroom, Before(caches, begun, width))
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))

@@ -123,7 +123,10 @@ def speculative(
         drafts_from = functools.partial(to_distribution, params if draft_params is None else draft_params)
         context = states.draft_context(policy, state, depth, drafts_from)
         judges = functools.partial(to_distribution, params)
-        done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths)
+        shorten = None
+        if policy is not None and policy.shorten is not None:
+            shorten = functools.partial(policy.shorten, state.request.policy, state.memory, live=live)
+        done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths, shorten)
         draft, verdict, new, forward, distribution, caches = done
         with jax.named_scope("commit"):
             # Rows end as failed where a position that was read is not finite, or the rule's answer is no token.

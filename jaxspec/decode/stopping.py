@@ -78,10 +78,10 @@ def checked(stop: Any, target: Model) -> Stop:
     return stop_of(target.tokenizer, strings)
 
 
-def run(prepared: Prepared, stop: Stop) -> loop.Outcome:
+def run(prepared: Prepared, stop: Stop, begin: loop.Begin | None = None) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     infos = []
-    for state, info in loop.iterate_rounds(prepared, edit(stop)):
+    for state, info in loop.iterate_rounds(prepared, edit(stop), begin or loop.begin):
         if info is not None:
             infos.append(info)
         last = state

@@ -52,12 +52,14 @@ class Source(NamedTuple):
         field: of a JSON line, that has the prompt.
         chat: whether a prompt that is text is a user's message to the model.
         shard: which part to read.
+        system: of a `chat`, the message that comes before the user's.
     """
 
     paths: Sequence[Path]
     field: str = "prompt"
     chat: bool = False
     shard: Shard = Shard()
+    system: str | None = None
 
     def count(self) -> int:
         """Counts the lines of the part."""
@@ -110,7 +112,10 @@ class Source(NamedTuple):
         return particular | {"prompt": self._message(row[self.field])}
 
     def _message(self, prompt: Any) -> Any:
-        return [{"role": "user", "content": prompt}] if self.chat and isinstance(prompt, str) else prompt
+        if not self.chat or not isinstance(prompt, str):
+            return prompt
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*before, {"role": "user", "content": prompt}]
 
 
 class Output(NamedTuple):

@@ -59,7 +59,9 @@ def adaptive(
     A pass over a batch costs what its longest draft costs, so that one row that drafts much slows all. With `together`
     the rows agree: all that have not ended draft the same n, which maximises the sum of their expected tokens over the
     cost of the round. With c and v of the batch (`cost.policy_costs` on as many rows), a batch that leaves no
-    arithmetic to spare then drafts nothing, and drafts again when few rows, which guess well, are left. A row's draft
+    arithmetic to spare then drafts nothing, and drafts again when few rows, which guess well, are left. Of drafts that
+    are looked up some rows find much and others nothing: once that is known, the rows agree again on how many of the
+    tokens are verified, so that one row's long draft does not make a pass wider than pays for all. A row's draft
     then depends on the others: its text keeps its distribution, and is the same text at temperature 0 or with
     `rules.coupled`.
 
@@ -120,6 +122,19 @@ def _adaptive(together: bool) -> Policy:
         best = best_length(tokens, params.c, params.verify)
         return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), live.shape)
 
+    def shorten(params: Params, state: AcceptanceState, draft: Draft, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+        depth = draft_depth(draft)
+        if draft.log_probs is not None:  # drawn: how many there are may depend on what was drawn
+            return depth
+        most = draft.tokens.shape[1]
+        tokens = expected_tokens(state.accepted / state.num_tested, most)
+        reach = jnp.minimum(jnp.arange(most + 1, dtype=depth.dtype)[None], depth[:, None])
+        tokens = jnp.take_along_axis(tokens, reach, axis=1)  # a row gains nothing beyond its own draft
+        tokens = jnp.sum(jnp.where(live[:, None], tokens, 0.0), axis=0, keepdims=True)
+        best = best_length(tokens, jnp.zeros(1), params.verify)  # what drafting cost is spent
+        is_due = jnp.any(jnp.logical_and(live, state.idle >= state.pause))
+        return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), live.shape)
+
     def update(
         params: Params, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> AcceptanceState:
@@ -137,7 +152,7 @@ def _adaptive(together: bool) -> Policy:
             jnp.where(accepted > 0, params.pause, in_vain).astype(state.pause.dtype),
         )
 
-    return Policy(init, max_draft, update)
+    return Policy(init, max_draft, update, shorten=shorten if together else None)
 
 
 def expected_tokens(alpha: Float[Array, " B"], gamma: int) -> Float[Array, "B gamma+1"]:

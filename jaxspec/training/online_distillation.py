@@ -10,7 +10,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.top_tokens import log_probs_of, most_probable, with_the_rest
 
 POSITIONS = ("rejected", "all")
+Texts = Generation | Sequence[Sequence[int]]
 
 
 class Buffer(NamedTuple):
@@ -71,12 +72,14 @@ class Online(NamedTuple):
         init: () -> the state to begin with.
         drafter: state -> what `generate` takes as its drafter.
         update: (state, target, prompts, what `generate` made of them) -> the state after learning, and the mean loss of
-            its steps (for KL in nats a position). The target's parameters may change from batch to batch.
+            its steps (for KL in nats a position). The target's parameters may change from batch to batch. In place of a
+            `Generation` rows of new tokens will do, such as those that a job's `Completion`s have, in the order of the
+            prompts, where all positions are learnt: they do not tell which were rejected.
     """
 
     init: Callable[[], OnlineState]
     drafter: Callable[[OnlineState], Any]
-    update: Callable[[OnlineState, Model, Prompts, Generation], tuple[OnlineState, float]]
+    update: Callable[[OnlineState, Model, Prompts, Texts], tuple[OnlineState, float]]
 
 
 def online(
@@ -182,10 +185,14 @@ def online(
             return drafter._replace(params=params)
         return drafter._replace(params=params, models=(draft._replace(params=params),))
 
-    def update(state: OnlineState, target: Model, prompts: Prompts, out: Generation) -> tuple[OnlineState, float]:
-        prompt, batch = encode(target, prompts), len(out.lengths)
+    def update(state: OnlineState, target: Model, prompts: Prompts, out: Texts) -> tuple[OnlineState, float]:
+        is_whole = isinstance(out, Generation)
+        tokens, learn = (out.tokens, to_learn(out, positions)) if is_whole else _all_of(out, positions)
+        prompt, batch = encode(target, prompts), len(tokens)
+        if batch % len(prompt.length):
+            raise ValueError(f"got {len(prompt.length)} prompts and {batch} texts: expected as many of each prompt")
         prompt = token_rows.repeat_rows(prompt, batch // len(prompt.length))
-        sizes = int(prompt.length.max()), int(out.lengths.max()), batch
+        sizes = int(prompt.length.max()), tokens.shape[1], batch
         if any(got > most for got, most in zip(sizes, (max_prompt, max_new_tokens, size), strict=True)):
             raise ValueError(
                 f"the longest of {batch} prompts has {sizes[0]} tokens, and the longest text {sizes[1]}: expected at "
@@ -193,7 +200,7 @@ def online(
             )
         _check_room(target.lm, "the target", max_prompt, max_new_tokens)
         prompt = prompt._replace(tokens=_to_width(prompt.tokens, max_prompt))
-        texts = _to_width(out.tokens, max_new_tokens), _to_width(to_learn(out, positions), max_new_tokens)
+        texts = _to_width(tokens, max_new_tokens), _to_width(learn, max_new_tokens)
         slot = (state.rows + jnp.arange(batch)) % size
         buffer = _collect(target.lm, target.params, state.buffer, slot, prompt, *texts)
         state, losses = state._replace(buffer=buffer, rows=state.rows + batch), []
@@ -259,6 +266,18 @@ def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
     learn = np.zeros_like(real)
     learn[np.nonzero(rejected)[0], place[rejected]] = True
     return learn
+
+
+def _all_of(rows: Sequence[Sequence[int]], positions: str) -> tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+    """Returns rows of new tokens, padded, and marks all of them to be learnt."""
+    if positions != "all":
+        raise ValueError(
+            "got rows of tokens, which do not tell where a draft token was rejected: expected what jaxspec.generate "
+            "returns, or a learner with positions='all'"
+        )
+    tokens, length = map(np.asarray, token_rows.pad(rows))
+    tokens = tokens[:, : length.max()]
+    return tokens, np.arange(tokens.shape[1])[None, :] < length[:, None]
 
 
 def _to_width(rows: Any, width: int) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from benchmarks import peer
+from benchmarks import jobs, peer
 from jaxspec import drafters, rules
 from jaxspec.analysis.bench import Config, Setting, Task, product, run
 from jaxspec.decode.request import prepare
@@ -61,13 +61,26 @@ def test_both_libraries_generate_the_same(net, configs):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("net", "config"), [(t5, DEEPER), (gpt, GPTS[0])], ids=["t5", "gpt"])
+def test_batches_with_limits_of_several_lengths_are_decoded_alike(net, config, tmp_path):
+    """Each batch until its longest row is done, in both libraries; slots are left by rows that are done."""
+    prepared = prepare(
+        random(net, config, 0), [[5, 17, 33], [9], [4, 4], [7, 6], [8]], max_new_tokens=[3, 9, 5, 2, 7], eos_ids=()
+    )
+    ours, theirs = jobs.fixed(prepared, 2), jobs.transformers(prepared, 2, tmp_path)
+    assert ours == theirs and (ours.used, ours.idle) == (21, 2 * (8 + 4 + 6) - 21)
+    assert jobs.refilled(prepared, 2, most=9, longest=3).rows == ours.rows
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
     import torch
 
     draft = random(t5, SHALLOW, 1)
     trimmed = trim.trim_vocabulary(draft, size=8)
-    module = peer._exported(trimmed, tmp_path)
+    module = peer.exported(trimmed, tmp_path)
     inputs = peer.inputs(PROMPT, left=False)
     with torch.no_grad():
         theirs = module(**inputs, decoder_input_ids=torch.zeros((2, 1), dtype=torch.long)).logits[:, -1]

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import (
     accelerator,
+    batch_sizes,
     goodness_of_fit,
     jobs,
     loading,
@@ -317,10 +318,21 @@ def test_ways_of_distilling_are_compared(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_is_timed_against_fixed_batches(loading, capsys):
-    jobs.main(["--prompts", "5", "--slots", "2", "--limits", "2,8", "--repeats", "1"])
+    jobs.main(["--prompts", "5", "--slots", "2", "--limits", "2,8", "--parts", "2"])
     printed = capsys.readouterr().out
     assert printed.startswith("5 prompts")
-    assert printed.count("True") == 2
+    assert printed.count("5 of 5") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [PAIR, ("--target", "debian-gpt-base", "--draft", "debian-gpt-small")])
+def test_batches_of_several_sizes_are_timed(loading, capsys, monkeypatch, pair):
+    monkeypatch.setenv("COLUMNS", "200")
+    batch_sizes.main(
+        [*pair, "--batches", "1,2", "--gammas", "2", "--most", "3", "--max-new-tokens", "6", "--repeats", "2"]
+    )
+    printed = capsys.readouterr().out
+    assert printed.count("1 of 1") == printed.count("2 of 2") == 3 and printed.count("adaptive, at most 3") == 2
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """`jaxspec batch`: what it writes, and what it refuses to go on with."""
 
+import errno
 import gzip
 import json
 
 import pytest
 from typer.testing import CliRunner
 
+import jaxspec
+from jaxspec import files
 from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout
 
@@ -95,3 +98,43 @@ def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path):
     assert (result := batch(*adaptive, "--resume")).exit_code == 0, result.output
     assert json.loads(manifest.read_text())["costs"] == costs
     assert [path.read_bytes() for path in chunks] == contents
+
+
+def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch):
+    """The second chunk finds no space; the first stays, and what is written later is what would have been."""
+    assert batch("--tokens").exit_code == 0
+    chunks = sorted((tmp_path / "out").glob("part-*"))
+    contents = [path.read_bytes() for path in chunks]
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    write = files.write_jsonl
+
+    def cut(rows):
+        yield json.dumps(rows[0])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(path, rows):
+        files.write_text(path, cut(rows)) if chunks[0].exists() else write(path, rows)
+
+    monkeypatch.setattr(files, "write_jsonl", full)
+    result = batch("--tokens")
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    said = " ".join(result.stderr.split())
+    assert f"the disk is full, and the chunks before {chunks[1].name} are whole" in said
+    assert [path.name for path in sorted((tmp_path / "out").glob("*part-*"))] == [chunks[0].name]
+    assert batch("--tokens", "--resume").exit_code == 2  # still full
+    monkeypatch.setattr(files, "write_jsonl", write)
+    assert batch("--tokens", "--resume").exit_code == 0
+    assert [path.read_bytes() for path in chunks] == contents
+
+
+def test_lines_follow_a_prefix(batch, zoo, tmp_path):
+    target, names = zoo["debian-gpt-base"], ("--target", "debian-gpt-base", "--draft", "debian-gpt-small")
+    assert (result := batch(*names, "--tokens", "--prefix", "das alte Hund")).exit_code == 0, result.output
+    prefix = jaxspec.prefix(target, "das alte Hund")
+    options = dict(prefix=prefix, max_new_tokens=12, slots=2, in_order=True)
+    assert [row["tokens"] for row in rows_in(tmp_path / "out")] == [
+        row.tokens for row in jaxspec.generate_many(target, PROMPTS, **options)
+    ]
+    result = batch(*names, "--tokens", "--prefix", "das neue Hund", "--resume")
+    assert result.exit_code == 2 and "is of another job (options: prefix is 'das alte Hund' there" in result.stderr

@@ -1,12 +1,19 @@
 """Decoding at once and round by round: whole rounds, the same samples, and texts that end at a stop string."""
 
+import io
+
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
+import jaxspec
 from jaxspec.analysis import cost
-from jaxspec.cli import generate, pair
+from jaxspec.cli import generate, pair, prefill
+from jaxspec.core import chunks
 from jaxspec.decode.batches import in_batches
+from jaxspec.decode.request import prepare
 from jaxspec.weights import loading
 
 
@@ -49,6 +56,47 @@ def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zo
     assert sum(len(generation.texts) for generation in generations) >= 3
     assert any(generation.stats.rounds.any() for generation in generations)
     assert [record.message for record in caplog.records if record.message.startswith("Compiling")] == []
+
+
+@pytest.mark.parametrize("mode", [(), ("--batch", "2")])
+def test_reading_and_decoding_are_reported_apart(mode, report, run):
+    plain, reported = report(), report("--stats", *mode)
+    assert reported["tokens"] == plain["tokens"] and "read_tokens" not in plain["stats"]
+    total = reported["stats"]["total"]
+    assert total["read_tokens"] == sum(reported["stats"]["read_tokens"]) > 0
+    assert 0 < total["prefill_seconds"] == pytest.approx(sum(reported["stats"]["prefill_seconds"]))
+    assert total["prefill_seconds"] + total["decode_seconds"] == pytest.approx(total["seconds"])
+    assert total["decode_tokens_per_second"] == pytest.approx((total["emitted"] - 2) / total["decode_seconds"])
+    shown = " ".join(run("--stats", *mode).split())
+    assert f"Prefill: {total['read_tokens']} tokens in " in shown
+    assert f"Decode: {total['emitted'] - 2} tokens in " in shown
+    assert "Prefill:" not in run(*mode)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "seen"),
+    [("debian-gpt-base", "debian-gpt-small", 4), ("debian-t5-large", "none", 0), ("debian-gpt-base", "none", 4)],
+)
+def test_the_reading_of_a_long_prompt_is_watched(zoo, target, draft, seen, monkeypatch):
+    """On a terminal the bar moves from chunk to chunk; the text is that of a program that reads them all."""
+    monkeypatch.setattr(chunks, "LONGEST", 4)
+    monkeypatch.setattr(prefill, "LONG", 8)
+    moved = []
+    monkeypatch.setattr(Progress, "update", lambda self, task, completed: moved.append(completed))
+    settings = generate.Settings(target, draft, max_new_tokens=6)
+    ids = [5, 6, 7, 8, 9, 10] * 2
+    drafter = None if draft == "none" else zoo[draft]
+    prepared = prepare(zoo[target], [ids], drafter=drafter, max_new_tokens=6)
+    err = Console(file=io.StringIO(), force_terminal=True)
+    begin = prefill.Prefill(prepared, err)
+    assert begin.is_watched and not prefill.Prefill(prepared, Console(file=io.StringIO())).is_watched
+    generate._warm_up(prepared, settings, False, begin.quietly)
+    assert moved == []
+    ((record,),) = generate.decode_all(prepared, settings, False, begin)
+    out = jaxspec.generate(zoo[target], [ids], drafter=drafter, max_new_tokens=6)
+    assert record["tokens"] == out.tokens[0, : out.lengths[0]].tolist()
+    assert len(moved) == seen and moved[-1:] == [int(prepared.prompt.length[0])] * bool(seen)
+    assert ("tokens of the prompt" in err.file.getvalue()) == (not seen)
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])

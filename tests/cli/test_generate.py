@@ -83,6 +83,33 @@ def test_a_chat_is_what_the_template_makes_of_a_prompt(zoo, report, monkeypatch)
     assert reported["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
 
 
+@pytest.mark.parametrize("given", ["das alte Hund", "a file"])
+def test_prompts_follow_a_prefix_that_is_a_text_or_a_file(zoo, given, report, refused, tmp_path):
+    target, draft = zoo["debian-gpt-base"], zoo["debian-gpt-small"]
+    (tmp_path / "shared.txt").write_text("das alte Hund\n")
+    given = str(tmp_path / "shared.txt") if given == "a file" else given
+    names = ("--target", target.name, "--draft", draft.name)
+    reported = report("neue Katze", "--prefix", given, *names, "--stats")
+    whole = target.tokenizer(["das alte Hund", "neue Katze"])["input_ids"]
+    out = jaxspec.generate(target, [whole[0] + whole[1]], drafter=draft, gamma=3, max_new_tokens=12)
+    assert reported["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
+    assert reported["stats"]["read_tokens"] == [1 + len(whole[1])]  # the prefix's last token is read again
+    assert "is an encoder-decoder, whose encoder reads each prompt as a whole" in refused("a", "--prefix", given)
+    assert "drop --prefix" in refused("a", "--prefix", given, *names, "--beams", "2")
+    assert "--prefix  is empty" in refused("a", "--prefix", "", *names)
+
+
+def test_a_chats_prefix_is_the_systems_message(zoo, report, monkeypatch):
+    messages = "{% for m in messages %}{% if not loop.first %} {% endif %}{{ m.content }}{% endfor %}"
+    template = messages + "{% if add_generation_prompt %} und{% endif %}"
+    target = zoo["debian-gpt-base"]
+    monkeypatch.setattr(target.tokenizer, "chat_template", template)
+    names = ("--target", target.name, "--draft", "prompt_lookup", "--policy", "adaptive")
+    reported = report("alte Hund", "--chat", "--prefix", "das", *names)
+    messages = [{"role": "system", "content": "das"}, {"role": "user", "content": "alte Hund"}]
+    assert reported["tokens"] == jaxspec.generate(target, [messages], max_new_tokens=12).tokens.tolist()
+
+
 @pytest.mark.parametrize("draft", ["prompt_lookup", "prompt_lookup+debian-t5-draft"])
 def test_drafters_and_policies_by_name(report, draft):
     reported = report(PROMPT, "--draft", draft, "--policy", "adaptive=0.1")

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import Caches, Draft, DraftContext, Prompt
+from jaxspec.core import Caches, Draft, DraftContext, Prompt, Weights
 from jaxspec.testing import certify, table_model
 
 
@@ -45,6 +45,42 @@ TWICE = [5, 1, 8, 2, 5, 1, 8, 3, 5, 1, 7, 4, 5, 1]  # after 5 1 came 8 (2 of 3) 
 )
 def test_the_draft_is_as_long_as_it_is_likely(options, expected):
     assert draft_of([TWICE], **options) == expected
+
+
+def draft_with(texts, row, **options):
+    """The draft for one row that a drafter with stored texts makes."""
+    drafter = drafters.suffix(texts=texts, **options)
+    given = Prompt(jnp.array([[*row, 0]]), jnp.array([len(row)]))
+    state = drafter.functions.init(None, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)), 0, None)
+    context = DraftContext(None, given, jnp.array([4]), 4, False, None)
+    draft, _ = drafter.functions.propose(Weights(None, drafter.params), Caches(None, state), context)
+    return draft.tokens[0, : draft.length[0]].tolist()
+
+
+def test_stored_texts_are_searched_too():
+    """A draft ends where the text does; places in the row are newer, and so win where as much matches."""
+    assert draft_with([[6, 7, 8, 9, 4], [3]], [2, 6, 7]) == [8, 9]
+    assert draft_with([[6, 7, 8], [9, 4]], [2, 6, 7], factor=4.0) == [8]
+    assert draft_with([[6, 7, 8]], [6, 7, 5, 6, 7], places=1) == [5, 6]
+    assert draft_with([], [2, 6, 7]) == draft_with([[]], [2, 6, 7]) == []
+    assert drafters.suffix(texts=[[1] * 20], room=70).params.shape == (96,)
+    assert drafters.suffix(texts=[[1] * 2]).functions is drafters.suffix(texts=[]).functions
+
+
+def test_text_with_stored_texts_is_the_targets():
+    target = table_model(jax.random.key(1), vocab=3)
+    answers = jaxspec.generate(target, [[1], [2]], max_new_tokens=16).tokens.tolist()
+    assert certify(target, drafter=drafters.suffix(texts=answers), gamma=2, steps=3, temperature=1.0) < 1e-6
+    options = dict(gamma=8, max_new_tokens=16)
+    stored = jaxspec.generate(target, [[1]], drafter=drafters.suffix(texts=answers), **options)
+    assert stored.tokens.tolist() == answers[:1]
+    assert stored.stats.rounds < jaxspec.generate(target, [[1]], drafter=drafters.suffix(), **options).stats.rounds
+
+
+@pytest.mark.parametrize("texts", ["a text", [["a"]], [[1.5]], [[-1]], [3]])
+def test_stored_texts_are_rows_of_ids(texts):
+    with pytest.raises(ValueError, match="expected a row of token ids"):
+        drafters.suffix(texts=texts)
 
 
 @pytest.mark.slow

@@ -99,6 +99,27 @@ def test_prompts_are_read_as_they_are_needed_and_nothing_more_is_compiled():
     assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()) == programs
 
 
+@pytest.mark.parametrize("drafts", ["a model", "the last answers"])
+def test_other_weights_of_the_same_shapes_compile_nothing(drafts, caplog):
+    """Between two jobs target and drafter have learnt; log probabilities are those of a job's own weights."""
+    policies_of_epochs = [LARGE_TARGET._replace(params=jnp.asarray(LARGE_TARGET.params * heat)) for heat in (1.0, 1.5)]
+    answers, rooms = [[1, 2]], len(PROMPTS) * 17
+    options = OPTIONS | dict(slots=3, log_probs=True, in_order=True)
+    for epoch, target in enumerate(policies_of_epochs):
+        drafter = drafters.model(target) if drafts == "a model" else drafters.suffix(texts=answers, room=rooms)
+        with jax.log_compiles(), caplog.at_level("WARNING"):
+            caplog.clear()
+            rows = list(jaxspec.generate_many(target, REQUESTS, drafter=drafter, **options))
+            compiled = [record.message for record in caplog.records if record.message.startswith("Compiling")]
+        assert epoch == 0 or compiled == []
+        answers = [row.tokens for row in rows]
+    alike = OPTIONS | dict(drafter=drafter, max_new_tokens=LIMITS, log_probs=True)
+    out = jaxspec.generate(target, PROMPTS, **alike)
+    assert answers == [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+    for row, expected_row in zip(rows, out.log_probs.sampled, strict=True):
+        np.testing.assert_allclose(row.log_probs.sampled, expected_row[: len(row.tokens)], atol=1e-5)
+
+
 def test_wider_prompts_wait_for_wider_slots():
     prompts = [[1, 2, 3], *[[1] * 9] * 15, [2] * 40, [3]]
     rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, drafter=LARGE_MODEL, **OPTIONS))

@@ -484,3 +484,39 @@ def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
             TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1, together=True), **options, **sampling
         )
         assert (plain.tokens == agreed.tokens).all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "alpha", "idle", "expected"),
+    [
+        ([3, 3, 3], 0.9, 0, 3),  # all rows have drafts that are mostly right
+        ([3, 0, 0], 0.9, 0, 0),  # one token more for one row of three does not pay for a wider pass of all
+        ([3, 1, 1], 0.9, 0, 1),
+        ([3, 0, 0], 0.9, 4, 1),  # but it is tried after a pause
+        ([3, 3, 3], 0.1, 0, 0),
+    ],
+)
+def test_a_batch_agrees_on_how_much_of_what_was_looked_up_is_verified(lengths, alpha, idle, expected):
+    policy = policies.adaptive(c=0.0, v=[1.0, 1.4, 1.8, 2.2], alpha=alpha, weight=1e6, together=True)
+    params = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (3, *np.shape(x)[1:])), policy.params)
+    state = policy.functions.init(params, PROMPT)._replace(idle=jnp.full(3, idle))
+    draft = Draft(jnp.zeros((3, 3), jnp.int32), jnp.array(lengths))
+    shortened = policy.functions.shorten(params, state, draft, jnp.ones(3, bool))
+    assert shortened.tolist() == [expected] * 3
+    drawn = draft._replace(log_probs=jnp.zeros((3, 3, 5)))  # whose length may tell what was drawn
+    assert policy.functions.shorten(params, state, drawn, jnp.ones(3, bool)).tolist() == lengths
+    ended = policy.functions.shorten(params, state, draft, jnp.array([True, False, False]))
+    assert ended.tolist() == [3 if alpha > 0.5 else int(idle > 0)] * 3
+
+
+def test_what_is_verified_of_a_look_up_leaves_the_distribution_as_it_is():
+    policy = policies.adaptive(0.0, 0.3, pause=1, together=True)
+    found = drafters.prompt_lookup(1, 1)
+    assert certify(THREE, drafter=found, gamma=2, policy=policy, steps=4) < 1e-5
+    options = dict(drafter=found, gamma=3, max_new_tokens=24)
+    plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=24)
+    whole = policy._replace(functions=policy.functions._replace(shorten=None))
+    out, unshortened = (jaxspec.generate(TARGET, PROMPT, policy=p, **options) for p in (policy, whole))
+    assert (out.tokens == plain.tokens).all()
+    widest = [x.trace.draft_length.max(axis=0) for x in (out, unshortened)]
+    assert 0 < widest[0].mean() < widest[1].mean()

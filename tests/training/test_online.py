@@ -165,6 +165,19 @@ def test_positions_where_a_draft_token_was_rejected():
     assert np.flatnonzero(to_learn(out, "all")).tolist() == list(range(7))
 
 
+def test_a_jobs_rows_are_learnt_as_a_generation_is():
+    learner, prompts = learner_of(positions="all"), prompts_of(0)
+    out = jaxspec.generate(TARGET, prompts, max_new_tokens=[NEW, 5, NEW])
+    rows = [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+    (whole, loss), (of_rows, same) = (learner.update(learner.init(), TARGET, prompts, x) for x in (out, rows))
+    assert loss == same
+    jax.tree.map(np.testing.assert_array_equal, whole, of_rows)
+    with pytest.raises(ValueError, match="got 3 prompts and 2 texts"):
+        learner.update(learner.init(), TARGET, prompts, rows[:2])
+    with pytest.raises(ValueError, match="do not tell where a draft token was rejected"):
+        learner_of().update(learner_of().init(), TARGET, prompts, rows)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("net", "config"), [(gpt, GPT), (t5, ENCDEC)], ids=["gpt", "t5"])
 def test_in_parts_as_in_one_pass(net, config, monkeypatch):

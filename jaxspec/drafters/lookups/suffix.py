@@ -6,12 +6,14 @@ Shapes: B batch, N tokens that are searched, C places that vote (and their lengt
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Prompt, TreeSize, Weights
+from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Prompt, TreeSize, Weights, token_rows
 from jaxspec.core.checks import integers, number
 from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import lookup_drafter
@@ -21,7 +23,7 @@ from jaxspec.rules.common import take_position
 
 
 class SuffixOptions(NamedTuple):
-    """The arguments of `suffix`; static."""
+    """The arguments of `suffix`, and whether there are stored texts; static."""
 
     longest: int
     places: int
@@ -29,6 +31,7 @@ class SuffixOptions(NamedTuple):
     least_probability: float
     least_score: float
     share: bool
+    stored: bool
     tree: TreeSize | None
 
 
@@ -40,6 +43,8 @@ def suffix(
     least_probability: float = 0.1,
     least_score: float = 0.0,
     share: bool = False,
+    texts: Sequence[Sequence[int]] | None = None,
+    room: int = 0,
     candidates: int = 1,
     length: int = 8,
 ) -> BoundDrafter:
@@ -53,7 +58,8 @@ def suffix(
     is proposed; none, where that is below `least_score`: the next drafter of a `fallback` then has its turn.
 
     Searched are the prompt and the row, the newest places first, and, if asked, the rows of the same call of
-    `generate` that have come to their end. Everything happens on the device: O((P + S) longest) comparisons a round.
+    `generate` that have come to their end, and `texts`: what was generated before, such as the answers of the last
+    epoch. Everything happens on the device: O((P + S + M) longest) comparisons a round and row, with M stored tokens.
 
     Args:
         longest: tokens to match, at most.
@@ -64,12 +70,16 @@ def suffix(
         share: whether rows that have ended are searched, too, with their prompts. Other users' texts may be among them,
             and so a row's draft, its speed and, at temperatures above 0, its very text (though not its distribution)
             depend on the other rows: off unless asked.
+        texts: rows of token ids that all rows search, too. They are values: other texts compile nothing, as long as
+            they fit in the room of the first. For more than some ten thousand tokens take `retrieval`, which bisects.
+        room: tokens, and one more for each text, to make room for; by default those of `texts`, in a bucket.
         candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes of what
             followed those places most often, and gamma is not read.
         length: of each, in such a tree.
 
     Raises:
-        ValueError: a number below 1, or none at all; factor <= 0; a probability outside [0, 1]; a score below 0.
+        ValueError: a number below 1, or none at all; factor <= 0; a probability outside [0, 1]; a score below 0; texts
+            that are no rows of ids.
 
     Example:
         >>> from jaxspec.core import Caches
@@ -83,7 +93,7 @@ def suffix(
 
     Reference: Oliaro et al., SuffixDecoding, arXiv 2411.04975.
     """
-    longest, places = integers(longest=longest, places=places)
+    longest, places, room = integers(longest=longest, places=places, room=room)
     factor = number(factor, "factor", "a finite number, the draft tokens for each token that matched")
     least_probability = number(least_probability, "least_probability", "a number from 0 to 1")
     least_score = number(least_score, "least_score", "a finite number, 0 or more")
@@ -96,8 +106,25 @@ def suffix(
             f"least_probability is {least_probability} and least_score {least_score}: expected 0 to 1, and 0 or more"
         )
     tree = vote.tree_size(candidates, length)
-    options = SuffixOptions(longest, places, factor, least_probability, least_score, share, tree)
-    return BoundDrafter(_suffix(options), name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
+    options = SuffixOptions(longest, places, factor, least_probability, least_score, share, texts is not None, tree)
+    stored = None if texts is None else jnp.asarray(_joined(texts, room))
+    return BoundDrafter(_suffix(options), stored, name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
+
+
+def _joined(texts: Sequence[Sequence[int]], room: int) -> Int[np.ndarray, " M"]:
+    """Joins texts, with a gap after each; gaps also fill the room.
+
+    >>> _joined([[5, 6], [7]], room=0).tolist()[:6]
+    [5, 6, -1, 7, -1, -1]
+    """
+    rows = [np.asarray(text) for text in texts]
+    for index, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and (not np.issubdtype(row.dtype, np.integer) or row.min() < 0)):
+            raise ValueError(f"text {index} is {texts[index]!r:.60}: expected a row of token ids, as Completion.tokens")
+    parts = [np.append(row.astype(np.int32), NO_TOKEN) for row in rows]
+    joined = np.concatenate([*parts, np.zeros(0, np.int32)])
+    size = token_rows.bucket(max(room, len(joined), 1))
+    return np.pad(joined, (0, size - len(joined)), constant_values=NO_TOKEN).astype(np.int32)
 
 
 @functools.lru_cache
@@ -106,6 +133,8 @@ def _suffix(options: SuffixOptions) -> Drafter:
         text = text_of(prompt, context.row)
         if options.share and context.finished is not None:
             text = jnp.concatenate([_ended_rows(text, context.finished), text], axis=1)
+        if options.stored:
+            text = jnp.concatenate([_for_each(weights.draft[None], text.shape[0]), text], axis=1)
         match, place = best_matches(text, context.row, options.longest, 1, options.places)  # B C, longest first
         step = jnp.arange(context.gamma, dtype=place.dtype)[None, None]
         index = place[:, :, None] + 1 + step
@@ -142,7 +171,12 @@ def _ended_rows(text: Int[Array, "B N"], finished: Bool[Array, " B"]) -> Int[Arr
     """Repeats the texts of the rows that have ended for every row, with a gap after each."""
     ended = jnp.where(finished[:, None], text, NO_TOKEN)
     flat = jnp.pad(ended, ((0, 0), (0, 1)), constant_values=NO_TOKEN).reshape(1, -1)
-    return jnp.broadcast_to(flat, (text.shape[0], flat.shape[1]))
+    return _for_each(flat, text.shape[0])
+
+
+def _for_each(shared: Int[Array, "1 M"], batch: int) -> Int[Array, "B M"]:
+    """Repeats what all rows share for each of them."""
+    return jnp.broadcast_to(shared, (batch, shared.shape[1]))
 
 
 def _most_tokens(match: Int[Array, "B C"], factor: float) -> Int[Array, "B C"]:

@@ -1,0 +1,75 @@
+"""Prompts that the host reads chunk by chunk: the texts, counts and rounds of those that one program reads."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core import BoundDrafter, chunks
+from jaxspec.decode import loop
+from jaxspec.decode.generate import complete, pieces
+from jaxspec.decode.request import prepare
+from tests.decode.test_prefix import NETWORKS
+from tests.draft_heads.test_drafters import drafter_of, target_of
+from tests.drafters.cases import CASES, TARGET
+from tests.marks import marked
+
+RANDOM = np.random.default_rng(0)
+PROMPTS = [RANDOM.integers(0, 3, size).tolist() for size in (5, 61, 23)]
+OPTIONS = dict(gamma=2, max_new_tokens=9, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5), log_probs=True)
+DRAFTERS = {"none": None, "a look-up": CASES["prompt_lookup"].drafter}
+DRAFTERS |= {name: NETWORKS[name] for name in ("a model", "a cascade", "a tree")}
+DRAFTERS |= {name: drafter_of(name, "decoder") for name in ("eagle 3", "dflash", "kangaroo")}
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "LONGEST", 16)
+
+
+def same(left, right):
+    assert left.tokens.tolist() == right.tokens.tolist() and left.finish == right.finish
+    jax.tree.map(np.testing.assert_array_equal, left.stats, right.stats)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), left.log_probs, right.log_probs)
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("name", marked(DRAFTERS, slow={*DRAFTERS} - {"a look-up", "a model"}))
+def test_texts_are_those_of_one_program(name):
+    """Ragged rows, some of which end in the first chunk; the prompts are still there afterwards."""
+    prepared = prepare(target_of("decoder"), PROMPTS, drafter=DRAFTERS[name], **OPTIONS)
+    assert loop.goes_in_chunks(prepared)
+    seen = []
+    same(complete(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append)), complete(prepared))
+    assert seen == [16, 31, 46, 61]
+    same(complete(prepared, begin=loop.begin), complete(prepared))
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_they_follow_a_prefix_and_are_streamed():
+    target, drafter = target_of("decoder"), DRAFTERS["a model"]
+    prefix, seen = jaxspec.prefix(target, PROMPTS[2], drafter=drafter), []
+    options = OPTIONS | dict(drafter=drafter, prefix=prefix, temperature=1.0)
+    prepared = prepare(target, PROMPTS[1], **options)
+    streamed = pieces(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append))
+    (text,) = complete(prepared).tokens.tolist()
+    assert [token for piece in streamed for token in piece.tokens] == text
+    assert seen == [38, 53, 68, 83, 84]
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_any_number_of_chunks_takes_two_programs():
+    prepared = [prepare(TARGET, [[0] * size], max_new_tokens=4) for size in (100, 128, 200, 256)]
+    for part in prepared[::2]:
+        loop.begin_in_chunks(part, lambda read: None)
+    programs = loop.start.num_programs(), loop.go_on.num_programs()
+    for part in prepared[1::2]:
+        loop.begin_in_chunks(part, lambda read: None)
+    assert (loop.start.num_programs(), loop.go_on.num_programs()) == programs
+
+
+def test_what_cannot_be_resumed_is_not_read_in_chunks():
+    stateless = CASES["a model"].drafter.functions
+    old = stateless._replace(init=lambda weights, prompt, headroom, prefilled: stateless.init(weights, prompt, 1, None))
+    assert not loop.goes_in_chunks(prepare(TARGET, [[0]], drafter=BoundDrafter(old, CASES["a model"].drafter.params)))
+    assert not loop.goes_in_chunks(prepare(target_of("t5"), [[1]]))
