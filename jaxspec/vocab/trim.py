@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec import nets
 from jaxspec.core import Model, token_ids
+from jaxspec.nets import quantised
 from jaxspec.vocab.remap import MappedParams, check_model, with_head
 
 
@@ -78,8 +78,8 @@ def trim_vocabulary(
     unread = {"start_token": 0} if hasattr(drafter_model.config, "start_token") else {}
     config = dataclasses.replace(drafter_model.config, vocab_size=len(chosen), **unread)
     name, rows = "embedding" if tied else "head", jnp.asarray(chosen)
-    # Every leaf of the head's module, int8 entries and their scales too, has a row for each token.
-    head_params = {name: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), drafter_model.params[name])}
+    # Every parameter of the head's module, a quantised matrix too, has a row for each token.
+    head_params = {name: {leaf: quantised.take_rows(x, rows) for leaf, x in drafter_model.params[name].items()}}
     head = net.language_model(config).head
     assert head is not None
     trimmed = with_head(drafter_model, head, head_params, chosen)

@@ -53,7 +53,7 @@ def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dty
     weight = matrix(*shape)
     x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
     got = jax.jit(dense.product)(x, weight)
-    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(**weight), np.float64).T
+    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(weight), np.float64).T
     assert got.dtype == dtype and got.shape == expected.shape
     tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance * np.abs(expected).max())
@@ -103,7 +103,7 @@ def test_weights_are_not_widened_before_a_loop(shape):
 
 def test_looked_up_rows_are_those_of_the_matrix():
     weight, ids = matrix(24, 16), jnp.array([[3, 23], [0, 3]])
-    assert (quantised.rows(ids, **weight) == int8.dequantise_matrix(**weight)[ids]).all()
+    assert (quantised.rows(ids, weight) == int8.dequantise_matrix(weight)[ids]).all()
 
 
 @pytest.mark.parametrize("name", marked(CONFIGS, slow={"t5-v1_1"}))

@@ -43,7 +43,7 @@ def test_encoder_is_the_targets_and_nothing_else_is_float():
     assert all(a is b for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(encoder), strict=True))
     expected = {name: x for name, x in int8.quantise(target.params).items() if name not in encoder}
     rest = {name: copy.params[name] for name in expected}
-    assert len(rest) + len(encoder) == len(copy.params) and int8.has_int8(rest)
+    assert len(rest) + len(encoder) == len(copy.params) and int8.has_quantised(rest)
     jax.tree.map(np.testing.assert_array_equal, rest, expected)
     assert copy.lm.shared_encoder
 
@@ -52,7 +52,7 @@ def test_compute_mesh_and_a_name_on_the_command_line():
     target = wide("decoder")
     assert drafters.quantised(target, compute="bfloat16").models[0].config.dtype == "bfloat16"
     copy = drafter_names.drafter("quantised", names.model, target)
-    assert copy.config == target.config and int8.has_int8(copy.params)
+    assert copy.config == target.config and int8.has_quantised(copy.params)
     trimmed = drafter_names.drafter("trim=2:quantised", names.model, target)
     assert trimmed.params.to_target.tolist() == [0, 1]
     mesh = sharding.mesh("data=1,model=1")
