@@ -162,7 +162,7 @@ def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES)
 
 
 def dtype_names(dtype: Any, compute: Any = None) -> tuple[str, str]:
-    r"""Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes them.
+    """Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes them.
 
     Raises:
         ValueError: there is no such dtype, or `compute` is given for matrices that are not quantised.
