@@ -167,9 +167,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
         leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
         del params  # so that each leaf is let go of when its parameter is made
         params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype) for _ in range(len(leaves))])
-    wanted = jax.eval_shape(lambda params: cast(params, dtype), abstract)
     config = dataclasses.replace(manifest.model, dtype=int8.computation(dtype))
-    return _in_the_shape_of(wanted, params), config, manifest
+    return _in_the_shape_of(abstract, params), config, manifest
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -364,8 +363,8 @@ def _as_float32(x: Any) -> Any:
 
 
 def _in_the_shape_of(abstract: Params, params: Params) -> Params:
-    """Puts the leaves of Orbax's dicts and lists into the containers of `abstract`."""
-    leaves = parameters.flat(params)
+    """Puts the leaves of Orbax's dicts and lists, quantised matrices among them, into the containers of `abstract`."""
+    leaves = parameters.flat(params, is_leaf=int8.is_quantised)
     return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in parameters.flat(abstract)])
 
 

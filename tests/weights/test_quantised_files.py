@@ -136,7 +136,8 @@ def words(fields: np.ndarray, bits: int = 4) -> np.ndarray:
     """[n, m] -> [n, m bits / 32] of int32: field j of a word is multiplied with 2**(bits j), by arithmetic."""
     count = 32 // bits
     by_word = fields.astype(np.int64).reshape(len(fields), -1, count)
-    return (by_word * 2 ** (bits * np.arange(count))).sum(axis=-1).astype(np.uint32).view(np.int32)
+    numbers = (by_word * 2 ** (bits * np.arange(count))).sum(axis=-1)
+    return np.ascontiguousarray(numbers, np.uint32).view(np.int32)
 
 
 def gptq(q, z, scale, bits=4, less=1, columns=None):
