@@ -310,7 +310,7 @@ def test_stored_type_mismatch(copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dtype": "int4"}, "dtype is 'int4', expected one of"),
+        ({"dtype": "int3"}, "dtype is 'int3', expected one of"),
         ({"family": "rnn"}, "family is 'rnn', expected one of"),
         ({"family": "gpt"}, "config is a T5Config, family 'gpt' expects a GPTConfig"),
         ({"description": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),
