@@ -74,7 +74,7 @@ class Quantised(Stored):
 
 
 class Scheme(NamedTuple):
-    """How a file's layers are stored.
+    """The form in which a file's layers are stored.
 
     Attributes:
         dtype: in which `load` takes them as they are.
@@ -148,14 +148,14 @@ def _of_compressed_tensors(config: Mapping[str, Any]) -> Scheme:
     weights = [(group.get("weights") if isinstance(group, dict) else None) or {} for group in tables]
     kinds = list(dict.fromkeys(map(_kind, tables)))
     numbers = {number for w in weights if type(number := w.get("num_bits")) is int}
-    whole = numbers and not config.get("kv_cache_scheme") and {w.get("actorder") for w in weights} <= UNMOVED
+    unmoved = numbers and not config.get("kv_cache_scheme") and {w.get("actorder") for w in weights} <= UNMOVED
     inner = all(not (group.get("input_activations") or group.get("output_activations")) for group in tables)
     strategies = {w.get("strategy") for w in weights}
     types = {w.get("type") for w in weights}
     packed = form == "pack-quantized" and types == {"int"} and strategies <= {"channel", "group"}
-    if whole and inner and packed and len(numbers) == 1 and numbers <= {4, 8}:
+    if unmoved and inner and packed and len(numbers) == 1 and numbers <= {4, 8}:
         return _packed(numbers.pop())
-    if whole and form == "float-quantized" and numbers == {8} and types == {"float"}:
+    if unmoved and form == "float-quantized" and numbers == {8} and types == {"float"}:
         blocks = {tuple(w.get("block_structure") or ()) for w in weights}
         if strategies <= {"tensor", "channel", "block"} and len(blocks) == 1:
             return _fp8(blocks.pop() or None)
