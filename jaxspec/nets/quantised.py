@@ -193,7 +193,8 @@ def block_rows(rows: int, columns: int) -> int:
 
 def apart_from_loops(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
     """Multiplies as `at_once` does, where a loop's body is, and not before the loop."""
-    return at_once(*jax.lax.optimization_barrier((x, dict(matrix))), precision)
+    x, matrix = jax.lax.optimization_barrier((x, dict(matrix)))
+    return at_once(x, matrix, precision)
 
 
 def by_blocks(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:

@@ -46,7 +46,7 @@ def trim_vocabulary(
         ValueError: none or too many of the three, sizes or ids out of range, or a model whose head is not known.
 
     Example:
-        >>> import jaxspec
+        >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
         >>> config = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
         >>> model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)

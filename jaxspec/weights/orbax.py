@@ -373,8 +373,8 @@ def _differences(expected: Params, got: Params) -> str:
 
     Quantised matrices may have other groups, or zero points: they are compared by what they stand for.
     """
-    flat = (parameters.flat(tree, is_leaf=int8.is_quantised) for tree in (expected, got))
-    return parameters.differences(*flat, _shape)
+    wanted, held = (parameters.flat(tree, is_leaf=int8.is_quantised) for tree in (expected, got))
+    return parameters.differences(wanted, held, _shape)
 
 
 def _shape(x: Any) -> str:
