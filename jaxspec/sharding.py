@@ -97,7 +97,7 @@ def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
     """Returns the sharding of every parameter.
 
     Args:
-        params: of a network of `jaxspec.nets`, or their shapes; int8 matrices as `weights.int8` stores them, too.
+        params: of a network of `jaxspec.nets`, or their shapes; quantised matrices as `weights.int8` has them, too.
             A leaf whose path is not in `LAYERS` is kept whole.
         config: of the network: says how many heads share a projection.
         mesh: with axes among "data" and "model".
@@ -120,7 +120,9 @@ def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
 
 def of(path: str, shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
     """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
-    return _sharding(logical(path), shape, config, mesh)
+    axes = logical(path)
+    # Entries by groups are [groups of columns, rows, columns of a group].
+    return _sharding(axes[::-1] if len(shape) == 3 else axes, shape, config, mesh)
 
 
 def logical(path: str) -> tuple[str, ...]:
@@ -130,8 +132,8 @@ def logical(path: str) -> tuple[str, ...]:
     (('dim', 'ff'), ('heads',), ())
     """
     names = path.split("/")
-    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "scale"):
-        names.pop()  # an int8 matrix, and the scales of its rows
+    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "int4", "scale", "zero"):
+        names.pop()  # a quantised matrix, and the scales of its rows
     layer, kind = names[:-1], names[-1]
     axes = LAYERS.get("/".join(layer[-2:])) or LAYERS.get("".join(layer[-1:]))
     if axes is None or kind not in ("weight", "embedding", "bias"):

@@ -121,7 +121,10 @@ def test_int8_is_computed_in_bfloat16_where_asked_for_and_by_default_off_a_cpu(f
 
 @pytest.mark.parametrize(
     ("dtype", "compute", "message"),
-    [("bfloat16", "float32", 'expected dtype="int8" with it'), ("int8", "int8", "compute is 'int8', expected one of")],
+    [
+        ("bfloat16", "float32", 'expected dtype="int8" or dtype="int4" with it'),
+        ("int8", "int8", "compute is 'int8', expected one of"),
+    ],
 )
 def test_what_computes_with_no_int8_matrices_is_refused(folder, dtype, compute, message):
     with pytest.raises(ValueError, match=message):
@@ -212,7 +215,9 @@ def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
 
 
 def test_an_unknown_dtype_is_refused(folder):
-    with pytest.raises(ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16', 'int8'\)"):
+    with pytest.raises(
+        ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16', 'int8', 'int4'\)"
+    ):
         load(folder / "tiny-t5", dtype="float16")
     with pytest.raises(ValueError, match="dtype is 'float16'"):
         load(folder / "tiny-t5", dtype=np.float16)

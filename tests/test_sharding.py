@@ -86,6 +86,19 @@ def test_xxl_over_8_devices_is_an_eighth_of_itself():
     assert sharding.kept_whole(config, mesh) == []
 
 
+def test_groups_of_columns_are_split_as_columns_are():
+    """Of int4 matrices [groups, outputs, width] outputs or groups, and scales [outputs, groups] with them."""
+    specs = {
+        ("wi", "int4", (4, 64, 8)): PartitionSpec(None, "model"),
+        ("out", "int4", (8, 32, 8)): PartitionSpec("model", None),
+        ("out", "int4", (2, 32, 32)): PartitionSpec(None, None),  # two groups for four devices
+        ("out", "scale", (32, 8)): PartitionSpec(None, "model"),
+        ("out", "zero", (32, 8)): PartitionSpec(None, "model"),
+    }
+    for (module, part, shape), spec in specs.items():
+        assert sharding.of(f"layers_0/ff/{module}/weight/{part}", shape, LLAMA, GRID).spec == spec
+
+
 def test_what_does_not_divide_is_whole_and_reported():
     config = t5.T5Config(30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1)
     params = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))

@@ -97,15 +97,16 @@ def test_the_command_keeps_programs_of_a_mesh(tmp_path: Path):
     assert fingerprint["libtpu"] and fingerprint["mesh"] == {"data": 1, "model": 2}
 
 
-def test_int8_weights_are_not_widened_or_copied():
+@pytest.mark.parametrize(("dtype", "least", "most"), [("int8", 200e6, 300e6), ("int4", 120e6, 160e6)])
+def test_quantised_weights_are_not_widened_or_copied(dtype, least, most):
     """No array of a matrix's size is written, in any dtype, and temporaries are fewer than the largest's bytes."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    command = [sys.executable, str(SCRIPT.with_name("tpu_int8.py"))]
+    command = [sys.executable, str(SCRIPT.with_name("tpu_int8.py")), "v5p:2x2x1", "bfloat16", dtype]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     programs = [json.loads(line.removeprefix("compiled ")) for line in done.stdout.splitlines() if "compiled" in line]
     assert [program["name"] for program in programs] == ["plain", "speculative"]
     for program in programs:
         assert program["large arrays"] == {}
-        assert 200e6 < program["arguments"] < 300e6  # int8
+        assert least < program["arguments"] < most
         assert program["temporaries"] < 4096 * 14336

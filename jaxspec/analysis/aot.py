@@ -184,7 +184,7 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     Args:
         shape: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
             or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
-        dtype: of the matrices: "float32", "bfloat16" or "int8".
+        dtype: of the matrices: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
         ValueError: no such shape, file or dtype.
@@ -393,8 +393,9 @@ def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         row = headroom + token_rows.prefill_length(part.lm, prepared.prompt)
         load = roofline.load_of(part.config, row=row, prompt=width)
-        matrices = [x for path, x in jax.tree_util.tree_leaves_with_path(part.params) if len(x.shape) == 2]
-        weight_bytes = sum(x.size * x.dtype.itemsize for x in matrices) / int8.count(matrices)
+        leaves = jax.tree.leaves(part.params, is_leaf=int8.is_quantised)
+        matrices = [x for x in leaves if int8.is_quantised(x) or len(x.shape) == 2]
+        weight_bytes = int8.nbytes(matrices) / int8.count(matrices)
         heads = getattr(part.config, "kv_heads", part.config.heads)
         caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
         floors[which] = load.parameters * weight_bytes / model + caches

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxspec.core import token_rows
 from jaxspec.decode import loop
@@ -16,7 +16,7 @@ from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import decoder_layers, net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights.int8 import is_matrix
+from jaxspec.weights import int8
 from jaxspec.weights.loading import DTYPES
 
 
@@ -112,23 +112,19 @@ def of_config(name: str, config: Any) -> NetSize:
     shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
     times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
     shapes = jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
-    total = matrices = channels = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        count = times.get(path[0].key, 1) * math.prod(leaf.shape)
-        total += count
-        if is_matrix(path, leaf):
-            matrices += count
-            channels += count // leaf.shape[1]
+    total = sum(times.get(part, 1) * int8.count(params) for part, params in shapes.items())
     numbers = (
         2 * decoder_layers(config) * getattr(config, "kv_heads", config.heads) * config.head_dim
     )  # keys and values
-    memory = {
-        "float32": 4 * total,
-        "bfloat16": 4 * total - 2 * matrices,
-        "int8": 4 * total - 3 * matrices + 4 * channels,  # each with a scale
-    }
-    cache = {"float32": 4 * numbers, "bfloat16": 2 * numbers, "int8": 4 * numbers}
+    memory, cache = {}, dict.fromkeys(DTYPES, 4 * numbers) | {"bfloat16": 2 * numbers}
+    for dtype in DTYPES:
+        parts = jax.eval_shape(functools.partial(_cast, dtype=dtype), shapes)
+        memory[dtype] = sum(times.get(part, 1) * int8.nbytes(params) for part, params in parts.items())
     return NetSize(name, total, memory, cache, config)
+
+
+def _cast(params: Any, dtype: str) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, x: int8.as_dtype(path, x, dtype), params)
 
 
 def process_bytes() -> int | None:
@@ -147,4 +143,4 @@ def device_bytes() -> int | None:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return int8.nbytes(tree)

@@ -71,7 +71,7 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
         spread = x.shape[-1] ** -0.5
         if isinstance(config, T5Config) and "query" in names:
             spread *= config.head_dim**-0.5  # its attention does not scale
-        stored = dtype if int8.is_matrix(path, x) and dtype != "int8" else "float32"
+        stored = dtype if int8.is_matrix(path, x) and int8.kind_of(path, dtype) is None else "float32"
         return int8.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
 
     abstract = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))

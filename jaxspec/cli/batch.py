@@ -56,7 +56,7 @@ class Settings(NamedTuple):
     top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
     tokens: Annotated[bool, flag("Write ids of tokens.", "--tokens")] = False
     seed: Annotated[int, seed_number("Of sampling.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int8/bfloat16.")] = "float32"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
 

@@ -32,7 +32,7 @@ class Settings(NamedTuple):
     max_new_tokens: Annotated[int, number("Most tokens of an answer.", "--max-new-tokens", "-n")] = 512
     stop: Annotated[list[str] | None, text("TEXT", "Ends an answer; may be repeated.")] = None
     seed: Annotated[int, seed_number("Of sampling; the same seed gives the same answers.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: model=4.")] = None
 

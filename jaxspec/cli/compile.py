@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
     prompt: Annotated[int, number("Tokens of a prompt.")] = 64
     max_new_tokens: NewTokens = 128
     temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16 or int8.")] = "bfloat16"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8 or int4.")] = "bfloat16"
     alpha: Annotated[float | None, text("RATE", "Acceptance rate, for tokens/s and the speed-up.")] = None
     save: Annotated[Path | None, text("FOLDER", "Keep the compiled programs there.")] = None
     as_json: Json = False

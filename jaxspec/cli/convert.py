@@ -25,7 +25,7 @@ def convert(
     to: Annotated[Path, typer.Argument(metavar="TO", help="The folder to write.")],
     form: Annotated[str, options.text("NAME", "huggingface or jaxspec. Default: what FROM is not.", "--format")] = "",
     dtype: Annotated[
-        str, options.text("DTYPE", "Store float32, bfloat16, or (jaxspec) int8. Default: as in FROM.")
+        str, options.text("DTYPE", "Store float32, bfloat16, or (jaxspec) int8, int4. Default: as in FROM.")
     ] = "",
     overwrite: options.Overwrite = False,
     as_json: Json = False,
@@ -33,12 +33,13 @@ def convert(
     """Write a model in the other format, or in another dtype.
 
     A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads faster, is checked
-    against its hashes, and can hold int8. A T5X checkpoint of a T5 is read, never written: by default it becomes a
-    Hugging Face folder.
+    against its hashes, and can hold int8 and int4. A T5X checkpoint of a T5 is read, never written: by default it
+    becomes a Hugging Face folder.
 
     \b
         jaxspec convert debian-t5-large debian-t5-large-hf
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
+        jaxspec convert Qwen/Qwen3-8B-AWQ qwen3-8b --dtype int4
     """
     from jaxspec import files
     from jaxspec.files import folders

@@ -58,7 +58,7 @@ KINDS = {  # `jaxspec.drafters` has a factory of each name, which `drafter` call
     "cascade": Kind("cascade:NAME:INNER or cascade=3:NAME:INNER", inner=2, models=1, most=1),
     "horizontal_cascade": Kind(_HORIZONTAL, inner=2, most=1),
     "early_exit": Kind("early_exit=4", least=1, most=1),
-    "quantised": Kind("quantised"),
+    "quantised": Kind("quantised or quantised=4 (bits)", most=1),
     "skip_layers": Kind("skip_layers=5x7:6 (attention:mlp)"),
 }
 
@@ -224,8 +224,8 @@ def drafter(
         return _of_target(name, trimmed, target, head_size=numbers[0])
     if kind == "quantised":
         if target is None:
-            raise ValueError("the drafter is 'quantised', an int8 copy of the target: expected a target")
-        return drafters.quantised(target).models[0]  # the model, which others can be made of
+            raise ValueError(f"the drafter is {name!r}, a quantised copy of the target: expected a target")
+        return drafters.quantised(target, bits=(*numbers, 8)[0]).models[0]  # the model, which others can be made of
     if kind == "retrieval":
         return drafters.retrieval(inner[0], target)
     if kind == "prompt_lookup":

@@ -45,7 +45,7 @@ class Settings(NamedTuple):
     log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
     top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
     seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, or int8/bfloat16: with its arithmetic.")] = "float32"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4; or int8/bfloat16: its arithmetic.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split models and batches over: data=2,model=4.")] = None
 

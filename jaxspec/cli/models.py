@@ -47,7 +47,7 @@ def models(as_json: Json = False) -> None:
         named = ", ".join(f"{name} ({filesize.decimal(size)})" for name, size in sizes_of_heads.items())
         out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
     for title, sizes in families.items():
-        heads = ("parameters", "float32", "bfloat16", "int8", cache + "float32")
+        heads = ("parameters", "float32", "bfloat16", "int8", "int4", cache + "float32")
         table = console.table(heads, first="name", title=title)
         for size in sizes:
             cells = map(filesize.decimal, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))

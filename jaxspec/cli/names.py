@@ -22,7 +22,7 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0)
 
     Args:
         name, mesh: as `jaxspec.load` takes them.
-        dtype: also as "int8/bfloat16", which says what int8 matrices are computed with.
+        dtype: also as "int8/bfloat16", which says what quantised matrices are computed with.
         seed: of random weights.
     """
     from jaxspec.analysis.random_model import random_model

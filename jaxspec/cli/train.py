@@ -22,7 +22,7 @@ def train(
     out: Annotated[Path | None, options.text("FOLDER", "For the checkpoint. Default: trained/NAME.")] = None,
     work: Annotated[Path | None, options.text("FOLDER", "For the state of the run. Default: runs/NAME.")] = None,
     steps: Annotated[int | None, options.text("N", "Train for so many steps instead of the recipe's.")] = None,
-    dtype: Annotated[str, options.text("DTYPE", "Store matrices as float32, bfloat16 or int8.")] = "float32",
+    dtype: Annotated[str, options.text("DTYPE", "Store matrices as float32, bfloat16, int8 or int4.")] = "float32",
     overwrite: options.Overwrite = False,
 ) -> None:
     """Train a model, or a head on a model, by a recipe.

@@ -36,7 +36,7 @@ class Workload(NamedTuple):
     rule: Annotated[str, text("NAMES", "Acceptance rules: block, lenient=0.3; all.")] = "rejection"
     temperature: Annotated[str, text("T,T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = "0"
     batch: Batches = "1"
-    dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8, int8/bfloat16.")] = "float32"
+    dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
     task: Annotated[str, text("NAMES", "Held-out translation, synopsis, edit, text.")] = ""
     prompts: Prompts = None
     count: Annotated[int, number("Prompts of a task to measure α on.")] = 8

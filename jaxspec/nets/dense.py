@@ -25,7 +25,7 @@ LARGE = 1 << 24  # entries of a matrix above which a TPU must not recompute what
 class Dense(nn.Module):
     """`x @ weight.T + bias`; computed in `dtype`; parameters stay in the dtype they have.
 
-    A weight may be given as int8 (`jaxspec.weights.int8`), though never initialised so.
+    A weight may be given quantised (`jaxspec.weights.int8`), though never initialised so.
 
     Attributes:
         features: the width of the output.
@@ -60,7 +60,7 @@ def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, s
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)
     value = module.get_variable("params", name)
-    held = jnp.shape(jax.tree.leaves(value)[0])  # of int8 weights, these come first
+    held = quantised.shape(value)
     if held != shape:
         raise errors.ScopeParamShapeError(name, "/".join(module.path), held, shape)
     return value
@@ -86,7 +86,7 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
 
 
 def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
-    """Multiplies `x @ weight.T`, in the dtype of `x`; int8 weights as `jaxspec.nets.quantised` says.
+    """Multiplies `x @ weight.T`, in the dtype of `x`; quantised weights as `jaxspec.nets.quantised` says.
 
     A pass over a few tokens should cost little more than a pass over one, whose cost is reading the weights once. On
     CPU that takes care: XLA's product of a few rows with a large matrix copies the matrix into its own layout, which
@@ -100,7 +100,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     Of several rows the compiler may fuse the product before it into this one, and compute that again and again; for
     large matrices a barrier keeps it from that. A verify pass over 6 tokens of Llama 3.1 8B is 17.2 million estimated
     cycles of a v5p with it, and 22.4 without; of T5-XXL 13.3 and 15.8. For a draft model's small matrices it would
-    cost a fifth. The estimates are what `tests/scripts/tpu_programs.py` prints. int8 matrices are treated alike.
+    cost a fifth. The estimates are what `tests/scripts/tpu_programs.py` prints. Quantised matrices are treated alike.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]
@@ -111,9 +111,9 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
         return jax.lax.platform_dependent(
             x,
             weight,
-            cpu=lambda x, weight: multiply(x, **weight, how=quantised.by_blocks),
+            cpu=lambda x, weight: multiply(x, weight, how=quantised.by_blocks),
             tpu=_on_tpu,
-            default=lambda x, weight: multiply(x, **weight, how=quantised.apart_from_loops),
+            default=lambda x, weight: multiply(x, weight, how=quantised.apart_from_loops),
         )
     weight = weight.astype(x.dtype)
     if rows > FEW:
@@ -124,7 +124,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
 
 
 def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
-    rows, (features, width) = x.shape[0] * x.shape[1], jnp.shape(jax.tree.leaves(weight)[0])
+    rows, (features, width) = x.shape[0] * x.shape[1], quantised.shape(weight)
     if rows == 1:  # among eight. No barrier after the padding: the eight would go through the main memory
         return _plainly(jnp.pad(jax.lax.optimization_barrier(x), ((0, 0), (0, 7), (0, 0))), weight)[:, :1]
     if rows <= FEW and features * width > LARGE and features <= 8 * width:  # a large vocabulary's head gains nothing
@@ -134,7 +134,7 @@ def _on_tpu(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
 
 def _plainly(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
     if isinstance(weight, Mapping):
-        return quantised.product(x, weight["int8"], weight["scale"], precision(x.dtype))
+        return quantised.product(x, weight, precision(x.dtype))
     return jax.lax.dot_general(x, weight, (((2,), (1,)), ((), ())), precision=precision(x.dtype))
 
 

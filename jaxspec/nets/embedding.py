@@ -1,4 +1,4 @@
-"""Vectors of token ids and of positions, by rows of a matrix that may be int8.
+"""Vectors of token ids and of positions, by rows of a matrix that may be quantised.
 
 Shapes: B batch, T step, M model dimension, V vocabulary.
 """
@@ -44,7 +44,7 @@ class Embedding(nn.Module):
 
     def _rows(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
         if isinstance(self.embedding, Mapping):
-            return quantised.rows(ids, **self.embedding).astype(self.dtype)
+            return quantised.rows(ids, self.embedding).astype(self.dtype)
         return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
 
     def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:

@@ -59,7 +59,7 @@ def _is_past(name: str, layers: Mapping[str, int]) -> bool:
 
 def _differences(expected: Any, params: Any) -> list[str]:
     want, have = _shapes(expected), _shapes(params if isinstance(params, Mapping) else {})
-    parts = {name.rpartition("/")[0] for name in have}  # an int8 matrix has several leaves in the place of one
+    parts = {name.rpartition("/")[0] for name in have}  # a quantised matrix has several leaves in the place of one
     missing = [f"{name} is missing" for name in want if name not in have and name not in parts]
     unexpected = [f"{name} is unexpected" for name in have if name not in want and name.rpartition("/")[0] not in want]
     wrong = [

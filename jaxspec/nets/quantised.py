@@ -1,8 +1,16 @@
-"""Products with matrices that stay int8 in memory, so that no float copy of a whole one is ever made.
+"""Products with matrices that stay int8 or int4 in memory, so that no float copy of a whole one is ever made.
 
-A scale belongs to an output, so x @ (s q)^T = s (x @ q^T): the entries q are widened where they are multiplied, to the
-dtype of x, sums are float32, and the product is scaled before it is rounded. Entries have 7 bits and bfloat16 has 8, so
-widening them is exact in either. Two habits of XLA would bring the copies back:
+A quantised matrix is a dict of arrays. Its entries q, "int8" or "int4", and its scales s, "scale", stand for w = s q;
+with zero points z, "zero", for w = s (q - z):
+
+    a scale per output      entries [out, in]         scale [out, 1]        zero [out, 1]
+    a scale per group       entries [G, out, width]   scale [out, G]        zero [out, G]
+
+A group is `width` neighbouring columns of a row, so a matrix of G groups is G matrices of one scale per output, side by
+side. A scale belongs to an output, so x @ (s q)^T = s (x @ q^T): the entries are widened where they are multiplied, to
+the dtype of x, sums are float32, and the product is scaled before it is rounded; of groups, the sum of the scaled
+products of each. Entries have at most 7 bits and bfloat16 has 8, so widening them is exact in either. Two habits of
+XLA would bring the copies back:
 
 Widened weights are the same in every round of a generation, so they are moved out of its loop: all matrices, as
 floats, for as long as it runs. Tying the entries to the activations by a barrier prevents that (`apart_from_loops`).
@@ -13,9 +21,10 @@ a product is a loop over blocks of rows, whose buffer is small, stays in cache a
 
 A TPU's compiler does neither: it widens inside of the product, a tile at a time, where it multiplies, and leaves that
 in the loop (tests/test_tpu.py). A barrier would cost it a third, of two layers of Llama 8B in bfloat16: 0.85 million
-estimated cycles of a v5p in place of 0.64 for a token.
+estimated cycles of a v5p in place of 0.64 for a token. Of groups that holds as long as each is a matrix of its own, as
+they lie here: scaled first, as [out, in], the whole matrix would be written to memory.
 
-Shapes: B batch, T step, N = B T.
+Shapes: B batch, T step, N = B T, G groups of `width` columns.
 """
 
 from __future__ import annotations
@@ -25,66 +34,149 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Int8
+from jaxtyping import Array, Float, Int
 
 BLOCK = 2**20  # bytes that a block of rows may have in float32: what a core's cache holds
 SMALL = 2**14  # bytes in float32 up to which a matrix is widened at once: a loop would cost more than it saves
+FEW = 64  # rows of activations up to which groups are multiplied apart; beyond, their sums would be the larger part
+ENTRIES = ("int8", "int4")  # the names and dtypes of entries
+PARTS = (*ENTRIES, "scale", "zero")
 
-Matrix = Float[Array, "out in"] | Mapping[str, Array]
+Quantised = Mapping[str, Array]
+Matrix = Float[Array, "out in"] | Quantised
+Precision = jax.lax.Precision | None
 
 
 def is_quantised(node: Any) -> bool:
-    """Tells whether a node of a parameter tree is an int8 matrix: {"int8": [out, in], "scale": [out, 1]}."""
-    return isinstance(node, Mapping) and set(node) == {"int8", "scale"}
+    """Tells whether a node of a parameter tree is a quantised matrix: entries, scales and perhaps zero points.
+
+    >>> [is_quantised(dict.fromkeys(names, 0)) for names in (("int8", "scale"), ("int4", "scale", "zero"), ("scale",))]
+    [True, True, False]
+    """
+    return isinstance(node, Mapping) and "scale" in node and set(node) - {"scale", "zero"} in ({"int8"}, {"int4"})
 
 
-Precision = jax.lax.Precision | None
-Entries = Int8[Array, "out in"]
+def entries_of(matrix: Quantised) -> Array:
+    """Returns the entries of a quantised matrix, [out, in] or [G, out, width]."""
+    return matrix["int4" if "int4" in matrix else "int8"]
 
 
-def widened(x: Float[Array, "B T in"], int8: Entries, precision: Precision) -> Float[Array, "B T out"]:
-    """Multiplies with the entries alone, in the dtype of `x`, summed in float32."""
-    axes = (((2,), (1,)), ((), ()))
-    return jax.lax.dot_general(x, int8.astype(x.dtype), axes, precision, preferred_element_type=jnp.float32)
+def shape(matrix: Matrix) -> tuple[int, ...]:
+    """Returns [out, in], of a quantised matrix too; the shape of any other array is its own.
+
+    >>> shape({"int4": jnp.zeros((2, 5, 32), jnp.int4), "scale": jnp.ones((5, 2))})
+    (5, 64)
+    """
+    if not isinstance(matrix, Mapping):
+        return jnp.shape(matrix)
+    *groups, rows, width = entries_of(matrix).shape
+    return rows, width * (groups[0] if groups else 1)
+
+
+def is_whole(matrix: Quantised) -> bool:
+    """Tells whether shapes and types of entries, scales and zero points belong together."""
+    entries, scale, zero = entries_of(matrix), matrix["scale"], matrix.get("zero", matrix["scale"])
+    groups = entries.shape[0] if len(entries.shape) == 3 else 1
+    name = "int4" if "int4" in matrix else "int8"
+    shapes = {tuple(scale.shape), tuple(zero.shape)} == {(entries.shape[-2], groups)}
+    kinds = jnp.dtype(entries.dtype).name == name and jnp.dtype(scale.dtype) == jnp.float32
+    return len(entries.shape) in (2, 3) and shapes and kinds and ("zero" not in matrix or zero.dtype == jnp.int8)
+
+
+def take_rows(matrix: Matrix, rows: Int[Array, " n"]) -> Matrix:
+    """Takes some rows of a matrix, or entries of a vector, in the form in which it is."""
+    if not isinstance(matrix, Mapping):
+        return jnp.take(matrix, rows, axis=0)
+    return {name: jnp.take(x, rows, axis=x.ndim - 2 if name in ENTRIES else 0) for name, x in matrix.items()}
+
+
+def widen(matrix: Quantised) -> Float[Array, "out in"]:
+    """Computes the float32 matrix that a quantised one stands for.
+
+    >>> matrix = {"int4": jnp.array([[[3, 4]], [[-1, 2]]], jnp.int4), "scale": jnp.array([[0.5, 2]])}
+    >>> widen(matrix | {"zero": jnp.array([[1, 0]], jnp.int8)})
+    Array([[ 1. ,  1.5, -2. ,  4. ]], dtype=float32)
+    """
+    by_group = _groups_first(matrix["scale"])
+    values = entries_of(matrix).astype(jnp.float32).reshape(*by_group.shape[:2], -1)  # [G, out, width]
+    if "zero" in matrix:
+        values = values - _groups_first(matrix["zero"]).astype(jnp.float32)
+    return (values * by_group).swapaxes(0, 1).reshape(by_group.shape[1], -1)
+
+
+def _groups_first(x: Array) -> Array:
+    """[out, G] -> [G, out, 1]."""
+    return x.T[:, :, None]
 
 
 def product(
     x: Float[Array, "B T in"],
-    int8: Int8[Array, "out in"],
-    scale: Float[Array, "out 1"],
+    matrix: Quantised,
     precision: Precision = None,
-    how: Callable[[Array, Array, Precision], Array] = widened,
+    how: Callable[[Array, Quantised, Precision], Array] | None = None,
 ) -> Float[Array, "B T out"]:
-    """Multiplies `x @ (int8 * scale).T`, summed and scaled in float32.
+    """Multiplies `x @ widen(matrix).T`, summed and scaled in float32.
 
     Args:
         x: activations, whose dtype is that of the product.
-        int8, scale: the matrix.
+        matrix: quantised.
         precision: of the product; see `dense.precision`.
-        how: how the entries are multiplied, which depends on the backend: `widened`, `apart_from_loops`, `by_blocks`.
+        how: how the entries are multiplied, which depends on the backend: `at_once` (None), `apart_from_loops`,
+            `by_blocks`.
 
-    >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[3, 4], [5, 6]], jnp.int8), jnp.array([[1.0], [0.5]])).tolist()
+    >>> matrix = {"int8": jnp.array([[3, 4], [5, 6]], jnp.int8), "scale": jnp.array([[1.0], [0.5]])}
+    >>> product(jnp.array([[[1.0, 2.0]]]), matrix).tolist()
     [[[11.0, 8.5]]]
     """
-    return (how(x, int8, precision) * scale[:, 0][None, None, :]).astype(x.dtype)
+    return (how or at_once)(x, matrix, precision).astype(x.dtype)
 
 
-def rows(
-    tokens: Int[Array, "*shape"], int8: Int8[Array, "vocab dim"], scale: Float[Array, "vocab 1"]
-) -> Float[Array, "*shape dim"]:
+def at_once(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
+    """Multiplies with the entries in the dtype of `x`, sums in float32, and scales.
+
+    Of groups, few rows of activations are multiplied with each group apart, whose sums are scaled: what is read is the
+    entries. Of many rows these sums [G, N, out] would be more than the matrix: it is scaled inside of the product, and
+    rounded to the dtype of `x`.
+    """
+    entries, scale, zero = entries_of(matrix), matrix["scale"], matrix.get("zero")
+    if entries.ndim == 2:
+        sums = _dot(x, entries.astype(x.dtype), (((2,), (1,)), ((), ())), precision)  # [B, T, out]
+        if zero is not None:
+            sums -= x.astype(jnp.float32).sum(axis=2, keepdims=True) * zero[:, 0].astype(jnp.float32)[None, None, :]
+        return sums * scale[:, 0][None, None, :]
+    groups, rows, width = entries.shape
+    parts = x.reshape(-1, groups, width)  # [N, G, width]
+    if len(parts) > FEW:
+        values = entries.astype(jnp.float32)
+        values = values if zero is None else values - _groups_first(zero).astype(jnp.float32)
+        values = (values * _groups_first(scale)).astype(x.dtype)
+        y = _dot(parts, values, (((1, 2), (0, 2)), ((), ())), precision)
+    else:
+        sums = _dot(parts, entries.astype(x.dtype), (((2,), (2,)), ((1,), (0,))), precision)  # [G, N, out]
+        if zero is not None:
+            sums -= parts.astype(jnp.float32).sum(axis=2).T[:, :, None] * zero.astype(jnp.float32).T[:, None, :]
+        y = (sums * scale.T[:, None, :]).sum(axis=0)
+    return y.reshape(*x.shape[:-1], rows)
+
+
+def _dot(x: Array, y: Array, axes: Any, precision: Precision) -> Array:
+    return jax.lax.dot_general(x, y, axes, precision, preferred_element_type=jnp.float32)
+
+
+def rows(tokens: Int[Array, "*shape"], matrix: Quantised) -> Float[Array, "*shape dim"]:
     """Reads some rows of the matrix, in float32.
 
     One row is read as one of two: for a single one a TPU's compiler copies the whole matrix into another layout first,
     in every step (0.5 GB of Llama 3.1 8B).
 
-    >>> rows(jnp.array([1]), jnp.array([[3, 4], [5, 6]], jnp.int8), jnp.array([[1.0], [0.5]])).tolist()
+    >>> matrix = {"int8": jnp.array([[3, 4], [5, 6]], jnp.int8), "scale": jnp.array([[1.0], [0.5]])}
+    >>> rows(jnp.array([1]), matrix).tolist()
     [[2.5, 3.0]]
     """
     flat = tokens.reshape(-1)
-    entries = jnp.take(int8, jnp.pad(flat, (0, 1)) if flat.size == 1 else flat, axis=0)
-    entries = jax.lax.optimization_barrier(entries)[: flat.size]
-    vectors = entries.astype(jnp.float32) * jnp.take(scale, flat, axis=0)
-    return vectors.reshape(*tokens.shape, int8.shape[1])
+    few = take_rows(matrix, jnp.pad(flat, (0, 1)) if flat.size == 1 else flat)
+    vectors = widen(jax.lax.optimization_barrier(few))[: flat.size]
+    return vectors.reshape(*tokens.shape, vectors.shape[1])
 
 
 def block_rows(rows: int, columns: int) -> int:
@@ -99,32 +191,39 @@ def block_rows(rows: int, columns: int) -> int:
     return max(range(most // 2 + 1, most + 1), key=lambda size: (rows % size == 0, size))
 
 
-def apart_from_loops(x: Float[Array, "B T in"], int8: Entries, precision: Precision) -> Float[Array, "B T out"]:
-    """Multiplies as `widened` does, where a loop's body is, and not before the loop."""
-    x, int8 = jax.lax.optimization_barrier((x, int8))
-    return widened(x, int8, precision)
+def apart_from_loops(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
+    """Multiplies as `at_once` does, where a loop's body is, and not before the loop."""
+    x, matrix = jax.lax.optimization_barrier((x, dict(matrix)))
+    return at_once(x, matrix, precision)
 
 
-def by_blocks(x: Float[Array, "B T in"], int8: Entries, precision: Precision) -> Float[Array, "B T out"]:
+def by_blocks(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) -> Float[Array, "B T out"]:
     """Multiplies with blocks of rows in turn.
 
     Cuts six rows into three blocks as 0 and 3, 1 and 4, 2 and 5: rows that are split over devices stay there.
 
     Five rows in three blocks: 0 and 1, 2 and 3, 3 and 4; row 3 is left out of the last.
     """
-    if 4 * int8.size <= SMALL:
-        return apart_from_loops(x, int8, precision)
-    (rows, columns), flat = int8.shape, x.reshape(-1, x.shape[-1])  # flat: [N, in]
+    if 4 * entries_of(matrix).size <= SMALL:
+        return apart_from_loops(x, matrix, precision)
+    (rows, columns), flat = shape(matrix), x.reshape(-1, x.shape[-1])  # flat: [N, in]
     size = block_rows(rows, columns)
     count, even = -(-rows // size), rows % size == 0
 
-    def block(i: Int[Array, ""]) -> Float[Array, "size N"]:
+    def block_of(i: Int[Array, ""], name: str, array: Array) -> Array:
+        axis = array.ndim - 2 if name in ENTRIES else 0
         if even:  # rows i, count + i, 2 count + i, ...
-            part = jax.lax.dynamic_index_in_dim(int8.reshape(size, count, columns), i, axis=1, keepdims=False)
-        else:  # the last block begins earlier than its turn, to be as large as the others
-            part = jax.lax.dynamic_slice_in_dim(int8, jnp.minimum(i * size, rows - size), size)
-        axes = (((1,), (1,)), ((), ()))
-        return jax.lax.dot_general(part.astype(x.dtype), flat, axes, precision, preferred_element_type=jnp.float32)
+            cut = array.reshape(*array.shape[:axis], size, count, *array.shape[axis + 1 :])
+            return jax.lax.dynamic_index_in_dim(cut, i, axis + 1, keepdims=False)
+        # The last block begins earlier than its turn, to be as large as the others.
+        return jax.lax.dynamic_slice_in_dim(array, jnp.minimum(i * size, rows - size), size, axis)
+
+    def block(i: Int[Array, ""]) -> Float[Array, "size N"]:
+        part = {name: block_of(i, name, array) for name, array in matrix.items()}
+        scaled = part["scale"].shape[1] > 1 or "zero" in part  # before the product, not after it
+        values = widen(part) if scaled else entries_of(part)
+        y = _dot(values.astype(x.dtype), flat, (((1,), (1,)), ((), ())), precision)
+        return y if scaled else y * part["scale"]
 
     y: Float[Array, "count size N"] = jax.lax.map(block, jnp.arange(count, dtype=jnp.int32))
     if even:

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec import nets
 from jaxspec.core import Model, token_ids
+from jaxspec.nets import quantised
 from jaxspec.vocab.remap import MappedParams, check_model, with_head
 
 
@@ -46,7 +46,7 @@ def trim_vocabulary(
         ValueError: none or too many of the three, sizes or ids out of range, or a model whose head is not known.
 
     Example:
-        >>> import jaxspec
+        >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
         >>> config = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
         >>> model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
@@ -78,8 +78,8 @@ def trim_vocabulary(
     unread = {"start_token": 0} if hasattr(drafter_model.config, "start_token") else {}
     config = dataclasses.replace(drafter_model.config, vocab_size=len(chosen), **unread)
     name, rows = "embedding" if tied else "head", jnp.asarray(chosen)
-    # Every leaf of the head's module, int8 entries and their scales too, has a row for each token.
-    head_params = {name: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), drafter_model.params[name])}
+    # Every parameter of the head's module, a quantised matrix too, has a row for each token.
+    head_params = {name: {leaf: quantised.take_rows(x, rows) for leaf, x in drafter_model.params[name].items()}}
     head = net.language_model(config).head
     assert head is not None
     trimmed = with_head(drafter_model, head, head_params, chosen)

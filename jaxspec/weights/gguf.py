@@ -39,7 +39,7 @@ def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | Non
     Args:
         path: of the file.
         header: what `read` read of it.
-        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
+        dtype: of the matrices, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
         mesh: what to place the parameters on; None for the default device.
     """
     family, config, shard = open_file(path, header)

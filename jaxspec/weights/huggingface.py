@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
-from jaxspec.weights import compressed_tensors, hf_families, int8, parameters, tensors, tokenizers
+from jaxspec.weights import hf_families, int8, parameters, quantised_files, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
@@ -109,7 +109,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: holds config.json and weights.
-        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
+        dtype: of the matrices, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
         mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
@@ -122,7 +122,10 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder)
     family, config = read_config(folder)
-    return assemble(folder, family, config, compressed_tensors.unpacked(tensors.shards(folder)), dtype, mesh)
+    scheme = quantised_files.scheme_of(read_object(folder / CONFIG))
+    held = _by_tensor(family.names(config))
+    files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in held)
+    return assemble(folder, family, config, files, dtype, mesh)
 
 
 def assemble(
@@ -235,8 +238,8 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
-    Tensors are written in the model's dtype, and int8 matrices as the float32 ones that they stand for, so a model that
-    was loaded from such a folder in the dtype it had is written bit for bit. The folder is written whole or not at all.
+    Tensors are written in the model's dtype, and quantised matrices as the float32 ones that they stand for, so a model
+    that was loaded from such a folder in the dtype it had is written bit for bit. The folder is written whole or not.
     A limit on a T5's positions is not written, since its config.json has no place for it. Besides the file that is
     being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under `jax.distributed` all processes call
     this, and the first writes.
@@ -297,7 +300,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
     def read(path: str) -> np.ndarray:
         x = params[path]
-        return sharding.fetch(int8.dequantise_matrix(**x) if int8.is_quantised(x) else parameters.apart(x))
+        return sharding.fetch(int8.dequantise_matrix(x) if int8.is_quantised(x) else parameters.apart(x))
 
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)
@@ -307,8 +310,8 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _saved_as(model: Model) -> str:
-    """Returns the dtype of the tensors that `save` writes: what int8 matrices stand for needs float32."""
-    return "float32" if int8.has_int8(model.params) else getattr(model.config, "dtype", "float32")
+    """Returns the dtype of the tensors that `save` writes: what quantised matrices stand for needs float32."""
+    return "float32" if int8.has_quantised(model.params) else getattr(model.config, "dtype", "float32")
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -365,6 +368,8 @@ def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
     i, n = tensor.part
     if n == 1 and not tensor.transposed:
         return x
+    if isinstance(x, quantised_files.Quantised) and not tensor.transposed:
+        return x.part(i, n)
     x = np.asarray(x)
     x = x.T if tensor.transposed else x
     return x if n == 1 else np.split(x, n)[i]
@@ -454,15 +459,15 @@ def _described(folder: Path) -> str:
 
 
 def stored_dtype(folder: Path) -> str:
-    """Returns the dtype that config.json names, "int8", "bfloat16" or else "float32"; reads no weights.
+    """Returns the dtype that config.json names, "int8", "int4", "bfloat16" or else "float32"; reads no weights.
 
     Raises:
         CheckpointError: as `read_config`.
     """
     read_config(folder)
     table = read_object(folder / CONFIG)
-    if table.get(compressed_tensors.CONFIG) is not None:
-        return "int8"
+    if (scheme := quantised_files.scheme_of(table)) is not None:
+        return scheme.dtype
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
     return "bfloat16" if dtype == "bfloat16" else "float32"
 

@@ -1,10 +1,16 @@
-"""Matrices as int8 with one float32 scale per channel, symmetric: pure functions on parameter trees.
+"""Matrices as int8 or int4, with float32 scales: pure functions on parameter trees.
 
-A network computes with such matrices as they are (`jaxspec.nets.quantised`), and checkpoints may store them.
+A network computes with such matrices as they are (`jaxspec.nets.quantised`, which has their form), and checkpoints may
+store them. A channel is a row of a weight [out, in] or of an embedding [vocab, dim]; every leaf that is no matrix (norm
+scales, biases, tables of position biases) is small and stays as it is.
 
-A channel w becomes q = round(w / s) with s = max|w| / 127, and is read back as s * q: no entry moves by more
-than s / 2. A channel is a row of a weight [out, in] or of an embedding [vocab, dim]; every
-other leaf (norm scales, biases, tables of position biases) is small and stays as it is.
+int8: a channel w becomes q = round(w / s) with s = max|w| / 127, and is read back as s * q: no entry moves by more than
+s / 2.
+
+int4: the same for groups of a row, `GROUPS` columns each, with s = r m / -8, where m is the entry of largest magnitude:
+its sign has the longer side of the grid from -8 to 7. r is that of `RATIOS` with the least squared error: below 1 few
+large entries are cut off, and all others are nearer (of normal weights, 0.89 of the error of r = 1). Embeddings and
+heads are int8, as most published files of 4 bits keep these wider.
 
 A scale keeps 17 of float32's 24 significant bits. |q| needs 7, so s * q is exact: reading back gives the same
 bits on every backend, fused or not, and quantising what was read back gives the same q and s again. (With all
@@ -13,17 +19,31 @@ bits on every backend, fused or not, and quantising what was read back gives the
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float
 
 from jaxspec.core import Params
-from jaxspec.nets.quantised import is_quantised
+from jaxspec.nets import quantised
+from jaxspec.nets.quantised import Quantised, is_quantised
 
 LARGEST = 127  # -128 is not used: the grid is symmetric
+DTYPES = ("int8", "int4")  # of quantised matrices
+GROUPS = (128, 64, 32)  # columns of int4 that share a scale: as many as divide a row, else all of it
+RATIOS = (
+    1,
+    0.95,
+    0.9,
+    0.85,
+    0.8,
+    0.75,
+    0.7,
+)  # of int4 scales; the first where errors are alike
 MATRICES = ("weight", "embedding")  # the names of leaves whose rows are channels
+HEAD = "head"  # the module whose weight makes logits
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
@@ -36,47 +56,88 @@ def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
     return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) == 2
 
 
+def kind_of(path: tuple[Any, ...], dtype: Any) -> str | None:
+    """Returns what entries a matrix has in a dtype: "int8", "int4", or None where it is not quantised.
+
+    >>> weight = tuple(map(jax.tree_util.DictKey, ("ff", "wi", "weight")))
+    >>> head = tuple(map(jax.tree_util.DictKey, ("head", "weight")))
+    >>> kind_of(weight, "int4"), kind_of(head, "int4"), kind_of(weight, "bfloat16")
+    ('int4', 'int8', None)
+    """
+    names = jax.tree_util.keystr(path[-2:], simple=True, separator="/").split("/")
+    if (name := jnp.dtype(dtype).name) not in DTYPES:
+        return None
+    return "int8" if names[-1] != "weight" or HEAD in names else name
+
+
 def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
-    """Makes a leaf what it is in a dtype: matrices are cast, or quantised if it is int8; others stay."""
+    """Makes a leaf what it is in a dtype: matrices are cast, or quantised; others stay.
+
+    A quantised matrix whose entries fit stays as it is, or gets wider ones, in another dtype it is what it stands for.
+    """
+    kind = kind_of(path, dtype)
+    if is_quantised(leaf):
+        if kind in leaf:
+            return leaf
+        if kind == "int8":
+            return {"int8": leaf["int4"].astype(jnp.int8)} | {name: x for name, x in leaf.items() if name != "int4"}
+        leaf = dequantise_matrix(leaf)
     if not is_matrix(path, leaf):
         return leaf
-    return quantise_matrix(leaf) if jnp.dtype(dtype) == jnp.int8 else leaf.astype(dtype)
+    return leaf.astype(dtype) if kind is None else quantise_matrix(leaf, kind)
 
 
-def quantise(params: Params) -> Params:
-    """Replaces each matrix by {"int8": entries, "scale": one float32 per row}.
+def quantise(params: Params, dtype: str = "int8") -> Params:
+    """Replaces each matrix by its entries and scales.
+
+    Args:
+        params: a tree.
+        dtype: "int8" or "int4".
 
     >>> layer = {"weight": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "bias": jnp.array([0.1, 0.2])}
     >>> stored = quantise(layer)
     >>> stored["weight"]["int8"].tolist(), stored["weight"]["scale"].shape, stored["bias"].shape
     ([[64, -127], [127, 16]], (2, 1), (2,))
+    >>> quantise(layer, "int4")["weight"]["int4"].tolist()
+    [[4, -8], [-8, -1]]
     """
 
-    return jax.tree_util.tree_map_with_path(lambda path, x: as_dtype(path, x, jnp.int8), params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: as_dtype(path, x, dtype), params)
 
 
 def dequantise(params: Params) -> Params:
-    """Undoes `quantise`, but for the rounding: every {"int8", "scale"} becomes a float32 matrix again.
+    """Undoes `quantise`, but for the rounding: every quantised matrix becomes a float32 matrix again.
 
     >>> stored = {"weight": {"int8": jnp.array([[64, -127]], jnp.int8), "scale": jnp.array([[0.5]])}}
     >>> dequantise(stored)["weight"].tolist()
     [[32.0, -63.5]]
     """
-
-    def leaf(x: Any) -> Any:
-        return dequantise_matrix(**x) if is_quantised(x) else x
-
-    return jax.tree.map(leaf, params, is_leaf=is_quantised)
+    return jax.tree.map(lambda x: dequantise_matrix(x) if is_quantised(x) else x, params, is_leaf=is_quantised)
 
 
 def count(params: Params) -> int:
-    """Counts weights; the scales of int8 matrices are not counted.
+    """Counts weights; scales and zero points of quantised matrices are not counted.
 
     >>> count({"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}, "bias": jnp.ones(4)})
     36
     """
     leaves = jax.tree.leaves(params, is_leaf=is_quantised)
-    return sum((x["int8"] if is_quantised(x) else x).size for x in leaves)
+    return sum((quantised.entries_of(x) if is_quantised(x) else x).size for x in leaves)
+
+
+def nbytes(params: Any) -> int:
+    """Counts the bytes of a tree of arrays, or of their shapes: two int4 entries are one.
+
+    >>> nbytes({"int4": jax.ShapeDtypeStruct((4, 8, 32), jnp.int4), "scale": jax.ShapeDtypeStruct((8, 4), jnp.float32)})
+    640
+    """
+    return sum(x.size * bits(x.dtype) // 8 for x in jax.tree.leaves(params))
+
+
+def bits(dtype: Any) -> int:
+    """Returns the bits of an array's entry in memory; 4 of int4, where NumPy counts 8."""
+    dtype = jnp.dtype(dtype)
+    return 4 if dtype == jnp.int4 else 8 * dtype.itemsize
 
 
 def computation(dtype: str, compute: str | None = None) -> str:
@@ -84,44 +145,71 @@ def computation(dtype: str, compute: str | None = None) -> str:
 
     Args:
         dtype: of the matrices.
-        compute: around int8 matrices, "float32" or "bfloat16"; None for float32 on a CPU, and bfloat16 on a GPU or
+        compute: around quantised matrices, "float32" or "bfloat16"; None for float32 on a CPU, and bfloat16 on a GPU or
             TPU, where float32 products take several passes and caches twice the memory.
 
     >>> computation("bfloat16"), computation("int8", "bfloat16")
     ('bfloat16', 'bfloat16')
     """
-    if dtype != "int8":
+    if dtype not in DTYPES:
         return dtype
     return compute or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
 
 
-def has_int8(params: Params) -> bool:
-    """Tells whether any matrix is int8."""
+def has_quantised(params: Params) -> bool:
+    """Tells whether any matrix is quantised."""
     return any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised)))
 
 
 def dtype_of(params: Params, computed: str) -> str:
-    """Names the dtype of parameters as the command line has it; "int8" alone is computed in float32.
+    """Names the dtype of parameters as the command line has it; "int8" or "int4" alone is computed in float32.
 
     >>> layer = {"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}}
     >>> dtype_of(layer, "float32"), dtype_of(layer, "bfloat16"), dtype_of({}, "bfloat16")
     ('int8', 'int8/bfloat16', 'bfloat16')
     """
-    return computed if not has_int8(params) else "int8" if computed == "float32" else f"int8/{computed}"
+    kinds = [x for x in jax.tree.leaves(params, is_leaf=is_quantised) if is_quantised(x)]
+    if not kinds:
+        return computed
+    name = "int4" if any("int4" in x for x in kinds) else "int8"
+    return name if computed == "float32" else f"{name}/{computed}"
 
 
-@jax.jit
-def quantise_matrix(matrix: Float[Array, "rows columns"]) -> dict[str, Array]:
-    """Quantises one matrix, whose channels are its rows. A channel of zeros has scale 1."""
+@functools.partial(jax.jit, static_argnames="dtype")
+def quantise_matrix(matrix: Float[Array, "rows columns"], dtype: str = "int8") -> dict[str, Array]:
+    """Quantises one matrix, whose channels are its rows. A channel or group of zeros has scale 1."""
     matrix = matrix.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(matrix), axis=1, keepdims=True) / LARGEST
+    if dtype == "int8":
+        scale = jnp.max(jnp.abs(matrix), axis=1, keepdims=True) / LARGEST
+        scale = _shortened(scale)
+        return {"int8": jnp.round(matrix / scale).astype(jnp.int8), "scale": scale}
+    rows, columns = matrix.shape
+    width = next((size for size in GROUPS if columns % size == 0), columns)
+    groups = matrix.reshape(rows, -1, width)
+    low, high = groups.min(axis=2), groups.max(axis=2)  # [out, G]
+    largest, best = jnp.where(-low >= high, low, high), None
+    for ratio in RATIOS:
+        scale = _shortened(ratio * largest / -8)
+        entries = jnp.clip(jnp.round(groups / scale[:, :, None]), -8, 7)
+        error = jnp.square(entries * scale[:, :, None] - groups).sum(axis=2)
+        tried = error, scale, entries.astype(jnp.int8)
+        best = tried if best is None else jax.tree.map(functools.partial(_where, error < best[0]), tried, best)
+    assert best is not None
+    entries = best[2].astype(jnp.int4).swapaxes(0, 1)
+    return {"int4": entries if len(entries) > 1 else entries[0], "scale": best[1]}
+
+
+def _where(better: Array, new: Array, old: Array) -> Array:
+    return jnp.where(better if new.ndim == 2 else better[:, :, None], new, old)
+
+
+def _shortened(scale: Array) -> Array:
     scale = jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=16)
     # Subnormal scales may be flushed to 0: such a channel is all zeros to within a float's smallest number.
-    scale = jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1.0, scale)
-    return {"int8": jnp.round(matrix / scale).astype(jnp.int8), "scale": scale}
+    return jnp.where(jnp.abs(scale) < jnp.finfo(jnp.float32).tiny, 1.0, scale)
 
 
 @jax.jit
-def dequantise_matrix(int8: Int8[Array, "rows columns"], scale: Array) -> Float[Array, "rows columns"]:
-    """Returns the matrix that an int8 one stands for."""
-    return int8.astype(jnp.float32) * scale
+def dequantise_matrix(matrix: Quantised) -> Float[Array, "rows columns"]:
+    """Returns the matrix that a quantised one stands for."""
+    return quantised.widen(matrix)

@@ -29,8 +29,8 @@ from jaxspec.weights.orbax import MANIFEST
 from jaxspec.weights.reader import ModelFormat
 from jaxspec.weights.tensors import CheckpointError
 
-DTYPES = ("float32", "bfloat16", "int8")
-COMPUTED = DTYPES[:2]  # around int8 matrices
+DTYPES = orbax.DTYPES
+COMPUTED = ("float32", "bfloat16")  # around quantised matrices
 FORMATS: tuple[ModelFormat, ...] = (  # a path is of the first that it matches
     gguf.FORMAT,
     orbax.FORMAT,
@@ -44,20 +44,20 @@ HUB_NAMES = (  # models that the hub also finds by the last part of their names,
 )
 THEIR_NAMES = {  # of transformers' from_pretrained: ours
     "device_map": 'mesh, such as mesh="model=8", of so many devices; by default the model lies on the first one',
+    "load_in_4bit": 'dtype="int4"',
     "load_in_8bit": 'dtype="int8"',
     "model_name": "source, the first argument",
     "pretrained_model_name_or_path": "source, the first argument",
-    "torch_dtype": 'dtype: "float32", "bfloat16" or "int8"',
+    "torch_dtype": 'dtype: "float32", "bfloat16", "int8" or "int4"',
     "tp_plan": 'mesh, such as mesh="model=8"',
 }
 NOT_HERE = {
     "attn_implementation": "attention is that of jaxspec.nets",
     "cache_dir": "huggingface_hub has its cache where HF_HOME says",
     "gguf_file": "give the path of the GGUF file itself as source",
-    "load_in_4bit": 'give dtype="int8", or load a GGUF file',
     "local_files_only": "set HF_HUB_OFFLINE=1",
     "low_cpu_mem_usage": "weights are always read one after the other",
-    "quantization_config": 'give dtype="int8", or load a GGUF file',
+    "quantization_config": 'give dtype="int8" or dtype="int4"',
     "subfolder": "give the path of the folder itself as source",
     "token": "set HF_TOKEN, or log in with huggingface_hub",
     "trust_remote_code": "code that a model brings is never run",
@@ -90,11 +90,13 @@ def load(
         source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
             hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.weights.hf_families` lists what can be loaded from there).
-        dtype: of the matrices in memory, "float32", "bfloat16" or "int8", or as jnp.bfloat16; norm scales, biases and
-            logits are float32 always. The computation is of the same dtype; int8 matrices have a scale per output and
-            stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model is another one.
-        compute: with int8 matrices, the dtype of activations and caches: "float32" or "bfloat16". By default float32
-            on a CPU, and bfloat16 on a GPU or TPU.
+        dtype: of the matrices in memory, "float32", "bfloat16", "int8" or "int4", or as jnp.bfloat16; norm scales,
+            biases and logits are float32 always. The computation is of the same dtype; int8 matrices have a scale per
+            output, int4 ones per 128 columns of it (embeddings and heads are then int8), and they stay what they are
+            (`jaxspec.nets.quantised`). What is rounded away is lost: the model is another one. Files that hold such
+            matrices are taken as they are (`jaxspec.weights.quantised_files`).
+        compute: with int8 or int4 matrices, the dtype of activations and caches: "float32" or "bfloat16". By default
+            float32 on a CPU, and bfloat16 on a GPU or TPU.
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
         revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
@@ -109,13 +111,13 @@ def load(
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is none of the three, there is no such mesh, a revision is given of something that is
-            not of the hub, or `compute` is given without int8, or is neither of the two.
+        ValueError: the dtype is none of these, there is no such mesh, a revision is given of something that is
+            not of the hub, or `compute` is given without either of them, or is none of the two.
         TypeError: the source is no path, or an option is none.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
-    ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
+    ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8', 'int4')
     """
     check_names(others, ("dtype", "compute", "mesh", "revision"), THEIR_NAMES, NOT_HERE)
     dtype, computed = dtype_names(dtype, compute)
@@ -163,21 +165,23 @@ def dtype_names(dtype: Any, compute: Any = None) -> tuple[str, str]:
     """Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes them.
 
     Raises:
-        ValueError: there is no such dtype, or `compute` is given for matrices that are not int8.
+        ValueError: there is no such dtype, or `compute` is given for matrices that are not quantised.
 
     >>> dtype_names("int8", jnp.bfloat16), dtype_names("bfloat16")
     (('int8', 'bfloat16'), ('bfloat16', 'bfloat16'))
     >>> dtype_names("bfloat16", "float32")
     Traceback (most recent call last):
-    ValueError: compute is 'float32' and dtype 'bfloat16', which is computed in as it is: expected dtype="int8" with it
+    ValueError: compute is 'float32' and dtype 'bfloat16', which is computed in as it is: expected dtype="int8" or \
+dtype="int4" with it
     """
     dtype = dtype_name(dtype)
     if compute is None:
         return dtype, int8.computation(dtype)
     compute = dtype_name(compute, "compute", COMPUTED)
-    if dtype != "int8":
+    if dtype not in int8.DTYPES:
         raise ValueError(
-            f'compute is {compute!r} and dtype {dtype!r}, which is computed in as it is: expected dtype="int8" with it'
+            f"compute is {compute!r} and dtype {dtype!r}, which is computed in as it is: expected "
+            'dtype="int8" or dtype="int4" with it'
         )
     return dtype, compute
 

@@ -2,7 +2,7 @@
 
 The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or half-copied
 checkpoint is refused, by the name of the file, before anything is loaded. Matrices are stored as float32,
-bfloat16 or int8 (`jaxspec.weights.int8`); all other leaves stay float32, and the integers of n-gram tables integers.
+bfloat16, int8 or int4 (`jaxspec.weights.int8`); all other leaves stay float32, and integers of n-gram tables integers.
 A checkpoint says nothing of the devices that it was saved on, and loads on any. Arrays go into it and out of it a few
 at a time (`jaxspec.weights.orbax_arrays`), so that the host never holds a copy of the model.
 """
@@ -29,13 +29,13 @@ from jaxspec.core.checks import suggest
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import CONFIGS, NETS
+from jaxspec.nets import CONFIGS, NETS, quantised
 from jaxspec.weights import int8, orbax_arrays, parameters, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
 
 VERSION = 1  # of the folder's layout
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", *int8.DTYPES)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DRAFT_TOKENS = "draft_tokens.json"  # the ids that a drafter's head computes, where these are not all
 BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows bytes without a file
@@ -49,8 +49,8 @@ class Manifest:
         format: version of the folder's layout.
         name, family: of the model; the family ("t5", "gpt", "decoder", "ngram") says which network it is, or that it is
             tables.
-        dtype: how matrices are stored: "float32", "bfloat16" or "int8".
-        parameters: number of weights or table entries (scales of int8 matrices not counted).
+        dtype: how matrices are stored: "float32", "bfloat16", "int8" or "int4".
+        parameters: number of weights or table entries (scales of quantised matrices not counted).
         model: the configuration of the family.
         files: [size in bytes, SHA-256] of every other file, by its path in the folder.
         about: where the weights come from and what was measured; plain values.
@@ -87,12 +87,12 @@ def save(
 
     Args:
         folder: where to; its name is usually the model's.
-        params: the tree that `init` of the family's network makes, on any devices; its matrices may be int8.
+        params: the tree that `init` of the family's network makes, on any devices; its matrices may be quantised.
         config: the network's configuration.
         tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and tokenizer_config.json, which are
             copied.
         name, family: see `Manifest`.
-        dtype: how to store matrices. What is stored is the model: "int8" rounds it once and for all.
+        dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once and for all.
         description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
             booleans and lists of these.
         overwrite: whether a checkpoint that is there already may be replaced.
@@ -105,7 +105,7 @@ def save(
     """
     folder, tokenizer_folder = Path(folder).expanduser().resolve(), Path(tokenizer_folder).expanduser()
     _check_arguments(config, tokenizer_folder, family, dtype)
-    needed = int8.count(params) * jnp.dtype(dtype).itemsize
+    needed = int8.count(params) * int8.bits(dtype) // 8
     if complaint := folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     drafted = None if draft_tokens is None else [int(token) for token in draft_tokens]
@@ -135,8 +135,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: the checkpoint.
-        dtype: of the matrices: "float32", "bfloat16", or "int8": these are `weights.int8`'s, and those that are stored
-            so are taken as they are.
+        dtype: of the matrices: "float32", "bfloat16", "int8" or "int4": these two are `weights.int8`'s, and those that
+            are stored so are taken as they are.
         mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
             stored, whatever it was saved from. None for the default device.
 
@@ -159,17 +159,16 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
         else:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             placed = sharding.put(x, sharding.of(name, x.shape, manifest.model, mesh))
-        # An int8 matrix is two leaves, and waits for both.
-        return placed if manifest.dtype == "int8" else _as_dtype(path, placed, dtype)
+        # A quantised matrix is several leaves, and waits for all of them.
+        return placed if manifest.dtype in int8.DTYPES else _as_dtype(path, placed, dtype)
 
     params = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), abstract), place)
-    if manifest.dtype == "int8":
+    if manifest.dtype in int8.DTYPES:
         leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
         del params  # so that each leaf is let go of when its parameter is made
         params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype) for _ in range(len(leaves))])
-    wanted = jax.eval_shape(lambda params: cast(params, dtype), abstract)
     config = dataclasses.replace(manifest.model, dtype=int8.computation(dtype))
-    return _in_the_shape_of(wanted, params), config, manifest
+    return _in_the_shape_of(abstract, params), config, manifest
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -236,7 +235,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def cast(params: Params, dtype: Any) -> Params:
-    """Casts matrices to `dtype`, int8 ones with their scales; other leaves, which compute in float32, are left alone.
+    """Casts matrices to `dtype`, quantised ones with their scales; other leaves, computed in float32, are left alone.
 
     >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"weight": jnp.ones((8, 4))}}
     >>> {name: str(x.dtype) for name, x in parameters.flat(cast(params, jnp.bfloat16)).items()}
@@ -345,12 +344,8 @@ def _abstract(config: Any, family: str) -> Params:
 
 
 def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str) -> Any:
-    """Casts a parameter from whichever dtype it has; int8 matrices that are to be int8 stay as they are."""
-    if int8.is_quantised(x):
-        if dtype == "int8":
-            return x
-        x = int8.dequantise_matrix(**x)
-    return int8.as_dtype(path, _as_float32(x), dtype)
+    """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as they are."""
+    return int8.as_dtype(path, x if int8.is_quantised(x) else _as_float32(x), dtype)
 
 
 @jax.jit
@@ -368,14 +363,18 @@ def _as_float32(x: Any) -> Any:
 
 
 def _in_the_shape_of(abstract: Params, params: Params) -> Params:
-    """Puts the leaves of Orbax's dicts and lists into the containers of `abstract`."""
-    leaves = parameters.flat(params)
+    """Puts the leaves of Orbax's dicts and lists, quantised matrices among them, into the containers of `abstract`."""
+    leaves = parameters.flat(params, is_leaf=int8.is_quantised)
     return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in parameters.flat(abstract)])
 
 
 def _differences(expected: Params, got: Params) -> str:
-    """Says what is missing, what is unexpected, what has another shape or type; empty if nothing."""
-    return parameters.differences(parameters.flat(expected), parameters.flat(got), _shape)
+    """Says what is missing, what is unexpected, what has another shape or type; empty if nothing.
+
+    Quantised matrices may have other groups, or zero points: they are compared by what they stand for.
+    """
+    wanted, held = (parameters.flat(tree, is_leaf=int8.is_quantised) for tree in (expected, got))
+    return parameters.differences(wanted, held, _shape)
 
 
 def _shape(x: Any) -> str:
@@ -383,7 +382,13 @@ def _shape(x: Any) -> str:
 
     >>> _shape(jnp.ones((2, 3)))
     'float32[2, 3]'
+    >>> _shape({"int4": jnp.ones((2, 8, 32), jnp.int4), "scale": jnp.ones((8, 2))})
+    'quantised[8, 64]'
     """
+    if int8.is_quantised(x):
+        if not quantised.is_whole(x):
+            return " with ".join(f"{name} {_shape(part)}" for name, part in x.items())
+        return f"quantised{list(quantised.shape(x))}"
     return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
 
 

@@ -23,7 +23,7 @@ from jaxspec.files import folders
 from jaxspec.files.folders import some
 from jaxspec.nets import net_of
 from jaxspec.weights import int8
-from jaxspec.weights.compressed_tensors import Quantised
+from jaxspec.weights.quantised_files import Quantised
 from jaxspec.weights.tensors import CheckpointError, Stored, chunks
 
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
@@ -67,21 +67,39 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
         config: of the network: says which axes are heads.
         mesh: as `jaxspec.sharding` has it; None for the default device.
-        dtype: of a matrix: "float32", "bfloat16", or "int8", which makes it entries and scales (`weights.int8`), or
-            takes those that are stored. All other parameters are float32.
+        dtype: of a matrix: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
+            (`weights.int8`), or take those that are stored. All other parameters are float32.
 
     Returns:
-        The parameter; of an int8 matrix, a dict with both.
+        The parameter; of a quantised matrix, a dict with its parts.
+
+    Raises:
+        CheckpointError: a matrix that is stored quantised has no form in which it could stay so.
     """
-    matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
-    if matrix and dtype == "int8" and isinstance(x, Quantised):
-        parts = {"int8": _converted(x.entries, jnp.dtype("int8")), "scale": _converted(x.scale, jnp.dtype("float32"))}
-        return {kind: put(f"{path}/{kind}", part, config, mesh) for kind, part in parts.items()}
-    y = _converted(x, jnp.dtype(dtype if matrix and dtype != "int8" else "float32"))
-    if matrix and dtype == "int8":
-        parts = jax.block_until_ready(int8.quantise_matrix(y))  # waited for, so that one matrix at a time is in float32
-        return {kind: put(f"{path}/{kind}", z, config, mesh) for kind, z in parts.items()}
+    keys = tuple(map(jax.tree_util.DictKey, path.split("/")))
+    matrix, kind = int8.is_matrix(keys, x), int8.kind_of(keys, dtype)
+    if matrix and kind is not None and isinstance(x, Quantised) and f"int{x.bits}" in (kind, "int4"):
+        return {name: put(f"{path}/{name}", part, config, mesh) for name, part in _parts(path, x, kind).items()}
+    y = _converted(x, jnp.dtype("float32" if kind or not matrix else dtype))
+    if matrix and kind is not None:
+        # Waited for, so that one matrix at a time is in float32.
+        parts = jax.block_until_ready(int8.quantise_matrix(y, kind))
+        return {name: put(f"{path}/{name}", z, config, mesh) for name, z in parts.items()}
     return put(path, y, config, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
+
+
+def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
+    """Returns the parts of a matrix that is stored quantised, with entries of a wider or of the same kind."""
+    if x.columns is not None:
+        raise CheckpointError(
+            f"{path} is stored with its columns in groups of another order (GPTQ's desc_act), which {kind} matrices "
+            'have not: load the model with dtype="bfloat16", or one that was quantised without'
+        )
+    entries, groups = _converted(x.entries, jnp.dtype("int8")), x.scale.shape[1]
+    if groups > 1:
+        entries = entries.reshape(len(entries), groups, -1).swapaxes(0, 1)
+    parts = {kind: entries.astype(kind, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
+    return parts if x.zero is None else parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
 
 
 def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:

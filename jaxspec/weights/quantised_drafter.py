@@ -1,4 +1,4 @@
-"""A target that drafts for itself with an int8 copy of its own matrices."""
+"""A target that drafts for itself with a copy of its own matrices in int8 or int4."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from jaxspec.nets import net_of
 from jaxspec.weights import int8, loading
 
 
-def quantised(target: Model, *, compute: str | None = None) -> BoundDrafter:
-    """Drafts with the target itself, its matrices rounded to int8.
+def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> BoundDrafter:
+    """Drafts with the target itself, its matrices rounded to int8 or int4.
 
-    A pass reads half of the bytes of a bfloat16 target, a quarter of a float32 one's, and nearly all draft tokens are
-    accepted: there is nothing to train, and nothing to train again when the target's weights change, as in
-    reinforcement learning. The text is exactly the unrounded target's. What there is to gain is bounded by c, the time
-    of a pass of the copy over the target's, which is seldom below a half.
+    In int8 a pass reads half of the bytes of a bfloat16 target, a quarter of a float32 one's, and nearly all draft
+    tokens are accepted; in int4 it reads half of that, and fewer are. Either way there is nothing to train, and nothing
+    to train again when the target's weights change, as in reinforcement learning. The text is exactly the unrounded
+    target's. What there is to gain is bounded by c, the time of a pass of the copy over the target's.
 
     An encoder is not copied: the drafter's decoder reads the output of the target's.
 
     Args:
         target: a model with one of `jaxspec.nets`, whose matrices are floating-point numbers; on a mesh the copy lies
             on that, too.
-        compute: the dtype of the copy's activations and caches, as `jaxspec.load` takes it with int8.
+        bits: 8 or 4, of the copy's matrices; see `jaxspec.weights.int8`.
+        compute: the dtype of the copy's activations and caches, as `jaxspec.load` takes it with these.
 
     Raises:
         TypeError: the target is no model.
-        ValueError: its matrices are int8 already, or it is of no network of `jaxspec.nets`.
+        ValueError: its matrices are quantised already, it is of no network of `jaxspec.nets`, or `bits` is another.
 
     Example:
         >>> import jax.numpy as jnp, jaxspec
@@ -48,15 +49,19 @@ def quantised(target: Model, *, compute: str | None = None) -> BoundDrafter:
     """
     check_model(target, "target")
     name = target.name or "the target"
-    if int8.has_int8(target.params):
-        raise ValueError(f"{name} has int8 matrices already, and its copy would be as slow: expected a wider dtype")
-    params = int8.quantise(target.params)
-    if target.config is None or not int8.has_int8(params):
+    if bits not in (4, 8):
+        raise ValueError(f"bits is {bits!r}: expected 8 or 4")
+    if int8.has_quantised(target.params):
+        kind = int8.dtype_of(target.params, "float32")
+        raise ValueError(f"{name} has {kind} matrices already, and its copy would be as slow: expected a wider dtype")
+    dtype = f"int{bits}"
+    params = int8.quantise(target.params, dtype)
+    if target.config is None or not int8.has_quantised(params):
         raise ValueError(f"{name} has no matrices to quantise: expected a network of jaxspec.nets, with its config")
-    config = dataclasses.replace(target.config, dtype=loading.dtype_names("int8", compute)[1])
+    config = dataclasses.replace(target.config, dtype=loading.dtype_names(dtype, compute)[1])
     if (mesh := sharding.mesh_of(params)) is not None:
         params = jax.device_put(params, sharding.parameters(params, config, mesh))
-    copy = Model(net_of(config).language_model(config), params, target.tokenizer, config, f"int8 {name}")
+    copy = Model(net_of(config).language_model(config), params, target.tokenizer, config, f"{dtype} {name}")
     if copy.lm.encoder is not None and target.lm.encoder is not None:
         encoder = target.lm.encoder.params(target.params)
         copy = copy._replace(params=copy.lm.encoder.with_params(params, encoder))

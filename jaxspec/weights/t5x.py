@@ -37,7 +37,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: a checkpoint, or the folder of a run: of that, the newest complete one is taken.
-        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
+        dtype: of the matrices, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
         mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:

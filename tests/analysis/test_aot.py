@@ -22,7 +22,7 @@ from jaxspec.testing import prepared_table
 TINY = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_shapes_are_those_of_a_loaded_model(dtype: str):
     model = aot.shape_model(TINY, dtype)
     loaded = random_params(model.config, dtype, jax.random.key(0))

@@ -84,7 +84,7 @@ def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
     ("options", "message"),
     [
         (["--format", "gguf"], "--format is 'gguf', expected huggingface or jaxspec"),
-        (["--dtype", "int4"], "--dtype is 'int4', expected one of float32, bfloat16, int8 for jaxspec"),
+        (["--dtype", "int3"], "--dtype is 'int3', expected one of float32, bfloat16, int8, int4 for jaxspec"),
         (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16 for huggingface"),
     ],
 )
@@ -111,16 +111,17 @@ def test_a_model_without_a_tokenizer(tmp_path):
     assert result.exit_code == 2 and "has no tokenizer" in result.stderr
 
 
-def test_int8_is_made_in_reading(theirs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_quantised_matrices_are_made_in_reading(theirs, tmp_path, monkeypatch, dtype):
     """Tensor by tensor: no float32 model is held."""
     dtypes, load = [], jaxspec.weights.loading.load
     monkeypatch.setattr(
         jaxspec.weights.loading, "load", lambda source, dtype: dtypes.append(dtype) or load(source, dtype=dtype)
     )
-    assert run(theirs, tmp_path / "small", "--dtype", "int8").exit_code == 0
-    assert dtypes == ["int8"]
-    expected = orbax.cast(load(theirs).params, "int8")
-    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "small", dtype="int8").params, expected)
+    assert run(theirs, tmp_path / "small", "--dtype", dtype).exit_code == 0
+    assert dtypes == [dtype]
+    expected = orbax.cast(load(theirs).params, dtype)
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "small", dtype=dtype).params, expected)
 
 
 @pytest.mark.slow

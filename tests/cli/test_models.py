@@ -40,12 +40,15 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     narrow = jax.eval_shape(lambda p: orbax.cast(p, jnp.bfloat16), params)
     assert row.memory_bytes["bfloat16"] == nbytes(narrow) < nbytes(params)
     assert row.memory_bytes["int8"] == nbytes(jax.eval_shape(lambda p: orbax.cast(p, jnp.int8), params))
+    small = jax.eval_shape(lambda p: orbax.cast(p, jnp.int4), params)
+    halves = sum(math.prod(x.shape) // 2 for x in jax.tree.leaves(small) if x.dtype == jnp.int4)
+    assert row.memory_bytes["int4"] == nbytes(small) - halves
 
 
 def test_tables_are_integers_whatever_the_dtype():
     params = jax.eval_shape(lambda: ngram_model.init(NGRAM, jax.random.key(0)))
     row = memory.of_config("it", NGRAM)
-    assert row.memory_bytes == dict.fromkeys(("float32", "bfloat16", "int8"), nbytes(params))
+    assert row.memory_bytes == dict.fromkeys(("float32", "bfloat16", "int8", "int4"), nbytes(params))
     assert row.parameters == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 

@@ -1,4 +1,4 @@
-"""Networks with int8 matrices: the function that they stand for, and no float copy of them while decoding."""
+"""Networks with int8 and int4 matrices: the function that they stand for, and no float copy of them while decoding."""
 
 import functools
 import re
@@ -24,21 +24,29 @@ CONFIGS = {
     "gpt": GPTConfig(48, dim=16, ff_dim=24, layers=1, heads=2, max_positions=32),
     "decoder": DecoderConfig(48, 16, 24, layers=1, heads=4, kv_heads=2, head_dim=4, qkv_bias=True, ff_bias=True),
 }
+GROUPED = DecoderConfig(48, 192, 160, layers=1, heads=4, kv_heads=2, head_dim=8)  # three groups of 64, five of 32
 PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4, 2], jnp.int32))
 
 
 @functools.cache
-def model(name: str, seed: int = 0) -> Model:
-    """Random int8 weights, biases included."""
-    config = CONFIGS[name]
+def model(name: str, seed: int = 0, dtype: str = "int8") -> Model:
+    """Random quantised weights, biases included."""
+    config = GROUPED if name == "grouped" else CONFIGS[name]
     random = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), x.dtype), shapes)
-    return Model(net_of(config).language_model(config), int8.quantise(params), None, config, name)
+    return Model(net_of(config).language_model(config), int8.quantise(params, dtype), None, config, name)
 
 
-def matrix(rows: int, columns: int) -> dict:
+def matrix(rows: int, columns: int, groups: int = 1, zero: bool = False) -> dict:
     random = np.random.default_rng(rows)
+    if groups > 1 or zero:
+        entries = random.integers(-8, 8, (groups, rows, columns // groups)[0 if groups > 1 else 1 :])
+        stored = {
+            "int4": jnp.asarray(entries, jnp.int4),
+            "scale": jnp.asarray(random.uniform(-2, 2, (rows, groups)), jnp.float32),
+        }
+        return stored | ({"zero": jnp.asarray(random.integers(-7, 9, (rows, groups)), jnp.int8)} if zero else {})
     entries = random.integers(-127, 128, (rows, columns))
     return {
         "int8": jnp.asarray(entries, jnp.int8),
@@ -53,10 +61,36 @@ def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dty
     weight = matrix(*shape)
     x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
     got = jax.jit(dense.product)(x, weight)
-    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(**weight), np.float64).T
+    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(weight), np.float64).T
     assert got.dtype == dtype and got.shape == expected.shape
     tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("rows", "groups", "zero"), [(120, 4, True), (121, 4, False), (9, 1, True)])
+@pytest.mark.parametrize("how", [quantised.at_once, quantised.by_blocks, quantised.apart_from_loops])
+def test_groups_and_zero_points_are_those_of_their_columns(monkeypatch, rows, groups, zero, how):
+    """Against NumPy, column by column: few rows of activations and many, which are multiplied in other ways."""
+    monkeypatch.setattr(quantised, "BLOCK", 4 * 40 * 20)
+    monkeypatch.setattr(quantised, "SMALL", 1)
+    weight = matrix(rows, 40, groups, zero)
+    entries = np.asarray(weight["int4"]).astype(np.float64).reshape(groups, rows, -1)
+    columns = []
+    for column in range(40):
+        group, place = divmod(column, 40 // groups)
+        q = entries[group, :, place] - (np.asarray(weight["zero"], np.float64)[:, group] if zero else 0)
+        columns.append(q * np.asarray(weight["scale"], np.float64)[:, group])
+    expected = np.stack(columns, axis=1)
+    np.testing.assert_allclose(int8.dequantise_matrix(weight), expected, rtol=1e-6)
+    assert quantised.shape(weight) == (rows, 40) and quantised.is_whole(weight) and quantised.is_quantised(weight)
+    x = np.random.default_rng(0).standard_normal((2, quantised.FEW, 40)).astype(np.float32)
+    for part in (x[:, :3], x):
+        got = jax.jit(quantised.product, static_argnames=("precision", "how"))(part, weight, how=how)
+        np.testing.assert_allclose(got, part @ expected.T, atol=2e-5 * np.abs(part @ expected.T).max())
+    ids = jnp.array([[3, rows - 1], [0, 3]])
+    np.testing.assert_array_equal(quantised.rows(ids, weight), int8.dequantise_matrix(weight)[ids])
+    taken = int8.dequantise_matrix(quantised.take_rows(weight, ids[0]))
+    np.testing.assert_array_equal(taken, int8.dequantise_matrix(weight)[ids[0]])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 257, 50257])
@@ -71,7 +105,7 @@ def copies(program: str, shapes: set) -> list:
     """Float arrays of these shapes that a loop of a compiled program is given from outside."""
     carried = [re.sub(r"while\(.*", "", line) for line in program.splitlines() if " while(" in line]
     arrays = [(kind, tuple(map(int, dims.split(",")))) for line in carried for kind, dims in ARRAYS.findall(line)]
-    return [array for array in arrays if array[0] != "s8" and array[1] in shapes]
+    return [array for array in arrays if array[0] not in ("s4", "s8") and array[1] in shapes]
 
 
 ARRAYS = re.compile(r"(\w+)\[([\d,]+)\]")
@@ -103,7 +137,7 @@ def test_weights_are_not_widened_before_a_loop(shape):
 
 def test_looked_up_rows_are_those_of_the_matrix():
     weight, ids = matrix(24, 16), jnp.array([[3, 23], [0, 3]])
-    assert (quantised.rows(ids, **weight) == int8.dequantise_matrix(**weight)[ids]).all()
+    assert (quantised.rows(ids, weight) == int8.dequantise_matrix(weight)[ids]).all()
 
 
 @pytest.mark.parametrize("name", marked(CONFIGS, slow={"t5-v1_1"}))
@@ -115,6 +149,21 @@ def test_logits_are_those_of_the_float_network(name, compiled):
     theirs, _ = lm.prefill(int8.dequantise(small.params), PROMPT, capacity=8)
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
     assert {x.dtype.name for x in jax.tree.leaves(cache)} <= {"float32", "int32", "bool"}
+
+
+def test_int4_decoder_gives_the_logits_of_the_float_network_and_its_plain_text(compiled):
+    small, draft = model("grouped", dtype="int4"), model("grouped", seed=1, dtype="int4")
+    ff = small.params["layers_0"]["ff"]
+    assert (ff["wi"]["weight"]["int4"].shape, ff["out"]["weight"]["int4"].shape) == ((3, 160, 64), (5, 192, 32))
+    assert {x.dtype.name for x in jax.tree.leaves(small.params)} == {"int4", "int8", "float32"}
+    lm = compiled(small.lm)
+    ours, _ = lm.prefill(small.params, PROMPT, capacity=8)
+    theirs, _ = lm.prefill(int8.dequantise(small.params), PROMPT, capacity=8)
+    np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
+    plain = jaxspec.generate(small, PROMPT, max_new_tokens=8, eos_ids=())
+    out = jaxspec.generate(small, PROMPT, drafter=draft, gamma=3, max_new_tokens=8, eos_ids=())
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.stats.drafted.sum() > 0
 
 
 WIDE = [("t5-v1_1", "neither"), ("gpt", "target")]

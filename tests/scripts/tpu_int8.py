@@ -1,9 +1,9 @@
-"""Compiles a generation with int8 matrices for a TPU that is not here, and prints which arrays of their size it makes.
+"""Compiles a generation with quantised matrices for a TPU that is not here, and prints which large arrays it makes.
 
 A line of JSON for plain decoding and one for speculative: what tests/test_tpu.py asserts things of. One layer of Llama
 3.1 8B, a tiny draft model.
 
-    JAX_PLATFORMS=cpu python tests/scripts/tpu_int8.py [v5p:2x2x1] [float32]
+    JAX_PLATFORMS=cpu python tests/scripts/tpu_int8.py [v5p:2x2x1] [float32] [int4]
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DRAFT = decoder.DecoderConfig(4096, 128, 256, 1, 2, 1, 64)
 NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "copy-start", "copy-done")
 
 
-def model(config: decoder.DecoderConfig, computed: str) -> Model:
+def model(config: decoder.DecoderConfig, computed: str, dtype: str) -> Model:
     config = dataclasses.replace(config, dtype=computed)
-    params = jax.eval_shape(lambda: int8.quantise(decoder.init(config, jax.random.key(0))))
+    params = jax.eval_shape(lambda: int8.quantise(decoder.init(config, jax.random.key(0)), dtype))
     return Model(decoder.language_model(config), params, config=config)
 
 
@@ -68,8 +68,8 @@ def compiled(prepared: Prepared, topology: str) -> jax.stages.Compiled:
 
 def main() -> None:
     """Compiles both, and prints."""
-    topology, computed = [*sys.argv[1:], *["v5p:2x2x1", "bfloat16"][len(sys.argv) - 1 :]]
-    target, draft = model(TARGET, computed), model(DRAFT, computed)
+    topology, computed, dtype = [*sys.argv[1:], *["v5p:2x2x1", "bfloat16", "int8"][len(sys.argv) - 1 :]]
+    target, draft = model(TARGET, computed, dtype), model(DRAFT, computed, dtype)
     prompt = Prompt(np.zeros((1, 64), np.int32), np.full(1, 64, np.int32))
     speculative = prepare(target, prompt, drafter=draft, gamma=5, max_new_tokens=64)
     for name, prepared in (("plain", speculative.plain()), ("speculative", speculative)):

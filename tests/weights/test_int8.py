@@ -1,4 +1,4 @@
-"""int8 storage: how far it may move a weight, and that what was read back is stored as itself."""
+"""int8 and int4 storage: how far it may move a weight, and that what was read back is stored as itself."""
 
 import jax
 import jax.numpy as jnp
@@ -80,3 +80,38 @@ def test_zero_and_subnormal_channels_become_zero():
 def test_abstract_trees_work():
     shapes = jax.eval_shape(int8.quantise, {"weight": jax.ShapeDtypeStruct((4, 8), jnp.float32)})
     assert shapes["weight"]["scale"].shape == (4, 1)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(256, 128), (192, 64), (96, 32), (40, 40)])
+def test_int4_groups_are_as_large_as_divide_a_row_and_stored_again_as_themselves(columns, width):
+    """A group of zeros, and groups that differ by orders of magnitude; scales of either sign."""
+    rng = np.random.default_rng(columns)
+    weight = rng.standard_normal((6, columns // width, width)) * 10.0 ** rng.uniform(-6, 6, (6, columns // width, 1))
+    weight[2, 0] = 0
+    weight = jnp.asarray(weight.reshape(6, columns), jnp.float32)
+    stored = int8.quantise({"weight": weight}, "int4")
+    entries, scale = stored["weight"]["int4"], stored["weight"]["scale"]
+    assert scale.shape == (6, columns // width) and entries.dtype == jnp.int4
+    assert entries.shape == ((columns // width, 6, width) if columns > width else (6, width))
+    assert (scale < 0).any() and (scale > 0).any() and scale[2, 0] == 1
+    read = int8.dequantise(stored)
+    again = int8.quantise(read, "int4")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), stored, again))
+    groups = np.asarray(weight, np.float64).reshape(6, -1, width)
+    most = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)
+    uncut = np.where(most == 0, 1, most) / -8  # the scales by which no entry of this sign is cut off
+    plain = np.square(np.clip(np.round(groups / uncut), -8, 7) * uncut - groups).sum(axis=2)
+    ours = np.square(np.asarray(read["weight"], np.float64).reshape(groups.shape) - groups).sum(axis=2)
+    assert (ours <= 1.001 * plain).all() and (ours < 0.99 * plain).any()
+
+
+def test_int4_leaves_embeddings_and_heads_int8():
+    tree = _tree() | {"head": {"weight": jnp.ones((4, 64))}}
+    stored = int8.quantise(tree, "int4")
+    assert set(stored["head"]["weight"]) == set(stored["embedding"]["embedding"]) == {"int8", "scale"}
+    assert set(stored["layer"]["weight"]) == {"int4", "scale"}
+    assert int8.dtype_of(stored, "float32") == "int4" and int8.count(stored) == int8.count(tree)
+    widened = int8.as_dtype(
+        (jax.tree_util.DictKey("layer"), jax.tree_util.DictKey("weight")), stored["layer"]["weight"], "int8"
+    )
+    np.testing.assert_array_equal(widened["int8"], stored["layer"]["weight"]["int4"].astype(jnp.int8))

@@ -91,6 +91,7 @@ def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
         "float32": params,
         "bfloat16": jax.tree.map(lambda x: x.astype(jnp.float32), orbax.cast(params, jnp.bfloat16)),
         "int8": int8.dequantise(int8.quantise(params)),
+        "int4": int8.dequantise(int8.quantise(params, "int4")),
     }[dtype]
     assert jax.tree.structure(got) == jax.tree.structure(params)
     assert equal(got, expected)
@@ -140,7 +141,9 @@ def test_restored_as_int8(stored, tokenizer, tmp_path):
     save(tmp_path / "once", params_of("t5"), T5, tokenizer, dtype=stored, **options)
     once, _, _ = restore(tmp_path / "once", dtype="int8")
     wide = restore(tmp_path / "once")[0]
-    assert jax.tree.structure(once) == jax.tree.structure(int8.quantise(wide)) and equal(once, int8.quantise(wide))
+    assert jax.tree.structure(once) == jax.tree.structure(int8.quantise(wide))
+    # Entries of four bits are not rounded anew, but kept as they are.
+    assert equal(int8.dequantise(once), wide) if stored == "int4" else equal(once, int8.quantise(wide))
     manifest = save(tmp_path / "twice", once, T5, tokenizer, dtype="int8", **options)
     assert equal(restore(tmp_path / "twice", dtype="int8")[0], once)
     assert manifest.parameters == int8.count(once) == sum(x.size for x in jax.tree.leaves(wide))
@@ -165,7 +168,7 @@ def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(orbax_arrays, "BATCH_BYTES", 600)
     monkeypatch.setattr(orbax_arrays, "_global", watched)
     save(tmp_path / "parts", params_of("t5"), T5, tokenizer, **options)
-    largest = 48 * 16 * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+    largest = 48 * 16 * {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 1}[dtype]
     assert most <= 2 * max(600, largest) < total / 2
     assert equal(restore(tmp_path / "parts")[0], expected)
     monkeypatch.undo()
@@ -227,7 +230,7 @@ def test_a_folder_without_a_manifest_is_named(copy):
         ("format = 1", "format = 2", "format is 2, this version of jaxspec reads format 1"),
         ("format = 1\n", "", "format is None"),
         ('family = "t5"', 'family = "rnn"', r"family is 'rnn', expected one of \['decoder', 'gpt', 'ngram', 't5'\]"),
-        ('dtype = "float32"\nparameters', 'dtype = "int4"\nparameters', "dtype is 'int4', expected one of"),
+        ('dtype = "float32"\nparameters', 'dtype = "int3"\nparameters', "dtype is 'int3', expected one of"),
         ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
         ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
         ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
@@ -307,7 +310,7 @@ def test_stored_type_mismatch(copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dtype": "int4"}, "dtype is 'int4', expected one of"),
+        ({"dtype": "int3"}, "dtype is 'int3', expected one of"),
         ({"family": "rnn"}, "family is 'rnn', expected one of"),
         ({"family": "gpt"}, "config is a T5Config, family 'gpt' expects a GPTConfig"),
         ({"description": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),

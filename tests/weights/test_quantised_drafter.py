@@ -1,4 +1,4 @@
-"""An int8 copy of the target as its drafter."""
+"""An int8 or int4 copy of the target as its drafter."""
 
 import dataclasses
 
@@ -21,11 +21,11 @@ def wide(name, dtype="float32"):
     return target._replace(lm=net_of(config).language_model(config), config=config)
 
 
-@pytest.mark.parametrize("name", ["decoder", "t5"])
-def test_text_is_the_unrounded_targets(name):
+@pytest.mark.parametrize(("name", "bits"), [("decoder", 8), ("t5", 8), ("decoder", 4)])
+def test_text_is_the_unrounded_targets(name, bits):
     """In greedy text most draft tokens are accepted, and those that the rounding changes are put right."""
     target = wide(name)
-    drafter = drafters.quantised(target)
+    drafter = drafters.quantised(target, bits=bits)
     prompt = jaxspec.Prompt(jnp.array([[1, 2, 1, 0], [2, 1, 0, 0]]), jnp.array([4, 2]))
     options = dict(max_new_tokens=12, temperature=np.array([0, 1], np.float32), key=jax.random.key(0), eos_ids=())
     plain = jaxspec.generate(target, prompt, **options)
@@ -43,7 +43,7 @@ def test_encoder_is_the_targets_and_nothing_else_is_float():
     assert all(a is b for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(encoder), strict=True))
     expected = {name: x for name, x in int8.quantise(target.params).items() if name not in encoder}
     rest = {name: copy.params[name] for name in expected}
-    assert len(rest) + len(encoder) == len(copy.params) and int8.has_int8(rest)
+    assert len(rest) + len(encoder) == len(copy.params) and int8.has_quantised(rest)
     jax.tree.map(np.testing.assert_array_equal, rest, expected)
     assert copy.lm.shared_encoder
 
@@ -52,7 +52,8 @@ def test_compute_mesh_and_a_name_on_the_command_line():
     target = wide("decoder")
     assert drafters.quantised(target, compute="bfloat16").models[0].config.dtype == "bfloat16"
     copy = drafter_names.drafter("quantised", names.model, target)
-    assert copy.config == target.config and int8.has_int8(copy.params)
+    assert copy.config == target.config and int8.has_quantised(copy.params)
+    assert int8.dtype_of(drafter_names.drafter("quantised=4", names.model, target).params, "float32") == "int4"
     trimmed = drafter_names.drafter("trim=2:quantised", names.model, target)
     assert trimmed.params.to_target.tolist() == [0, 1]
     mesh = sharding.mesh("data=1,model=1")
@@ -71,7 +72,9 @@ def test_what_has_no_wider_matrices_is_refused():
         drafters.quantised(drafters.quantised(target).models[0])
     with pytest.raises(ValueError, match="no matrices to quantise: expected a network"):
         drafters.quantised(jaxspec.testing.table_model(jax.random.key(0), V))
-    with pytest.raises(ValueError, match="'quantised', an int8 copy of the target: expected a target"):
+    with pytest.raises(ValueError, match="'quantised', a quantised copy of the target: expected a target"):
         drafter_names.drafter("quantised", names.model)
+    with pytest.raises(ValueError, match="bits is 3: expected 8 or 4"):
+        drafters.quantised(target, bits=3)
     with pytest.raises(ValueError, match="compute is 'int8'"):
         drafters.quantised(target, compute="int8")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import compressed_tensors
+from jaxspec.weights import quantised_files
 from jaxspec.weights.hf_families import decoders, gemma, gpt, lamda, llama, mistral, qwen, t5
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
 
@@ -38,7 +38,7 @@ def of(table: dict) -> Family:
     'Qwen 3'
     """
     check(table)
-    compressed_tensors.check(table)
+    quantised_files.check(table)
     for family in FAMILIES:
         if table.get("model_type") in family.model_types:
             return family
