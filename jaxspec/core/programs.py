@@ -17,7 +17,7 @@ KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps b
 COMPILER_OPTIONS = {
     # What one operation may take of a TPU's own memory. A product of few rows then reads its matrix in fewer and larger
     # blocks, each of which costs some 2,000 cycles to begin. libtpu's own limit is 16 MB, on v6e 32.
-    "tpu": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
+    "tpu": {"xla_tpu_scoped_vmem_limit_kib": "40960"},
 }
 """Options that `jaxspec.generate` gives to the compiler, by platform; there are none for others.
 
