@@ -5,8 +5,8 @@ run, made from shapes alone: no weights are loaded, and nothing runs. What it sa
 code) and of collectives is exact; a time is the compiler's own estimate, which it writes on every fused operation.
 
 `program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
-estimated. On v5e and v6e the compiler's estimate leaves out the time of the memory: the time of a part is
-therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
+estimated. Nor is the time in which matrices are prefetched into the chip's own memory, as whole ones are on v5e and
+v6e: that of a part is therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
 """
 
 from __future__ import annotations
