@@ -17,7 +17,8 @@ from jaxspec.analysis import roofline
 SCRIPT = Path(__file__).parent / "scripts" / "tpu_programs.py"
 LEAST_MATRIX = 2_000_000  # bytes: of the large pairs' matrices the least is the key projection of Llama 1B, 2.1 MB
 MOST_VERIFY = 1.15  # cycles of the pass over 6 tokens over those of the one over one; one product recomputed: 1.37
-MOST_OVER_FLOOR = 2.05  # of the same pass, in passes over the weights at the memory's speed; recomputed: 2.3
+# Of the same pass, in passes over the weights at the memory's speed. Llama with libtpu's own limit: 1.88.
+MOST_OVER_FLOOR = {"T5, chain": 1.95, "Llama, chain": 1.72}
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,7 +72,7 @@ def test_no_product_is_computed_again_in_the_verify_pass(programs, pair: str):
     assert several["bytes_read"] <= 1.05 * one["bytes_read"]
     machine = roofline.machine("tpu-v5p")
     floor = programs[pair]["read by a pass"] / machine.bandwidth * machine.clock
-    assert several["cycles"] <= MOST_OVER_FLOOR * floor
+    assert several["cycles"] <= MOST_OVER_FLOOR[pair] * floor
 
 
 def test_a_large_product_is_read_in_few_blocks():
