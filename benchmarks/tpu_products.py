@@ -36,7 +36,7 @@ MATRICES = {
     "Llama 1B, gate": (8192, 2048),
 }
 OPTION = "xla_tpu_scoped_vmem_limit_kib"
-LIMITS = (8192, 16384, 32768, int(COMPILER_OPTIONS["tpu"][OPTION]), 49152)
+LIMITS = (8192, 16384, 32768, int(COMPILER_OPTIONS["TPU v5p"][OPTION]), 49152)
 LAYOUTS = {"[out, in]": (0, 1), "[in, out]": (1, 0)}
 
 

@@ -91,14 +91,14 @@ def test_programs_go_with_the_functions_that_they_are_of():
     assert "func" in apply.lower(alive[-1](), jnp.array(1.0)).as_text()
 
 
-def test_a_platform_s_options_are_given_to_the_compiler_of_the_outermost_program(monkeypatch):
+def test_a_device_s_options_are_given_to_the_compiler_of_the_outermost_program(monkeypatch):
     @programs.jit(static_argnames=("function",))
     def apply(function, x):
         return function(x)
 
     one = jnp.array(1.0)
-    assert float(apply(jnp.negative, one)) == -1.0  # this platform has none
-    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {jax.default_backend(): {"no_such_option": "1"}})
+    assert float(apply(jnp.negative, one)) == -1.0  # this device has none
+    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {jax.devices()[0].device_kind: {"no_such_option": "1"}})
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         apply(jnp.abs, one)
     assert float(jax.jit(lambda x: apply(jnp.abs, x))(one)) == 1.0

@@ -331,7 +331,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     started = time.monotonic()
     try:
         with _without_cache():
-            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].platform))
+            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].device_kind))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -487,7 +487,7 @@ def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]
     arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
     shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
     return versions | {
-        "options": COMPILER_OPTIONS.get(device.platform),
+        "options": COMPILER_OPTIONS.get(device.device_kind),
         "device": device.device_kind,
         "mesh": None if mesh is None else dict(mesh.shape),
         "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),

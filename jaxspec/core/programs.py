@@ -14,12 +14,12 @@ from jax.core import Tracer
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
-COMPILER_OPTIONS = {
-    # What one operation may take of a TPU's own memory. A product of few rows then reads its matrix in fewer and larger
-    # blocks, each of which costs some 2,000 cycles to begin. libtpu's own limit is 16 MB, on v6e 32.
-    "tpu": {"xla_tpu_scoped_vmem_limit_kib": "40960"},
-}
-"""Options that `jaxspec.generate` gives to the compiler, by platform; there are none for others.
+# What one operation may take of the chip's own memory: 40 MB instead of libtpu's 16. A product of few rows then reads
+# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. Not on v5e and v6e, whose memory
+# of their own has room for the next matrix as a whole, nor on v4, whose compiler makes no use of it.
+_LARGE_BLOCKS = {"xla_tpu_scoped_vmem_limit_kib": "40960"}
+COMPILER_OPTIONS = {"TPU v5": _LARGE_BLOCKS, "TPU v5p": _LARGE_BLOCKS}
+"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a v5p has had both names).
 
 A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
@@ -39,9 +39,9 @@ class Jitted(Generic[Result]):
         self._alive = alive = weakref.WeakSet[Any]()
 
         @functools.lru_cache(kept)
-        def program(platform: str, *static: Any) -> Any:
+        def program(kind: str, *static: Any) -> Any:
             bound = functools.partial(function, **dict(zip(static_argnames, static, strict=True)))
-            jitted = jax.jit(bound, compiler_options=COMPILER_OPTIONS.get(platform), **options)
+            jitted = jax.jit(bound, compiler_options=COMPILER_OPTIONS.get(kind), **options)
             alive.add(jitted)
             return jitted
 
@@ -55,7 +55,7 @@ class Jitted(Generic[Result]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Result:
         static, traced = self._split(args, kwargs)
-        return self._program(_platform(traced), *static)(**traced)
+        return self._program(_kind(traced), *static)(**traced)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is compiled."""
@@ -67,16 +67,16 @@ class Jitted(Generic[Result]):
         return sum(program._cache_size() for program in self._alive)
 
 
-def _platform(arguments: Any) -> str:
-    """Names the platform that arguments lie on, as far as it has options; "" inside of another program, too."""
-    default = jax.default_backend()
+def _kind(arguments: Any) -> str:
+    """Names the kind of device that arguments lie on, if it has options; "" inside of another program, too."""
+    default = jax.local_devices()[0].device_kind
     if default not in COMPILER_OPTIONS:
         return ""
     arrays = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.Array)]
     if any(isinstance(array, Tracer) for array in (jnp.zeros(()), *arrays)):
         return ""  # the outermost program alone takes options
-    platforms = {device.platform for array in arrays for device in array.devices()} or {default}
-    return platforms.pop() if len(platforms) == 1 else ""
+    kinds = {device.device_kind for array in arrays for device in array.devices()} or {default}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def jit(

@@ -64,7 +64,7 @@ def compiled(prepared: Prepared, topology: str) -> jax.stages.Compiled:
     arguments = prepared.weights, prepared.prompt, prepared.request
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
     lowered = loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
-    return lowered.compile(compiler_options=programs.COMPILER_OPTIONS["tpu"])
+    return lowered.compile(compiler_options=programs.COMPILER_OPTIONS.get(next(iter(place.device_set)).device_kind))
 
 
 def main() -> None:
