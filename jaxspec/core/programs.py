@@ -15,8 +15,8 @@ from jax.core import Tracer
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
 # What one operation may take of the chip's own memory: 40 MB instead of libtpu's 16. A product of few rows then reads
-# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. Not on v5e and v6e, whose memory
-# of their own has room for the next matrix as a whole, nor on v4, whose compiler makes no use of it.
+# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. Not on v5e and v6e, whose own
+# memory has room for the next matrix as a whole, nor on v4, whose compiler makes no use of it.
 _LARGE_BLOCKS = {"xla_tpu_scoped_vmem_limit_kib": "40960"}
 COMPILER_OPTIONS = {"TPU v5": _LARGE_BLOCKS, "TPU v5p": _LARGE_BLOCKS}
 """Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a v5p has had both names).
