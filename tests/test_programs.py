@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import jaxspec
 from jaxspec import drafters, rules, sampling
@@ -88,6 +89,21 @@ def test_programs_go_with_the_functions_that_they_are_of():
     gc.collect()
     assert [sign() is not None for sign in alive] == [False, False, False, True, True]
     assert "func" in apply.lower(alive[-1](), jnp.array(1.0)).as_text()
+
+
+def test_a_device_s_options_are_given_to_the_compiler_of_the_outermost_program(monkeypatch):
+    @programs.jit(static_argnames=("function",))
+    def apply(function, x):
+        return function(x)
+
+    one = jnp.array(1.0)
+    assert float(apply(jnp.negative, one)) == -1.0  # this device has none
+    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {jax.devices()[0].device_kind: {"no_such_option": "1"}})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        apply(jnp.abs, one)
+    assert float(jax.jit(lambda x: apply(jnp.abs, x))(one)) == 1.0
+    assert jax.vmap(lambda x: apply(jnp.abs, x))(one[None]).tolist() == [1.0]
+    assert float(apply.lower(jnp.abs, one).compile()(x=one)) == 1.0
 
 
 def test_a_generation_is_compiled_once_for_its_functions():

@@ -5,8 +5,8 @@ run, made from shapes alone: no weights are loaded, and nothing runs. What it sa
 code) and of collectives is exact; a time is the compiler's own estimate, which it writes on every fused operation.
 
 `program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
-estimated. On v5e and v6e the compiler's estimate leaves out the time of the memory: the time of a part is
-therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
+estimated. Nor is the time in which matrices are prefetched into the chip's own memory, as whole ones are on v5e and
+v6e: that of a part is therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from jaxspec import sharding
 from jaxspec.analysis import formulas, roofline, table
 from jaxspec.analysis.program_text import Part, read
 from jaxspec.core import Model, Params, Weights, token_rows
+from jaxspec.core.programs import COMPILER_OPTIONS
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.lookups.ngram_model import NGramConfig
@@ -72,7 +73,7 @@ class Compiled(NamedTuple):
     Attributes:
         program: what it takes.
         executable: as `jax.jit(...).lower(...).compile()` returns it.
-        fingerprint: what it is good for: versions, devices, shapes, and the program itself.
+        fingerprint: what it is good for: versions, options, devices, shapes, and the program itself.
     """
 
     program: Program
@@ -330,7 +331,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     started = time.monotonic()
     try:
         with _without_cache():
-            executable = lowered.compile()
+            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].device_kind))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -457,7 +458,8 @@ def load(
 
     Raises:
         FileNotFoundError: no such program.
-        ValueError: it was compiled by another version, for other devices or shapes, or for another generation.
+        ValueError: it was compiled by another version, with other options, for other devices or shapes, or for another
+            generation.
     """
     from jax.experimental import serialize_executable
 
@@ -486,6 +488,7 @@ def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]
     arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
     shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
     return versions | {
+        "options": COMPILER_OPTIONS.get(device.device_kind),
         "device": device.device_kind,
         "mesh": None if mesh is None else dict(mesh.shape),
         "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),

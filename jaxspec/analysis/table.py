@@ -393,7 +393,7 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
             f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: {expected.speed_up:.2f} times."
         ]
     if estimated.topology.startswith(("v5e", "v6e")):
-        said += ["Cycles of this chip leave out the memory: ms are the larger of cycles / clock and reads / bandwidth."]
+        said += ["Cycles leave out the memory where matrices are prefetched: ms are the larger of cycles and reads."]
     if estimated.plain.collectives:
         said += ["Cycles leave out what chips wait for each other."]
     for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):

@@ -9,8 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
+
+# What one operation may take of the chip's own memory: 40 MB instead of libtpu's 16. A product of few rows then reads
+# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. Not on v5e and v6e, whose own
+# memory has room for the next matrix as a whole, nor on v4, whose compiler makes no use of it.
+_LARGE_BLOCKS = {"xla_tpu_scoped_vmem_limit_kib": "40960"}
+COMPILER_OPTIONS = {"TPU v5": _LARGE_BLOCKS, "TPU v5p": _LARGE_BLOCKS}
+"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a v5p has had both names).
+
+A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
 Result = TypeVar("Result")
 
@@ -28,32 +39,44 @@ class Jitted(Generic[Result]):
         self._alive = alive = weakref.WeakSet[Any]()
 
         @functools.lru_cache(kept)
-        def program(*static: Any) -> Any:
+        def program(kind: str, *static: Any) -> Any:
             bound = functools.partial(function, **dict(zip(static_argnames, static, strict=True)))
-            jitted = jax.jit(bound, **options)
+            jitted = jax.jit(bound, compiler_options=COMPILER_OPTIONS.get(kind), **options)
             alive.add(jitted)
             return jitted
 
         self._program = program
 
-    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The program for some arguments, and those of them that are traced."""
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The static arguments, and the traced ones."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return self._program(*(bound.arguments.pop(name) for name in self._static)), bound.arguments
+        return [bound.arguments.pop(name) for name in self._static], bound.arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Result:
-        program, traced = self._of(args, kwargs)
-        return program(**traced)
+        static, traced = self._split(args, kwargs)
+        return self._program(_kind(traced), *static)(**traced)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Lowers the program, as `jax.jit(...).lower` does."""
-        program, traced = self._of(args, kwargs)
-        return program.lower(**traced)
+        """Lowers the program, as `jax.jit(...).lower` does; compiler options are given where it is compiled."""
+        static, traced = self._split(args, kwargs)
+        return self._program("", *static).lower(**traced)
 
     def num_programs(self) -> int:
         """Counts the programs that are kept, compiled."""
         return sum(program._cache_size() for program in self._alive)
+
+
+def _kind(arguments: Any) -> str:
+    """Names the kind of device that arguments lie on, if it has options; "" inside of another program, too."""
+    default = jax.local_devices()[0].device_kind
+    if default not in COMPILER_OPTIONS:
+        return ""
+    arrays = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.Array)]
+    if any(isinstance(array, Tracer) for array in (jnp.zeros(()), *arrays)):
+        return ""  # the outermost program alone takes options
+    kinds = {device.device_kind for array in arrays for device in array.devices()} or {default}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def jit(

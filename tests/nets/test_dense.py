@@ -109,7 +109,23 @@ def test_one_row_is_one_of_eight_on_a_tpu_only():
         ((4096, 14336), 6, "cuda", False),
     ],
 )
-def test_large_products_of_a_few_rows_are_behind_a_barrier_on_a_tpu_only(shape, rows, platform, barrier):
+def test_large_products_of_a_few_rows_are_between_barriers_on_a_tpu_only(shape, rows, platform, barrier):
     arguments = jax.ShapeDtypeStruct((1, rows, shape[1]), "bfloat16"), jax.ShapeDtypeStruct(shape, "bfloat16")
     text = jax.jit(dense.product).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
-    assert ("optimization_barrier" in text) == barrier
+    assert text.count("stablehlo.optimization_barrier") == 2 * barrier
+
+
+@pytest.mark.parametrize("rows", [1, 6, 128])
+def test_a_cpu_s_program_is_without_what_a_tpu_is_given(monkeypatch, rows):
+    arguments = jax.ShapeDtypeStruct((1, rows, 4096), "float32"), jax.ShapeDtypeStruct((14336, 4096), "float32")
+
+    def texts():
+        return [
+            jax.jit(lambda *x: dense.product(*x)).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+            for platform in ("cpu", "tpu")
+        ]
+
+    before = texts()
+    monkeypatch.setattr(dense, "_on_tpu", lambda x, weight: -dense._plainly(x, weight))
+    after = texts()
+    assert before[0] == after[0] and (before[1] == after[1]) == (rows == 128)

@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.core import Model, Prompt
+from jaxspec.core import Model, Prompt, programs
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.nets import decoder
@@ -63,7 +63,8 @@ def compiled(prepared: Prepared, topology: str) -> jax.stages.Compiled:
     place = SingleDeviceSharding(topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0])
     arguments = prepared.weights, prepared.prompt, prepared.request
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
-    return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens).compile()
+    lowered = loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
+    return lowered.compile(compiler_options=programs.COMPILER_OPTIONS.get(next(iter(place.device_set)).device_kind))
 
 
 def main() -> None:
