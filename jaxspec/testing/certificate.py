@@ -14,7 +14,7 @@ which a path depends on two draws with one key (`independence`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,19 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import rules
-from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Policy, Prompt, Rule, Sampler, State, token_rows
+from jaxspec.core import (
+    BoundDrafter,
+    BoundPolicy,
+    Draft,
+    Drafter,
+    Model,
+    Policy,
+    Prompt,
+    Rule,
+    Sampler,
+    State,
+    token_rows,
+)
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.testing.independence import Draws, Used, merged, nothing_used
@@ -86,14 +98,20 @@ def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
     """Returns the policy, asked for each row as if the row were alone: the rows of a batch are paths here."""
     functions, params = policy[:2] if isinstance(policy, BoundPolicy) else (policy, None)
 
-    def max_draft(params: Any, state: Any, gamma: int, live: Bool[Array, " N"]) -> Int[Array, " N"]:
+    def alone(function: Callable, *rows: Any) -> Int[Array, " N"]:
         def of_one(row: Any) -> Int[Array, ""]:
-            params, state, live = jax.tree.map(lambda leaf: leaf[None], row)  # a batch of one
-            return functions.max_draft(params, state, gamma, live)[0]
+            return function(*jax.tree.map(lambda leaf: leaf[None], row))[0]  # a batch of one
 
-        return jax.vmap(of_one)((params, state, live))
+        return jax.vmap(of_one)(rows)
 
-    return BoundPolicy(functions._replace(max_draft=max_draft), params)
+    def max_draft(params: Any, state: Any, gamma: int, live: Bool[Array, " N"]) -> Int[Array, " N"]:
+        return alone(lambda params, state, live: functions.max_draft(params, state, gamma, live), params, state, live)
+
+    def shorten(params: Any, state: Any, draft: Draft, live: Bool[Array, " N"]) -> Int[Array, " N"]:
+        return alone(functions.shorten, params, state, draft, live)
+
+    row_by_row = functions._replace(max_draft=max_draft, shorten=functions.shorten and shorten)
+    return BoundPolicy(row_by_row, params)
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:

@@ -56,6 +56,15 @@ def test_the_distribution_of_the_text_with_another_rule(name):
 
 
 @pytest.mark.slow
+def test_rows_that_agree_on_what_of_a_look_up_is_verified_keep_their_distribution():
+    """How much of a draft is verified depends on what was found, which is no draw."""
+    policy = POLICIES["adaptive, together"]
+    prompt = Prompt(jnp.array([[0, 1, 0, 1, 0]]), jnp.array([5]))
+    lookup = drafters.prompt_lookup()
+    assert certify(THREE, drafter=lookup, gamma=3, policy=policy, prompt=prompt, steps=3) < 1e-5
+
+
+@pytest.mark.slow
 def test_a_policy_that_drops_tokens_for_their_own_value_is_caught():
     """The mistake of the list of traps: the certificate sees it."""
     honest = drafters.model(OTHER)
