@@ -21,7 +21,9 @@ if importlib.util.find_spec("jaxspec") is None:
 import jax
 
 import jaxspec
+from jaxspec.core import programs
 
+programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
 print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")

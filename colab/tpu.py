@@ -24,7 +24,9 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 import jax
 
 import jaxspec
+from jaxspec.core import programs
 
+programs.keep()  # on disk: what is compiled here, the next kernel need not compile
 SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
 device = jax.devices()[0]
 print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
@@ -39,15 +41,12 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 
 # %%
 import math
-import pathlib
 import time
 
 import numpy as np
 
-# Compiled programs are kept here, and found again by the next process. This has to be set before anything is compiled.
-# On Colab the folder goes with the runtime: one on Google Drive stays.
-if not jax.config.jax_compilation_cache_dir:
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path.home() / ".cache" / "jaxspec" / "programs"))
+# The first cell keeps compiled programs on disk, for the next process: here small ones, too. On Colab the folder goes
+# with the runtime; one on Google Drive stays, if JAX_COMPILATION_CACHE_DIR names it before the first cell.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 # As in quickstart: texts in float32 are compared token by token below. Models in bfloat16 compute in bfloat16 all the
@@ -300,7 +299,7 @@ assert target.config.dtype == draft.config.dtype == DTYPE
 # The first call of a kind compiles, which takes seconds for a small model and minutes for a large one. The same program
 # then serves every prompt and limit of its buckets (lengths are rounded up), every temperature and every key. So warm
 # up once with a prompt of each length that is expected, and at each batch size. A program that is on disk
-# (`jax_compilation_cache_dir`, the second cell) need not be compiled at all: dropping what this process has, as a new
+# (`jax_compilation_cache_dir`, the first cell) need not be compiled at all: dropping what this process has, as a new
 # process would begin, shows it.
 
 # %%
@@ -339,6 +338,39 @@ _, _, read = timed("as in a new process", prompts)
 
 assert compiled == others == 0
 assert read > 0
+
+# %% [markdown]
+# ## Programs that were compiled elsewhere
+#
+# A TPU's time need not go into compiling. Its compiler runs on any Linux machine, without a TPU and without weights:
+#
+# ```console
+# $ pip install --no-deps libtpu
+# $ jaxspec compile --target flan-t5-large --draft flan-t5-small --gamma 4 --batch 8 --prompt 32 --max-new-tokens 32 \
+#     --topology v5e:2x4 --mesh model=8 --save programs
+# ```
+#
+# keeps the program in a folder, and `aot.load` runs it where the chips are. A program of other versions, chips, shapes or
+# options is refused. Here this machine compiles for its own devices.
+
+# %%
+import tempfile
+
+from jaxspec.analysis import aot
+
+prepared = jaxspec.prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
+with tempfile.TemporaryDirectory() as folder:
+    compiled = aot.compile_generation(prepared, jax.devices(), mesh)
+    aot.save({"speculative": compiled}, folder)
+    start = time.perf_counter()
+    run = aot.load(folder, prepared)
+    print(f"compiled in {compiled.program.compile_seconds:.1f} s, loaded in {time.perf_counter() - start:.1f} s")
+    stored = run(prepared)
+
+generated = jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **settings)
+assert np.array_equal(stored.length, generated.lengths)
+for row, again, n in zip(stored.tokens, generated.tokens, generated.lengths, strict=True):
+    assert np.array_equal(row[:n], again[:n])
 
 # %% [markdown]
 # ## Measuring

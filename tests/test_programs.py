@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import pkgutil
+import types
 import weakref
 from pathlib import Path
 
@@ -113,3 +114,20 @@ def test_a_generation_is_compiled_once_for_its_functions():
     count = program.num_programs()
     jaxspec.generate(model, [[3]], max_new_tokens=4, repetition_penalty=2.0)
     assert program.num_programs() == count and texts[0].shape == texts[1].shape
+
+
+def test_programs_are_stored_in_the_users_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert programs.folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
+    assert programs.folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "env", "ours"),
+    [(None, {}, True), (None, {"JAX_COMPILATION_CACHE_DIR": "/there"}, False), ("/there", {}, False)],
+)
+def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours):
+    updates = {}
+    config = types.SimpleNamespace(jax_compilation_cache_dir=chosen, update=updates.__setitem__)
+    programs.keep({"XDG_CACHE_HOME": "/x", **env}, config)
+    assert updates.get("jax_compilation_cache_dir") == ("/x/jaxspec/programs" if ours else None)

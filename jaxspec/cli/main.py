@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -146,26 +145,10 @@ def prepare(environment: Mapping[str, str]) -> None:
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import jax
     from absl import logging as absl
+
+    from jaxspec.core import programs
 
     absl.set_verbosity(absl.FATAL)  # of checkpoints that are written and read: what fails is raised, too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
-    keep_programs(jax.config, environment)
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Returns where compiled programs are stored, unless JAX_COMPILATION_CACHE_DIR names a place.
-
-    >>> cache_folder({"XDG_CACHE_HOME": "/tmp/cache"}).as_posix()
-    '/tmp/cache/jaxspec/programs'
-    """
-    home = environment.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "jaxspec" / "programs"
-
-
-def keep_programs(config: Any, environment: Mapping[str, str]) -> None:
-    """Turns on the persistent compilation cache, unless its place has been chosen already."""
-    if "JAX_COMPILATION_CACHE_DIR" not in environment and not config.jax_compilation_cache_dir:
-        config.update("jax_compilation_cache_dir", str(cache_folder(environment)))
-        config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    programs.keep(environment)

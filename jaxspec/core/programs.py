@@ -1,11 +1,16 @@
-"""Compiled programs of functions that are given functions: those of the last decoders and models, not of all ever."""
+"""Compiled programs: which a process holds on to, and where they are stored for the next one.
+
+Of functions that are given functions, those of the last decoders and models are held, not of all ever.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -99,3 +104,32 @@ def jit(
     2
     """
     return lambda function: Jitted(function, static_argnames, kept, options)
+
+
+def folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns where `keep` stores compiled programs: in the user's folder of caches.
+
+    >>> folder({"XDG_CACHE_HOME": "/tmp/cache"}).as_posix()
+    '/tmp/cache/jaxspec/programs'
+    """
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "jaxspec" / "programs"
+
+
+def keep(environment: Mapping[str, str] = os.environ, config: Any = jax.config) -> None:
+    """Stores programs that take more than a tenth of a second to compile, so that the next process need not.
+
+    It turns on jax's persistent compilation cache, in `folder`. The command line and the notebooks call it. A place
+    that has been chosen is kept (`JAX_COMPILATION_CACHE_DIR`, or jax's option of that name), and
+    `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+
+    Args:
+        environment: variables.
+        config: jax's configuration.
+
+    Example:
+        >>> keep({"JAX_COMPILATION_CACHE_DIR": "/there"})  # chosen already: nothing changes
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in environment and not config.jax_compilation_cache_dir:
+        config.update("jax_compilation_cache_dir", str(folder(environment)))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

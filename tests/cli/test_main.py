@@ -1,8 +1,7 @@
-"""The parts that all commands share: version, help, errors, the compilation cache."""
+"""The parts that all commands share: version, help, errors."""
 
 import subprocess
 import sys
-import types
 
 import pytest
 import typer
@@ -126,20 +125,3 @@ def test_an_error_of_ours_is_not_hidden():
 def test_ctrl_c_is_quiet():
     result = runner.invoke(failing(KeyboardInterrupt()), ["fail"])
     assert (result.exit_code, result.output) == (130, "")
-
-
-def test_programs_are_cached_in_the_users_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert main.cache_folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
-    assert main.cache_folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
-
-
-@pytest.mark.parametrize(
-    ("chosen", "env", "ours"),
-    [(None, {}, True), (None, {"JAX_COMPILATION_CACHE_DIR": "/there"}, False), ("/there", {}, False)],
-)
-def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours):
-    updates = {}
-    config = types.SimpleNamespace(jax_compilation_cache_dir=chosen, update=updates.__setitem__)
-    main.keep_programs(config, {"XDG_CACHE_HOME": "/x", **env})
-    assert updates.get("jax_compilation_cache_dir") == ("/x/jaxspec/programs" if ours else None)
