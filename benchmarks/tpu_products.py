@@ -1,6 +1,6 @@
 """Asks a TPU's compiler for estimates of products of few rows with a large matrix, in some forms and with some options.
 
-    JAX_PLATFORMS=cpu python -m benchmarks.tpu_products [v5p:2x2x1]    # a minute; libtpu on PYTHONPATH, no TPU
+    python -m benchmarks.tpu_products [v5p:2x2x1]    # a minute; libtpu on PYTHONPATH, no TPU
 
 Each line is one product that is compiled alone: matrix [out, in], rows, what one operation may take of the chip's own
 memory (the compiler's option xla_tpu_scoped_vmem_limit_kib), the layout of the matrix, estimated cycles, how often that
@@ -78,6 +78,7 @@ def cases() -> Iterator[tuple[str, int, int, str]]:
 
 def main() -> None:
     """Prints a line of each product."""
+    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU, as libtpu is there
     topology = (sys.argv[1:] or ["v5p:2x2x1"])[0]
     print(f"{topology}, bfloat16: estimates of the compiler, no measurement")
     for matrix, rows, limit, layout in cases():
