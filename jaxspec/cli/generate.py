@@ -35,8 +35,8 @@ class Settings(NamedTuple):
     target: Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")] = TARGET
     draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
     gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
-    policy: Annotated[str, text("NAME", "How many to draft: adaptive, confidence=0.4, heuristic, entropy.")] = ""
-    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, lenient=0.3, ...")] = ""
+    policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, ...")] = ""
+    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
     max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 96
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
@@ -45,9 +45,9 @@ class Settings(NamedTuple):
     log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
     top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
     seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4; or int8/bfloat16: its arithmetic.")] = "float32"
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4; int8/bfloat16.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
-    mesh: Annotated[str | None, text("MESH", "Devices to split models and batches over: data=2,model=4.")] = None
+    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
 
 
 class Search(NamedTuple):
@@ -70,7 +70,7 @@ def generate(
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
-    stats: Annotated[bool, flag("Show apart what reading and what decoding take.", "--stats")] = False,
+    stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
     as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False,
     *,

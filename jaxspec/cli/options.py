@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
-PREFIX = "What all prompts follow, read once; with --chat the system's message."
+PREFIX = "What all prompts begin with, read once."
 
 
 def number(help: str, *names: str, least: int = 1, most: int | None = None) -> Any:
