@@ -331,7 +331,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     started = time.monotonic()
     try:
         with _without_cache():
-            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].device_kind))
+            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].device_kind, ANEW))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -345,6 +345,11 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         memory.generated_code_size_in_bytes,
     )
     return Compiled(Program(seconds, *sizes, *read(text)), executable, _fingerprint(lowered, devices[0], place))
+
+
+# An option at its default. What was compiled with other options is not found again in this process, where a program may
+# be one that the persistent cache gave.
+ANEW = {"xla_embed_ir_in_executable": False}
 
 
 @contextlib.contextmanager
