@@ -30,6 +30,7 @@ from jaxspec.core import (
     Drafter,
     Model,
     Policy,
+    PolicyShorten,
     Prompt,
     Rule,
     Sampler,
@@ -107,10 +108,15 @@ def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
     def max_draft(params: Any, state: Any, gamma: int, live: Bool[Array, " N"]) -> Int[Array, " N"]:
         return alone(lambda params, state, live: functions.max_draft(params, state, gamma, live), params, state, live)
 
-    def shorten(params: Any, state: Any, draft: Draft, live: Bool[Array, " N"]) -> Int[Array, " N"]:
-        return alone(functions.shorten, params, state, draft, live)
+    row_by_row = functions._replace(max_draft=max_draft)
+    if (given := functions.shorten) is not None:
 
-    row_by_row = functions._replace(max_draft=max_draft, shorten=functions.shorten and shorten)
+        def shorten(
+            params: Any, state: Any, draft: Draft, live: Bool[Array, " N"], given: PolicyShorten = given
+        ) -> Int[Array, " N"]:
+            return alone(given, params, state, draft, live)
+
+        row_by_row = row_by_row._replace(shorten=shorten)
     return BoundPolicy(row_by_row, params)
 
 
