@@ -2,7 +2,7 @@
 
     python docs/img/learning_curve.py
 
-The numbers are those of the headers of models/debian-t5-deeper.toml and models/debian-t5-large.toml; a step has 2,048
+The numbers are what the runs of models/debian-t5-deeper.toml and models/debian-t5-large.toml printed; a step has 2,048
 tokens.
 """
 
