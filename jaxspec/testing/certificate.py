@@ -109,12 +109,12 @@ def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
         return alone(lambda params, state, live: functions.max_draft(params, state, gamma, live), params, state, live)
 
     row_by_row = functions._replace(max_draft=max_draft)
-    if (given := functions.shorten) is not None:
+    if (shorten_rows := functions.shorten) is not None:
 
         def shorten(
-            params: Any, state: Any, draft: Draft, live: Bool[Array, " N"], given: PolicyShorten = given
+            params: Any, state: Any, draft: Draft, live: Bool[Array, " N"], shorten_rows: PolicyShorten = shorten_rows
         ) -> Int[Array, " N"]:
-            return alone(given, params, state, draft, live)
+            return alone(shorten_rows, params, state, draft, live)
 
         row_by_row = row_by_row._replace(shorten=shorten)
     return BoundPolicy(row_by_row, params)
