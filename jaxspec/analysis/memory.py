@@ -56,8 +56,8 @@ def account(prepared: Prepared) -> Memory:
         [] if prepared.drafter is None else list(dict.fromkeys(drafter_lms(prepared.drafter)))
     )
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
-    caches, logits = _bytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
-    return Memory(program, stats and stats.temp_size_in_bytes, _bytes(prepared.weights), caches, logits)
+    caches, logits = int8.nbytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
+    return Memory(program, stats and stats.temp_size_in_bytes, int8.nbytes(prepared.weights), caches, logits)
 
 
 class PairMemory(NamedTuple):
@@ -140,7 +140,3 @@ def process_bytes() -> int | None:
 def device_bytes() -> int | None:
     """Asks for the peak memory of the device so far; None on a CPU, whose memory is the process's."""
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-
-
-def _bytes(tree: Any) -> int:
-    return int8.nbytes(tree)
