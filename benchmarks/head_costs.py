@@ -19,7 +19,7 @@ from jaxspec.analysis import cost
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
 from jaxspec.nets import decoder
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 
 def kinds(shape, gamma):
@@ -61,7 +61,7 @@ def main():
             costs.append(cost.policy_costs(prepare(plain, prompt, drafter=drafter, **how), repeats=options.repeats).c)
         return ", ".join(f"{c:.3f}" for c in costs)
 
-    print(f"target of {int8.count(plain.params):,} parameters, γ = {options.gamma}; c at temperatures 0 and 1\n")
+    print(f"target of {quantisation.count(plain.params):,} parameters, γ = {options.gamma}; c at T = 0 and 1\n")
     print(
         f"| drafter | its own parameters | c | c, {options.few:,} of {options.vocab:,} tokens |\n|---|---|---|---|",
         flush=True,
@@ -77,7 +77,7 @@ def main():
         else:
             small = dataclasses.replace(config, draft_vocab=options.few)
             trimmed = kind.drafter(DraftHead(kind.head(small), kind.init(small, jax.random.key(1))), target, None)
-        parameters, untrimmed = int8.count(network.params), kind.drafter(network, target, None)
+        parameters, untrimmed = quantisation.count(network.params), kind.drafter(network, target, None)
         print(f"| {name} | {parameters:,} | {costs(untrimmed)} | {costs(trimmed)} |", flush=True)
 
 

@@ -27,7 +27,7 @@ from jaxspec.draft_heads import KINDS, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, int8, tensors
+from jaxspec.weights import huggingface, quantisation, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "tests" / "pairs", ROOT / "docs" / "pairs.md"
@@ -245,7 +245,7 @@ def in_dtype(params: Any, dtype: str) -> Any:
     """Returns the shapes of parameters whose matrices are in a dtype."""
 
     def leaf(path, shape):
-        return jax.ShapeDtypeStruct(shape.shape, dtype if int8.is_matrix(path, shape) else shape.dtype)
+        return jax.ShapeDtypeStruct(shape.shape, dtype if quantisation.is_matrix(path, shape) else shape.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 
@@ -259,7 +259,7 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
     elif pair.format in FORMATS:
         config = describe(pair).config
         params, shape = abstract_params(config), shape_of(config)
-        drafts = {dtype: _bytes(params, int8.computation(dtype, "bfloat16")) for dtype in dtypes}
+        drafts = {dtype: _bytes(params, quantisation.computation(dtype, "bfloat16")) for dtype in dtypes}
     has_cache = hasattr(shape, "head_dim")  # Medusa's heads have none
     return [
         Sizes(
@@ -281,7 +281,7 @@ def _bytes(params: Any, dtype: str) -> int:
 
 
 def _cache_bytes(config: Any, dtype: str) -> float:
-    config = dataclasses.replace(config, dtype=int8.computation(dtype, "bfloat16"))
+    config = dataclasses.replace(config, dtype=quantisation.computation(dtype, "bfloat16"))
     row = min(ROW, getattr(config, "max_positions", None) or ROW)
     return roofline.load_of(config, row=row, prompt=PROMPT if isinstance(config, T5Config) else 0).cache_bytes
 

@@ -114,19 +114,19 @@ def widen(model: Model, ff_dim: int) -> Model:
 
 
 def unrounded(params: Params, key: Array) -> Params:
-    """Random float32 matrices w = s(q + u), u uniform in (-1/2, 1/2), that `int8.quantise` rounds to q and s again.
+    """Draws float32 matrices w = s(q + u), u uniform in (-1/2, 1/2): `quantise` rounds them to q and s again.
 
     What a checkpoint stores as int8 was rounded before, and the lost matrices lie about as far from what is stored as
     these: they tell how far rounding moves a model, not which way, since the lost ones were trained.
 
     The largest entries of a channel, which its scale s was made of, stay as they are.
 
-    >>> from jaxspec.weights import int8
-    >>> stored = int8.quantise({"weight": jax.random.normal(jax.random.key(0), (8, 16))})
+    >>> from jaxspec.weights import quantisation
+    >>> stored = quantisation.quantise({"weight": jax.random.normal(jax.random.key(0), (8, 16))})
     >>> drawn = unrounded(stored, jax.random.key(1))
-    >>> bool((drawn["weight"] == int8.dequantise(stored)["weight"]).all())
+    >>> bool((drawn["weight"] == quantisation.dequantise(stored)["weight"]).all())
     False
-    >>> jax.tree.map(lambda a, b: bool((a == b).all()), int8.quantise(drawn), stored)
+    >>> jax.tree.map(lambda a, b: bool((a == b).all()), quantisation.quantise(drawn), stored)
     {'weight': {'int8': True, 'scale': True}}
     """
     leaves, tree = jax.tree.flatten(params, is_leaf=quantised.is_quantised)

@@ -97,7 +97,7 @@ def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
     """Returns the sharding of every parameter.
 
     Args:
-        params: of a network of `jaxspec.nets`, or their shapes; quantised matrices as `weights.int8` has them, too.
+        params: of a network of `jaxspec.nets`, or their shapes; quantised matrices (`weights.quantisation`), too.
             A leaf whose path is not in `LAYERS` is kept whole.
         config: of the network: says how many heads share a projection.
         mesh: with axes among "data" and "model".

@@ -24,7 +24,7 @@ from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
-from jaxspec.weights import int8, loading, orbax, parameters, tokenizers
+from jaxspec.weights import loading, orbax, parameters, quantisation, tokenizers
 from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
@@ -95,11 +95,11 @@ def test_int8_is_the_rounding_of_the_float32_parameters(folder, name):
     """Matrices stay int8, in a float32 computation; what is not a matrix stays float32."""
     wide, narrow = load(folder / name), load(folder / name, dtype="int8")
     assert narrow.config == wide.config and narrow.config.dtype == "float32"
-    expected = int8.quantise(wide.params)
+    expected = quantisation.quantise(wide.params)
     assert jax.tree.structure(narrow.params) == jax.tree.structure(expected)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), narrow.params, expected))
     assert {x.dtype.name for x in jax.tree.leaves(narrow.params)} == {"int8", "float32"}
-    assert int8.count(narrow.params) == int8.count(wide.params)
+    assert quantisation.count(narrow.params) == quantisation.count(wide.params)
     prefill = functools.partial(narrow.lm.prefill, capacity=8)
     forward, _ = jax.eval_shape(prefill, narrow.params, PROMPT)
     assert forward.logits.shape == (1, 1, wide.config.vocab_size)
@@ -138,7 +138,7 @@ def test_what_is_stored_as_int8_is_the_same_function_in_memory():
         pytest.skip("the shipped pairs are not there")
     wide, narrow = load("debian-t5-small"), load("debian-t5-small", dtype="int8")
     assert orbax.read_manifest(loading.find("debian-t5-small")).dtype == "int8"
-    read = int8.dequantise(narrow.params)
+    read = quantisation.dequantise(narrow.params)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read, wide.params))
     half = load("debian-t5-small", dtype="bfloat16").params
     matrices, ours = ([x for x in jax.tree.leaves(params) if x.ndim == 2] for params in (half, narrow.params))

@@ -16,7 +16,7 @@ from jaxspec.testing import certify, table_model, word_tokenizer
 from jaxspec.vocab.cross_tokenizer import share_vocabulary
 from jaxspec.vocab.remap import map_vocabulary
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from tests.marks import marked
 
 EXACT = 1e-5
@@ -96,7 +96,7 @@ def network(name):
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape), jnp.float32), shapes)
-    return Model(net.language_model(config), int8.quantise(params) if name == "int8" else params, config=config)
+    return Model(net.language_model(config), quantisation.quantise(params) if name == "int8" else params, config=config)
 
 
 @pytest.mark.parametrize("name", marked(NETS, slow={*NETS} - {"gpt"}))

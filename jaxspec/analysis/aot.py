@@ -37,7 +37,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.nets import net_of
-from jaxspec.weights import huggingface, int8, loading
+from jaxspec.weights import huggingface, loading, quantisation
 
 SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "v5e": "2x2", "v6e": "2x2"}  # shapes of the smallest hosts
 ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
@@ -191,17 +191,17 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
         ValueError: no such shape, file or dtype.
 
     >>> model = shape_model("t5-v1_1-xxl")
-    >>> f"{int8.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
+    >>> f"{quantisation.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
     ('11,135,332,352', (10240, 4096))
     """
     dtype = loading.dtype_name(dtype)
     config = dataclasses.replace(
-        _config(shape) if isinstance(shape, str) else shape, dtype=int8.computation(dtype, "bfloat16")
+        _config(shape) if isinstance(shape, str) else shape, dtype=quantisation.computation(dtype, "bfloat16")
     )
 
     def params() -> Params:
         return jax.tree_util.tree_map_with_path(
-            lambda path, x: int8.as_dtype(path, x, dtype), net_of(config).init(config, jax.random.key(0))
+            lambda path, x: quantisation.as_dtype(path, x, dtype), net_of(config).init(config, jax.random.key(0))
         )
 
     name = shape if isinstance(shape, str) else ""
@@ -399,9 +399,9 @@ def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         row = headroom + token_rows.prefill_length(part.lm, prepared.prompt)
         load = roofline.load_of(part.config, row=row, prompt=width)
-        leaves = jax.tree.leaves(part.params, is_leaf=int8.is_quantised)
-        matrices = [x for x in leaves if int8.is_quantised(x) or len(x.shape) == 2]
-        weight_bytes = int8.nbytes(matrices) / int8.count(matrices)
+        leaves = jax.tree.leaves(part.params, is_leaf=quantisation.is_quantised)
+        matrices = [x for x in leaves if quantisation.is_quantised(x) or len(x.shape) == 2]
+        weight_bytes = quantisation.nbytes(matrices) / quantisation.count(matrices)
         heads = getattr(part.config, "kv_heads", part.config.heads)
         caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
         floors[which] = load.parameters * weight_bytes / model + caches

@@ -26,7 +26,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.sampling import match_vocab
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 REPEATS = 25  # timings of each pass: plans and policies are no better than these numbers
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
@@ -434,4 +434,4 @@ def _weights(model: core.Model) -> float:
         return 0.0  # look-ups
     if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
         return roofline.load_of(model.config).parameters
-    return int8.count(model.params)
+    return quantisation.count(model.params)

@@ -16,7 +16,7 @@ from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import decoder_layers, net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from jaxspec.weights.loading import DTYPES
 
 
@@ -56,8 +56,8 @@ def account(prepared: Prepared) -> Memory:
         [] if prepared.drafter is None else list(dict.fromkeys(drafter_lms(prepared.drafter)))
     )
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
-    caches, logits = int8.nbytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
-    return Memory(program, stats and stats.temp_size_in_bytes, int8.nbytes(prepared.weights), caches, logits)
+    caches, logits = quantisation.nbytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
+    return Memory(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)
 
 
 class PairMemory(NamedTuple):
@@ -112,19 +112,19 @@ def of_config(name: str, config: Any) -> NetSize:
     shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
     times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
     shapes = jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
-    total = sum(times.get(part, 1) * int8.count(params) for part, params in shapes.items())
+    total = sum(times.get(part, 1) * quantisation.count(params) for part, params in shapes.items())
     numbers = (
         2 * decoder_layers(config) * getattr(config, "kv_heads", config.heads) * config.head_dim
     )  # keys and values
     memory, cache = {}, dict.fromkeys(DTYPES, 4 * numbers) | {"bfloat16": 2 * numbers}
     for dtype in DTYPES:
         parts = jax.eval_shape(functools.partial(_cast, dtype=dtype), shapes)
-        memory[dtype] = sum(times.get(part, 1) * int8.nbytes(params) for part, params in parts.items())
+        memory[dtype] = sum(times.get(part, 1) * quantisation.nbytes(params) for part, params in parts.items())
     return NetSize(name, total, memory, cache, config)
 
 
 def _cast(params: Any, dtype: str) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, x: int8.as_dtype(path, x, dtype), params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: quantisation.as_dtype(path, x, dtype), params)
 
 
 def process_bytes() -> int | None:

@@ -15,7 +15,7 @@ from jaxspec.analysis import roofline
 from jaxspec.core import Model, Params, Prompt, token_rows
 from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8, loading, orbax
+from jaxspec.weights import loading, orbax, quantisation
 
 
 def config_of(shape: str) -> Any:
@@ -71,8 +71,8 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
         spread = x.shape[-1] ** -0.5
         if isinstance(config, T5Config) and "query" in names:
             spread *= config.head_dim**-0.5  # its attention does not scale
-        stored = dtype if int8.is_matrix(path, x) and int8.kind_of(path, dtype) is None else "float32"
-        return int8.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
+        stored = dtype if quantisation.is_matrix(path, x) and quantisation.kind_of(path, dtype) is None else "float32"
+        return quantisation.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
 
     abstract = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)

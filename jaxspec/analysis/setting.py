@@ -15,7 +15,7 @@ from jaxspec.analysis.result import SettingSummary, fingerprint
 from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
 from jaxspec.decode.request import Prepared
 from jaxspec.files.digests import of_arrays
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 PLANNED = "plan"  # in the place of a gamma: the one that `analysis.plan` chooses
 ADAPTIVE = "adaptive"  # in the place of a policy: `policies.adaptive` with costs as measured
@@ -233,7 +233,7 @@ def dtype_of(model: Model) -> str:
     """Returns the dtype of a model's matrices."""
     leaves = jax.tree.leaves(model.params)
     computed = getattr(model.config, "dtype", str(leaves[0].dtype) if leaves else "float32")
-    return int8.dtype_of(model.params, computed)
+    return quantisation.dtype_of(model.params, computed)
 
 
 def _values(drafter: Any) -> Any:

@@ -44,7 +44,7 @@ def convert(
     from jaxspec import files
     from jaxspec.files import folders
     from jaxspec.vocab import trim
-    from jaxspec.weights import huggingface, int8, orbax
+    from jaxspec.weights import huggingface, orbax, quantisation
     from jaxspec.weights import loading as front
     from jaxspec.weights.loading import HUGGING_FACE, OURS
 
@@ -68,7 +68,7 @@ def convert(
             huggingface.save(model, to, overwrite=overwrite)
         else:
             write(model, to, stored_as, description, overwrite, drafted)
-    count, size = int8.count(model.params), sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+    count, size = quantisation.count(model.params), sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
     if as_json:
         report = {"folder": to, "format": form, "dtype": stored_as, "parameters": count, "bytes": size}
         return console.print_json(report)

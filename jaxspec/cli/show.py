@@ -16,7 +16,7 @@ from jaxspec.cli import console, prefill
 from jaxspec.core import BoundDrafter, Model, Stats
 from jaxspec.trace import terminal
 from jaxspec.vocab import trim
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import BenchResult
@@ -32,7 +32,7 @@ def headline(prepared: Prepared, settings: Settings) -> Text:
     import jax
 
     def name(model: Model) -> str:
-        return f"{model.name} ({console.count(int8.count(trim.untrimmed(model).params))})"
+        return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"
 
     s, target, drafter, drafted = settings, prepared.target, prepared.options["drafter"], "plain decoding"
     if drafter is not None:

@@ -25,7 +25,7 @@ LARGE = 1 << 24  # entries of a matrix above which a TPU must not recompute what
 class Dense(nn.Module):
     """`x @ weight.T + bias`; computed in `dtype`; parameters stay in the dtype they have.
 
-    A weight may be given quantised (`jaxspec.weights.int8`), though never initialised so.
+    A weight may be given quantised (`jaxspec.weights.quantisation`), though never initialised so.
 
     Attributes:
         features: the width of the output.

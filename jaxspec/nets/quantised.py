@@ -38,7 +38,7 @@ from jaxtyping import Array, Float, Int
 
 BLOCK = 2**20  # bytes that a block of rows may have in float32: what a core's cache holds
 SMALL = 2**14  # bytes in float32 up to which a matrix is widened at once: a loop would cost more than it saves
-FEW = 64  # rows of activations up to which groups are multiplied apart; beyond, their sums would be the larger part
+APART = 64  # rows of activations up to which groups are multiplied apart; beyond, their sums would be the larger part
 ENTRIES = ("int8", "int4")  # the names and dtypes of entries
 PARTS = (*ENTRIES, "scale", "zero")
 
@@ -146,7 +146,7 @@ def at_once(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) 
         return sums * scale[:, 0][None, None, :]
     groups, rows, width = entries.shape
     parts = x.reshape(-1, groups, width)  # [N, G, width]
-    if len(parts) > FEW:
+    if len(parts) > APART:
         values = entries.astype(jnp.float32)
         values = values if zero is None else values - _groups_first(zero).astype(jnp.float32)
         values = (values * _groups_first(scale)).astype(x.dtype)

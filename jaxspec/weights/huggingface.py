@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
-from jaxspec.weights import hf_families, int8, parameters, quantised_files, tensors, tokenizers
+from jaxspec.weights import hf_families, parameters, quantisation, quantised_files, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
@@ -132,7 +132,7 @@ def assemble(
     folder: Path, family: Family, config: Any, shards: list[tensors.Shard], dtype: str, mesh: Mesh | None
 ) -> tuple[Params, Any]:
     """Reads the parameters that lie in files of tensors, as `restore` returns them; raises what it raises."""
-    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     files = [_of_model(shard, config) for shard in shards]
     _check_layers(folder, config, files)
     config, copies = _without_copies(folder, family, config, files)
@@ -254,7 +254,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     """
     folder = Path(folder).expanduser().resolve()
     dtype = _saved_as(model)
-    needed = int8.count(model.params) * jnp.dtype(dtype).itemsize
+    needed = quantisation.count(model.params) * jnp.dtype(dtype).itemsize
     complaint = folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG)
     if complaint := complaint or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
@@ -296,11 +296,13 @@ def write_folder(
 
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     """Yields each tensor as PyTorch has it, one at a time."""
-    params = parameters.flat(model.params, is_leaf=int8.is_quantised)
+    params = parameters.flat(model.params, is_leaf=quantisation.is_quantised)
 
     def read(path: str) -> np.ndarray:
         x = params[path]
-        return sharding.fetch(int8.dequantise_matrix(x) if int8.is_quantised(x) else parameters.apart(x))
+        return sharding.fetch(
+            quantisation.dequantise_matrix(x) if quantisation.is_quantised(x) else parameters.apart(x)
+        )
 
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)
@@ -311,7 +313,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
 def _saved_as(model: Model) -> str:
     """Returns the dtype of the tensors that `save` writes: what quantised matrices stand for needs float32."""
-    return "float32" if int8.has_quantised(model.params) else getattr(model.config, "dtype", "float32")
+    return "float32" if quantisation.has_quantised(model.params) else getattr(model.config, "dtype", "float32")
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:

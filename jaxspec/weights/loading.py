@@ -24,7 +24,7 @@ from jaxspec.core.option_names import check_names
 from jaxspec.files import folders
 from jaxspec.nets import net_of
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
-from jaxspec.weights import gguf, huggingface, int8, orbax, t5x
+from jaxspec.weights import gguf, huggingface, orbax, quantisation, t5x
 from jaxspec.weights.orbax import MANIFEST
 from jaxspec.weights.reader import ModelFormat
 from jaxspec.weights.tensors import CheckpointError
@@ -129,7 +129,7 @@ def load(
     (params, config), tokenizer, drafted = reader.params(dtype, mesh), reader.tokenizer(), reader.draft_tokens()
     config = dataclasses.replace(config, dtype=computed)
     name = str(source) if is_hub_id(source) else reader.name
-    if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
+    if dtype != "float32" and jax.default_backend() == "cpu" and quantisation.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
     model = _of_network(config, (), params, tokenizer, name)
     if drafted is None:
@@ -176,9 +176,9 @@ dtype="int4" with it
     """
     dtype = dtype_name(dtype)
     if compute is None:
-        return dtype, int8.computation(dtype)
+        return dtype, quantisation.computation(dtype)
     compute = dtype_name(compute, "compute", COMPUTED)
-    if dtype not in int8.DTYPES:
+    if dtype not in quantisation.DTYPES:
         raise ValueError(
             f"compute is {compute!r} and dtype {dtype!r}, which is computed in as it is: expected "
             'dtype="int8" or dtype="int4" with it'

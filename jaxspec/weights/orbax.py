@@ -2,7 +2,8 @@
 
 The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or half-copied
 checkpoint is refused, by the name of the file, before anything is loaded. Matrices are stored as float32,
-bfloat16, int8 or int4 (`jaxspec.weights.int8`); all other leaves stay float32, and integers of n-gram tables integers.
+bfloat16, int8 or int4 (`jaxspec.weights.quantisation`); all other leaves stay float32, and integers of
+n-gram tables integers.
 A checkpoint says nothing of the devices that it was saved on, and loads on any. Arrays go into it and out of it a few
 at a time (`jaxspec.weights.orbax_arrays`), so that the host never holds a copy of the model.
 """
@@ -30,12 +31,12 @@ from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import CONFIGS, NETS, quantised
-from jaxspec.weights import int8, orbax_arrays, parameters, tokenizers
+from jaxspec.weights import orbax_arrays, parameters, quantisation, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
 
 VERSION = 1  # of the folder's layout
-DTYPES = ("float32", "bfloat16", *int8.DTYPES)
+DTYPES = ("float32", "bfloat16", *quantisation.DTYPES)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DRAFT_TOKENS = "draft_tokens.json"  # the ids that a drafter's head computes, where these are not all
 BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows bytes without a file
@@ -105,16 +106,18 @@ def save(
     """
     folder, tokenizer_folder = Path(folder).expanduser().resolve(), Path(tokenizer_folder).expanduser()
     _check_arguments(config, tokenizer_folder, family, dtype)
-    needed = int8.count(params) * int8.bits(dtype) // 8
+    needed = quantisation.count(params) * quantisation.bits(dtype) // 8
     if complaint := folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     drafted = None if draft_tokens is None else [int(token) for token in draft_tokens]
     if drafted is not None and (complaint := _ill_formed_tokens(drafted, config.vocab_size)):
         raise CheckpointError(f"draft_tokens {complaint}")
-    wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, int8.dequantise(tree)), params)
+    wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params)
     if complaint := _differences(_abstract(config, family), wide):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
-    if bad := [path for path, x in parameters.flat(params, is_leaf=int8.is_quantised).items() if not _is_finite(x)]:
+    if bad := [
+        path for path, x in parameters.flat(params, is_leaf=quantisation.is_quantised).items() if not _is_finite(x)
+    ]:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
     with parameters.beside(folder) as beside:
         _write_params(beside / "params", params, dtype)
@@ -123,7 +126,7 @@ def save(
                 _copy_compact(tokenizer_folder / file, beside / file)
             if drafted is not None:
                 (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
-            count, files = int8.count(params), folders.fingerprints(beside)
+            count, files = quantisation.count(params), folders.fingerprints(beside)
             _write_manifest(
                 beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, description)
             )
@@ -135,8 +138,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: the checkpoint.
-        dtype: of the matrices: "float32", "bfloat16", "int8" or "int4": these two are `weights.int8`'s, and those that
-            are stored so are taken as they are.
+        dtype: of the matrices: "float32", "bfloat16", "int8" or "int4": these two as `weights.quantisation` says, and
+            those that are stored so are taken as they are.
         mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
             stored, whatever it was saved from. None for the default device.
 
@@ -160,14 +163,14 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             placed = sharding.put(x, sharding.of(name, x.shape, manifest.model, mesh))
         # A quantised matrix is several leaves, and waits for all of them.
-        return placed if manifest.dtype in int8.DTYPES else _as_dtype(path, placed, dtype)
+        return placed if manifest.dtype in quantisation.DTYPES else _as_dtype(path, placed, dtype)
 
     params = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), abstract), place)
-    if manifest.dtype in int8.DTYPES:
-        leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
+    if manifest.dtype in quantisation.DTYPES:
+        leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantisation.is_quantised)
         del params  # so that each leaf is let go of when its parameter is made
         params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype) for _ in range(len(leaves))])
-    config = dataclasses.replace(manifest.model, dtype=int8.computation(dtype))
+    config = dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype))
     return _in_the_shape_of(abstract, params), config, manifest
 
 
@@ -241,7 +244,7 @@ def cast(params: Params, dtype: Any) -> Params:
     >>> {name: str(x.dtype) for name, x in parameters.flat(cast(params, jnp.bfloat16)).items()}
     {'head/weight': 'bfloat16', 'norm/scale': 'float32'}
     """
-    return jax.tree_util.tree_map_with_path(lambda path, x: int8.as_dtype(path, x, dtype), params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: quantisation.as_dtype(path, x, dtype), params)
 
 
 def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
@@ -322,7 +325,7 @@ def _write_params(folder: Path, params: Params, dtype: str) -> None:
             kind: orbax_arrays.Later(abstract[kind].shape, abstract[kind].dtype, part) for kind, part in kinds.items()
         }
 
-    orbax_arrays.write(folder, jax.tree_util.tree_map_with_path(later, params, is_leaf=int8.is_quantised))
+    orbax_arrays.write(folder, jax.tree_util.tree_map_with_path(later, params, is_leaf=quantisation.is_quantised))
     # It says where the folder was written, which is nobody's business; no local file system needs it.
     (folder / "commit_success.txt").unlink(missing_ok=True)
 
@@ -345,7 +348,7 @@ def _abstract(config: Any, family: str) -> Params:
 
 def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str) -> Any:
     """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as they are."""
-    return int8.as_dtype(path, x if int8.is_quantised(x) else _as_float32(x), dtype)
+    return quantisation.as_dtype(path, x if quantisation.is_quantised(x) else _as_float32(x), dtype)
 
 
 @jax.jit
@@ -354,7 +357,7 @@ def _all_finite(x: jax.Array) -> jax.Array:
 
 
 def _is_finite(x: Any) -> bool:
-    return bool(_all_finite(x["scale"] if int8.is_quantised(x) else x))
+    return bool(_all_finite(x["scale"] if quantisation.is_quantised(x) else x))
 
 
 def _as_float32(x: Any) -> Any:
@@ -364,7 +367,7 @@ def _as_float32(x: Any) -> Any:
 
 def _in_the_shape_of(abstract: Params, params: Params) -> Params:
     """Puts the leaves of Orbax's dicts and lists, quantised matrices among them, into the containers of `abstract`."""
-    leaves = parameters.flat(params, is_leaf=int8.is_quantised)
+    leaves = parameters.flat(params, is_leaf=quantisation.is_quantised)
     return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in parameters.flat(abstract)])
 
 
@@ -373,7 +376,7 @@ def _differences(expected: Params, got: Params) -> str:
 
     Quantised matrices may have other groups, or zero points: they are compared by what they stand for.
     """
-    wanted, held = (parameters.flat(tree, is_leaf=int8.is_quantised) for tree in (expected, got))
+    wanted, held = (parameters.flat(tree, is_leaf=quantisation.is_quantised) for tree in (expected, got))
     return parameters.differences(wanted, held, _shape)
 
 
@@ -385,7 +388,7 @@ def _shape(x: Any) -> str:
     >>> _shape({"int4": jnp.ones((2, 8, 32), jnp.int4), "scale": jnp.ones((8, 2))})
     'quantised[8, 64]'
     """
-    if int8.is_quantised(x):
+    if quantisation.is_quantised(x):
         if not quantised.is_whole(x):
             return " with ".join(f"{name} {_shape(part)}" for name, part in x.items())
         return f"quantised{list(quantised.shape(x))}"

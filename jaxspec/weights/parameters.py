@@ -22,7 +22,7 @@ from jaxspec.core import Params
 from jaxspec.files import folders
 from jaxspec.files.folders import some
 from jaxspec.nets import net_of
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from jaxspec.weights.quantised_files import Quantised
 from jaxspec.weights.tensors import CheckpointError, Stored, chunks
 
@@ -68,7 +68,7 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
         config: of the network: says which axes are heads.
         mesh: as `jaxspec.sharding` has it; None for the default device.
         dtype: of a matrix: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
-            (`weights.int8`), or take those that are stored. All other parameters are float32.
+            (`weights.quantisation`), or take those that are stored. All other parameters are float32.
 
     Returns:
         The parameter; of a quantised matrix, a dict with its parts.
@@ -77,13 +77,13 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
         CheckpointError: a matrix that is stored quantised has no form in which it could stay so.
     """
     keys = tuple(map(jax.tree_util.DictKey, path.split("/")))
-    matrix, kind = int8.is_matrix(keys, x), int8.kind_of(keys, dtype)
+    matrix, kind = quantisation.is_matrix(keys, x), quantisation.kind_of(keys, dtype)
     if matrix and kind is not None and isinstance(x, Quantised) and f"int{x.bits}" in (kind, "int4"):
         return {name: put(f"{path}/{name}", part, config, mesh) for name, part in _parts(path, x, kind).items()}
     y = _converted(x, jnp.dtype("float32" if kind or not matrix else dtype))
     if matrix and kind is not None:
         # Waited for, so that one matrix at a time is in float32.
-        parts = jax.block_until_ready(int8.quantise_matrix(y, kind))
+        parts = jax.block_until_ready(quantisation.quantise_matrix(y, kind))
         return {name: put(f"{path}/{name}", z, config, mesh) for name, z in parts.items()}
     return put(path, y, config, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
 

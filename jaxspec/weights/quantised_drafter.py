@@ -12,7 +12,7 @@ from jaxspec.drafters.common import check_model
 from jaxspec.drafters.model import model
 from jaxspec.drafters.share_encoder import with_shared_encoder
 from jaxspec.nets import net_of
-from jaxspec.weights import int8, loading
+from jaxspec.weights import loading, quantisation
 
 
 def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> BoundDrafter:
@@ -28,7 +28,7 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
     Args:
         target: a model with one of `jaxspec.nets`, whose matrices are floating-point numbers; on a mesh the copy lies
             on that, too.
-        bits: 8 or 4, of the copy's matrices; see `jaxspec.weights.int8`.
+        bits: 8 or 4, of the copy's matrices; see `jaxspec.weights.quantisation`.
         compute: the dtype of the copy's activations and caches, as `jaxspec.load` takes it with these.
 
     Raises:
@@ -51,12 +51,12 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
     name = target.name or "the target"
     if bits not in (4, 8):
         raise ValueError(f"bits is {bits!r}: expected 8 or 4")
-    if int8.has_quantised(target.params):
-        kind = int8.dtype_of(target.params, "float32")
+    if quantisation.has_quantised(target.params):
+        kind = quantisation.dtype_of(target.params, "float32")
         raise ValueError(f"{name} has {kind} matrices already, and its copy would be as slow: expected a wider dtype")
     dtype = f"int{bits}"
-    params = int8.quantise(target.params, dtype)
-    if target.config is None or not int8.has_quantised(params):
+    params = quantisation.quantise(target.params, dtype)
+    if target.config is None or not quantisation.has_quantised(params):
         raise ValueError(f"{name} has no matrices to quantise: expected a network of jaxspec.nets, with its config")
     config = dataclasses.replace(target.config, dtype=loading.dtype_names(dtype, compute)[1])
     if (mesh := sharding.mesh_of(params)) is not None:

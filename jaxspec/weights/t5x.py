@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from jaxspec.core import Params
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, int8, parameters, t5x_arrays, tokenizers
+from jaxspec.weights import huggingface, parameters, quantisation, t5x_arrays, tokenizers
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
@@ -50,7 +50,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     checkpoint = find(Path(folder))
     arrays = t5x_arrays.arrays(checkpoint)
     config, layout, said_by = _config(checkpoint, arrays)
-    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     expected = entries(config, layout)
     want, have = ({name: x.shape for name, x in named.items()} for named in (expected, arrays))
     if complaint := parameters.differences(want, have):

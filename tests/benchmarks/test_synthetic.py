@@ -18,7 +18,7 @@ from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from jaxspec.weights.hf_families import t5 as t5_family
 
 ROWS, GAMMA = 20_000, 4
@@ -166,10 +166,10 @@ def test_bfloat16_stays_bfloat16():
 @pytest.mark.parametrize("name", ["t5-v1_1", "gpt"])
 def test_int8_stays_int8(name):
     small = model(name)
-    small = small._replace(params=int8.quantise(small.params))
+    small = small._replace(params=quantisation.quantise(small.params))
     wide = widen(small, 32)
-    expected = widen(small._replace(params=int8.dequantise(small.params)), 32)
-    read = int8.dequantise(wide.params)
+    expected = widen(small._replace(params=quantisation.dequantise(small.params)), 32)
+    read = quantisation.dequantise(wide.params)
     assert wide.params["encoder_0" if name != "gpt" else "layers_0"]["ff"]["out"]["weight"]["int8"].shape == (16, 32)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read, expected.params))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import synthetic
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 
 def tree(seed: int) -> dict:
@@ -15,14 +15,14 @@ def tree(seed: int) -> dict:
     weight = random.standard_normal((400, 257)) * 10.0 ** random.uniform(-30, 30, (400, 1))
     weight[3], weight[4] = 0.0, 1.0
     params = {"weight": jnp.asarray(weight, jnp.float32), "bias": jnp.ones(400), "table": jnp.ones((32, 4))}
-    return int8.quantise({"layer": params})
+    return quantisation.quantise({"layer": params})
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_unrounded_matrices_are_others_that_round_to_the_same(seed):
     stored = tree(seed)
     drawn = synthetic.unrounded(stored, jax.random.key(seed))
-    same = jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), int8.quantise(drawn), stored)
+    same = jax.tree.map(lambda a, b: a.dtype == b.dtype and bool((a == b).all()), quantisation.quantise(drawn), stored)
     assert jax.tree.all(same), same
     assert drawn["layer"]["bias"] is stored["layer"]["bias"]
     q, scale = (np.asarray(x, np.float64) for x in stored["layer"]["weight"].values())

@@ -15,7 +15,7 @@ from jaxspec.decode.request import prepare
 from jaxspec.nets import t5
 from jaxspec.testing import certify, table_model
 from jaxspec.vocab.remap import MappedParams
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 V = 12
 DEEP = t5.T5Config(V, 8, 8, 2, 4, encoder_layers=2, decoder_layers=2, buckets=4, max_distance=6)
@@ -100,7 +100,7 @@ def test_generate_shares_an_equal_encoder_by_itself_and_no_other():
 def test_parameters_are_the_targets_arrays_though_int8_scales_differ():
     shared = drafters.share_encoder(DRAFT, TARGET)
     assert shared.params["encoder_0"] is TARGET.params["encoder_0"]
-    target, draft = (m._replace(params=int8.quantise(m.params)) for m in (TARGET, DRAFT))
+    target, draft = (m._replace(params=quantisation.quantise(m.params)) for m in (TARGET, DRAFT))
     rounded = jax.tree.map(lambda x: x * (1 + 1e-7) if x.dtype == jnp.float32 else x, draft.params)
     shared = drafters.share_encoder(draft._replace(params=rounded), target)
     leaves = [jax.tree.leaves(t5.encoder_params(m.params)) for m in (shared, target)]

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.core import Prompt
 from jaxspec.nets import decoder, dense, gpt, t5
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (3, 2), (1, dense.FEW), (5, 13)])
@@ -69,7 +69,7 @@ def products(name, dtype, platform="tpu", quantised=False):
 
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     if quantised:
-        params = jax.eval_shape(int8.quantise, params)
+        params = jax.eval_shape(quantisation.quantise, params)
     prompt = Prompt(jnp.ones((1, 3), jnp.int32), jnp.array([3]))
     text = jax.jit(program).trace(params, prompt).lower(lowering_platforms=(platform,)).as_text()
     shapes = PRODUCT.findall(text)

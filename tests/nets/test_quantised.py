@@ -15,7 +15,7 @@ from jaxspec.nets import dense, net_of, quantised
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from tests.marks import marked
 
 CONFIGS = {
@@ -35,7 +35,7 @@ def model(name: str, seed: int = 0, dtype: str = "int8") -> Model:
     random = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), x.dtype), shapes)
-    return Model(net_of(config).language_model(config), int8.quantise(params, dtype), None, config, name)
+    return Model(net_of(config).language_model(config), quantisation.quantise(params, dtype), None, config, name)
 
 
 def matrix(rows: int, columns: int, groups: int = 1, zero: bool = False) -> dict:
@@ -61,7 +61,7 @@ def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dty
     weight = matrix(*shape)
     x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
     got = jax.jit(dense.product)(x, weight)
-    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(weight), np.float64).T
+    expected = np.asarray(x, np.float64) @ np.asarray(quantisation.dequantise_matrix(weight), np.float64).T
     assert got.dtype == dtype and got.shape == expected.shape
     tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance * np.abs(expected).max())
@@ -81,16 +81,16 @@ def test_groups_and_zero_points_are_those_of_their_columns(monkeypatch, rows, gr
         q = entries[group, :, place] - (np.asarray(weight["zero"], np.float64)[:, group] if zero else 0)
         columns.append(q * np.asarray(weight["scale"], np.float64)[:, group])
     expected = np.stack(columns, axis=1)
-    np.testing.assert_allclose(int8.dequantise_matrix(weight), expected, rtol=1e-6)
+    np.testing.assert_allclose(quantisation.dequantise_matrix(weight), expected, rtol=1e-6)
     assert quantised.shape(weight) == (rows, 40) and quantised.is_whole(weight) and quantised.is_quantised(weight)
-    x = np.random.default_rng(0).standard_normal((2, quantised.FEW, 40)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((2, quantised.APART, 40)).astype(np.float32)
     for part in (x[:, :3], x):
         got = jax.jit(quantised.product, static_argnames=("precision", "how"))(part, weight, how=how)
         np.testing.assert_allclose(got, part @ expected.T, atol=2e-5 * np.abs(part @ expected.T).max())
     ids = jnp.array([[3, rows - 1], [0, 3]])
-    np.testing.assert_array_equal(quantised.rows(ids, weight), int8.dequantise_matrix(weight)[ids])
-    taken = int8.dequantise_matrix(quantised.take_rows(weight, ids[0]))
-    np.testing.assert_array_equal(taken, int8.dequantise_matrix(weight)[ids[0]])
+    np.testing.assert_array_equal(quantised.rows(ids, weight), quantisation.dequantise_matrix(weight)[ids])
+    taken = quantisation.dequantise_matrix(quantised.take_rows(weight, ids[0]))
+    np.testing.assert_array_equal(taken, quantisation.dequantise_matrix(weight)[ids[0]])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 257, 50257])
@@ -137,7 +137,7 @@ def test_weights_are_not_widened_before_a_loop(shape):
 
 def test_looked_up_rows_are_those_of_the_matrix():
     weight, ids = matrix(24, 16), jnp.array([[3, 23], [0, 3]])
-    assert (quantised.rows(ids, weight) == int8.dequantise_matrix(weight)[ids]).all()
+    assert (quantised.rows(ids, weight) == quantisation.dequantise_matrix(weight)[ids]).all()
 
 
 @pytest.mark.parametrize("name", marked(CONFIGS, slow={"t5-v1_1"}))
@@ -146,7 +146,7 @@ def test_logits_are_those_of_the_float_network(name, compiled):
     small = model(name)
     lm = compiled(small.lm)
     ours, cache = lm.prefill(small.params, PROMPT, capacity=8)
-    theirs, _ = lm.prefill(int8.dequantise(small.params), PROMPT, capacity=8)
+    theirs, _ = lm.prefill(quantisation.dequantise(small.params), PROMPT, capacity=8)
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
     assert {x.dtype.name for x in jax.tree.leaves(cache)} <= {"float32", "int32", "bool"}
 
@@ -158,7 +158,7 @@ def test_int4_decoder_gives_the_logits_of_the_float_network_and_its_plain_text(c
     assert {x.dtype.name for x in jax.tree.leaves(small.params)} == {"int4", "int8", "float32"}
     lm = compiled(small.lm)
     ours, _ = lm.prefill(small.params, PROMPT, capacity=8)
-    theirs, _ = lm.prefill(int8.dequantise(small.params), PROMPT, capacity=8)
+    theirs, _ = lm.prefill(quantisation.dequantise(small.params), PROMPT, capacity=8)
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
     plain = jaxspec.generate(small, PROMPT, max_new_tokens=8, eos_ids=())
     out = jaxspec.generate(small, PROMPT, drafter=draft, gamma=3, max_new_tokens=8, eos_ids=())
@@ -176,8 +176,8 @@ def test_speculative_text_is_plain_text_of_the_target(name, wide):
     """Greedy rows and, with the coupled rule, sampled ones. Where both are int8, no program holds a float matrix."""
     target, draft = model(name), model(name, seed=1)
     draft = draft._replace(params=jax.tree.map(lambda a, b: a if a.ndim == 2 else b, target.params, draft.params))
-    target = target._replace(params=int8.dequantise(target.params)) if wide == "target" else target
-    draft = draft._replace(params=int8.dequantise(draft.params)) if wide == "draft" else draft
+    target = target._replace(params=quantisation.dequantise(target.params)) if wide == "target" else target
+    draft = draft._replace(params=quantisation.dequantise(draft.params)) if wide == "draft" else draft
     both = Prompt(jnp.tile(PROMPT.tokens, (2, 1)), jnp.tile(PROMPT.length, 2))
     shared = dict(temperature=np.array([0, 0, 1, 1], np.float32), max_new_tokens=12, key=jax.random.key(5))
     shared |= dict(eos_ids=())

@@ -21,7 +21,7 @@ from jaxspec.nets import adapters, decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from tests.marks import marked
 
 VOCAB, CAPACITY, WIDTH = 37, 20, 12
@@ -132,7 +132,7 @@ def networks(compiled):
             return Network(compiled(lm), params, None, 1e-5)
         config = CONFIGS[name]
         params = params_of(config)
-        params = int8.quantise(params) if "int8" in name else params
+        params = quantisation.quantise(params) if "int8" in name else params
         return Network(compiled(net_of(config).language_model(config)), params, config, 0.1 if "16" in name else 3e-5)
 
     return make

@@ -28,7 +28,7 @@ from jaxspec.core import Model, Prompt, programs
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.nets import decoder
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 TARGET = decoder.DecoderConfig(4096, 4096, 14336, 1, 32, 8, 128)  # of a vocabulary that hides nothing
 DRAFT = decoder.DecoderConfig(4096, 128, 256, 1, 2, 1, 64)
@@ -37,7 +37,7 @@ NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "con
 
 def model(config: decoder.DecoderConfig, computed: str, dtype: str) -> Model:
     config = dataclasses.replace(config, dtype=computed)
-    params = jax.eval_shape(lambda: int8.quantise(decoder.init(config, jax.random.key(0)), dtype))
+    params = jax.eval_shape(lambda: quantisation.quantise(decoder.init(config, jax.random.key(0)), dtype))
     return Model(decoder.language_model(config), params, config=config)
 
 

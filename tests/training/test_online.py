@@ -20,7 +20,7 @@ from jaxspec.training import online, top_tokens
 from jaxspec.training.data import Batch
 from jaxspec.training.losses import logits_and_labels
 from jaxspec.training.online_distillation import to_learn
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 
 VOCAB, NEW = 3, 16
 TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1, sharpness=2.0) for seed in (1, 2))
@@ -244,7 +244,7 @@ def test_a_drafter_keeps_its_functions_and_its_dtypes():
         (dict(drafter=drafters.cascade(DRAFT, DRAFT)), "not one draft model"),
         (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int8))), "parameters of int8, .*: load it as float32"),
         (
-            dict(drafter=Model(gpt.language_model(GPT), int8.quantise(gpt.init(GPT, jax.random.key(0))))),
+            dict(drafter=Model(gpt.language_model(GPT), quantisation.quantise(gpt.init(GPT, jax.random.key(0))))),
             "of int8, .*32",
         ),
         (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int32))), "parameters of int32, .*: load it as float32"),

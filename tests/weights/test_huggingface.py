@@ -15,7 +15,7 @@ import jaxspec
 from jaxspec import sharding
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, int8
+from jaxspec.weights import huggingface, quantisation
 from jaxspec.weights.hf_families import lamda
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, assert_same, model_of
@@ -79,9 +79,9 @@ def test_int8_of_a_folder_is_quantised_and_saved_as_its_values(config, tmp_path)
     huggingface.save(model, tmp_path / "it")
     narrow = jaxspec.load(tmp_path / "it", dtype="int8")
     assert narrow.config == config
-    assert_same(narrow.params, int8.quantise(model.params))
+    assert_same(narrow.params, quantisation.quantise(model.params))
     huggingface.save(narrow._replace(config=dataclasses.replace(config, dtype="bfloat16")), tmp_path / "again")
-    assert_same(jaxspec.load(tmp_path / "again").params, int8.dequantise(narrow.params))
+    assert_same(jaxspec.load(tmp_path / "again").params, quantisation.dequantise(narrow.params))
     assert_same(jaxspec.load(tmp_path / "again", dtype="int8").params, narrow.params)
 
 

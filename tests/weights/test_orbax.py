@@ -19,7 +19,7 @@ from jaxspec.files import folders
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8, orbax, orbax_arrays
+from jaxspec.weights import orbax, orbax_arrays, quantisation
 from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
 
 T5 = T5Config(48, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1, max_positions=9)
@@ -90,8 +90,8 @@ def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
     expected = {
         "float32": params,
         "bfloat16": jax.tree.map(lambda x: x.astype(jnp.float32), orbax.cast(params, jnp.bfloat16)),
-        "int8": int8.dequantise(int8.quantise(params)),
-        "int4": int8.dequantise(int8.quantise(params, "int4")),
+        "int8": quantisation.dequantise(quantisation.quantise(params)),
+        "int4": quantisation.dequantise(quantisation.quantise(params, "int4")),
     }[dtype]
     assert jax.tree.structure(got) == jax.tree.structure(params)
     assert equal(got, expected)
@@ -141,12 +141,12 @@ def test_restored_as_int8(stored, tokenizer, tmp_path):
     save(tmp_path / "once", params_of("t5"), T5, tokenizer, dtype=stored, **options)
     once, _, _ = restore(tmp_path / "once", dtype="int8")
     wide = restore(tmp_path / "once")[0]
-    assert jax.tree.structure(once) == jax.tree.structure(int8.quantise(wide))
+    assert jax.tree.structure(once) == jax.tree.structure(quantisation.quantise(wide))
     # Entries of four bits are not rounded anew, but kept as they are.
-    assert equal(int8.dequantise(once), wide) if stored == "int4" else equal(once, int8.quantise(wide))
+    assert equal(quantisation.dequantise(once), wide) if stored == "int4" else equal(once, quantisation.quantise(wide))
     manifest = save(tmp_path / "twice", once, T5, tokenizer, dtype="int8", **options)
     assert equal(restore(tmp_path / "twice", dtype="int8")[0], once)
-    assert manifest.parameters == int8.count(once) == sum(x.size for x in jax.tree.leaves(wide))
+    assert manifest.parameters == quantisation.count(once) == sum(x.size for x in jax.tree.leaves(wide))
 
 
 @pytest.mark.parametrize("dtype", orbax.DTYPES)

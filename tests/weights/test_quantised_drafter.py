@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec import drafters, sharding
 from jaxspec.cli import drafter_names, names
 from jaxspec.nets import net_of
-from jaxspec.weights import int8
+from jaxspec.weights import quantisation
 from tests.drafters.test_self_speculative import V, target_of
 
 
@@ -41,9 +41,9 @@ def test_encoder_is_the_targets_and_nothing_else_is_float():
     encoder = target.lm.encoder.params(target.params)
     ours = copy.lm.encoder.params(copy.params)
     assert all(a is b for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(encoder), strict=True))
-    expected = {name: x for name, x in int8.quantise(target.params).items() if name not in encoder}
+    expected = {name: x for name, x in quantisation.quantise(target.params).items() if name not in encoder}
     rest = {name: copy.params[name] for name in expected}
-    assert len(rest) + len(encoder) == len(copy.params) and int8.has_quantised(rest)
+    assert len(rest) + len(encoder) == len(copy.params) and quantisation.has_quantised(rest)
     jax.tree.map(np.testing.assert_array_equal, rest, expected)
     assert copy.lm.shared_encoder
 
@@ -52,8 +52,8 @@ def test_compute_mesh_and_a_name_on_the_command_line():
     target = wide("decoder")
     assert drafters.quantised(target, compute="bfloat16").models[0].config.dtype == "bfloat16"
     copy = drafter_names.drafter("quantised", names.model, target)
-    assert copy.config == target.config and int8.has_quantised(copy.params)
-    assert int8.dtype_of(drafter_names.drafter("quantised=4", names.model, target).params, "float32") == "int4"
+    assert copy.config == target.config and quantisation.has_quantised(copy.params)
+    assert quantisation.dtype_of(drafter_names.drafter("quantised=4", names.model, target).params, "float32") == "int4"
     trimmed = drafter_names.drafter("trim=2:quantised", names.model, target)
     assert trimmed.params.to_target.tolist() == [0, 1]
     mesh = sharding.mesh("data=1,model=1")

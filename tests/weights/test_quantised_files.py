@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.nets import decoder
-from jaxspec.weights import huggingface, int8, orbax, quantised_files
+from jaxspec.weights import huggingface, orbax, quantisation, quantised_files
 from jaxspec.weights.huggingface import CheckpointError
 
 CONFIG = decoder.DecoderConfig(24, 18, 22, layers=1, heads=2, kv_heads=1, head_dim=10)  # columns no multiple of four
@@ -70,13 +70,14 @@ def test_entries_and_scales_are_taken_as_they_are(packed, mesh):
         entries, scale = kept[f"model.layers.0.{name}.weight"]
         np.testing.assert_array_equal(ours["weight"]["int8"], entries)
         np.testing.assert_array_equal(ours["weight"]["scale"], scale)
-    assert len(kept) == 7 and int8.is_quantised(params["head"]["weight"])  # which is rounded here
+    assert len(kept) == 7 and quantisation.is_quantised(params["head"]["weight"])  # which is rounded here
 
 
 def test_wider_dtypes_are_what_they_stand_for(packed):
     folder, _ = packed
     wide, narrow = jaxspec.load(folder), jaxspec.load(folder, dtype="int8")
-    jax.tree.map(np.testing.assert_array_equal, wide.params["layers_0"], int8.dequantise(narrow.params["layers_0"]))
+    layer = quantisation.dequantise(narrow.params["layers_0"])
+    jax.tree.map(np.testing.assert_array_equal, wide.params["layers_0"], layer)
     half = jaxspec.load(folder, dtype="bfloat16").params["layers_0"]["ff"]["wi"]["weight"]
     np.testing.assert_array_equal(half, wide.params["layers_0"]["ff"]["wi"]["weight"].astype(jnp.bfloat16))
     assert huggingface.stored_dtype(folder) == "int8"
@@ -240,7 +241,7 @@ def test_integers_by_groups_are_taken_as_they_are(tmp_path, name):
         np.testing.assert_array_equal(stored.get("zero", np.zeros(z.shape)), z - half)
         assert ("zero" in stored) == (not FORMATS[name][3])
         expected = stands_for(q, z, scale)
-        np.testing.assert_allclose(int8.dequantise_matrix(stored), expected, rtol=1e-6)
+        np.testing.assert_allclose(quantisation.dequantise_matrix(stored), expected, rtol=1e-6)
         np.testing.assert_allclose(wide["layers_0"][module][part]["weight"], expected, rtol=1e-6)
     assert set(narrow["head"]["weight"]) == {"int8", "scale"} and huggingface.stored_dtype(folder) == f"int{bits}"
 
@@ -262,9 +263,9 @@ def test_logits_text_and_a_checkpoint_of_an_awq_model(tmp_path):
     orbax.save(tmp_path / "ours", narrow.params, narrow.config, tokenizer, dtype="int4", **options)
     again, config, manifest = orbax.restore(tmp_path / "ours", dtype="int4")
     jax.tree.map(np.testing.assert_array_equal, again, narrow.params)
-    assert (config.dtype, manifest.dtype, manifest.parameters) == ("float32", "int4", int8.count(wide.params))
+    assert (config.dtype, manifest.dtype, manifest.parameters) == ("float32", "int4", quantisation.count(wide.params))
     eight = orbax.restore(tmp_path / "ours", dtype="int8")[0]
-    jax.tree.map(np.testing.assert_array_equal, int8.dequantise(eight), int8.dequantise(narrow.params))
+    jax.tree.map(np.testing.assert_array_equal, quantisation.dequantise(eight), quantisation.dequantise(narrow.params))
     assert "int8" in eight["layers_0"]["ff"]["out"]["weight"]
 
 

@@ -33,15 +33,7 @@ from jaxspec.nets.quantised import Quantised, is_quantised
 LARGEST = 127  # -128 is not used: the grid is symmetric
 DTYPES = ("int8", "int4")  # of quantised matrices
 GROUPS = (128, 64, 32)  # columns of int4 that share a scale: as many as divide a row, else all of it
-RATIOS = (
-    1,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.75,
-    0.7,
-)  # of int4 scales; the first where errors are alike
+RATIOS = (1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # of int4 scales; the first where errors are alike
 MATRICES = ("weight", "embedding")  # the names of leaves whose rows are channels
 HEAD = "head"  # the module whose weight makes logits
 
