@@ -53,11 +53,12 @@ print(f"loaded in {time.perf_counter() - begin:.0f} s")
 assert model.config.layers == 18 and len(model.tokenizer) == 262_144
 
 # %% [markdown]
-# A base model continues text. `stream` gives its words as they come.
+# A base model continues text. `stream` gives its words as they come; here they are sampled.
 
 # %%
 NEW = 24 if SMOKE else 96
-for piece in jaxspec.stream(model, "The three primary colours are", max_new_tokens=NEW):
+sampling = dict(temperature=0.7, top_p=0.9, key=jax.random.key(0))
+for piece in jaxspec.stream(model, "The old lighthouse at the end of the harbour", max_new_tokens=NEW, **sampling):
     print(piece.text, end="", flush=True)
 assert piece.done and piece.stats.emitted[0] <= NEW
 
@@ -138,7 +139,7 @@ assert out.texts[1] == alone.texts[0]
 print(out.stats.rounds, "rounds of each row")
 
 several = jaxspec.generate(
-    model, "My favourite animal is", num_samples=3, temperature=1.0, top_p=0.9, key=jax.random.key(0), max_new_tokens=12
+    model, "My favourite animal is", num_samples=3, temperature=0.7, top_p=0.9, key=jax.random.key(4), max_new_tokens=12
 )
 print(*several.texts, sep="\n")
 
