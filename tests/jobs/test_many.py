@@ -15,7 +15,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules
-from jaxspec.core import LanguageModel, Model
+from jaxspec.core import LanguageModel, Model, Prompt
 from jaxspec.jobs import slots
 from jaxspec.jobs.files import Shard, Source
 from jaxspec.nets import adapters, t5
@@ -246,6 +246,7 @@ def test_a_row_that_fails_does_not_end_the_job():
         (dict(on_error="ignore"), "on_error is 'ignore'"),
         (dict(max_prompt_tokens=0), "max_prompt_tokens is 0"),
         (dict(max_new_tokens=0), "max_new_tokens is 0"),
+        (dict(max_ahead=0), "max_ahead is 0"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_read(options, said):
@@ -255,6 +256,62 @@ def test_wrong_options_are_refused_before_anything_is_read(options, said):
 
     with pytest.raises(ValueError, match=said):
         jaxspec.generate_many(LARGE_TARGET, prompts(), **options)
+
+
+@pytest.mark.parametrize("prompts", [{"id": "a", "prompt": [1]}, Prompt([[1]], [1]), b"text", 3])
+def test_one_prompt_that_is_no_list_is_refused(prompts):
+    with pytest.raises(TypeError, match="expected an iterable of prompts, such as a list of dicts"):
+        jaxspec.generate_many(LARGE_TARGET, prompts)
+
+
+def test_a_key_of_either_kind_is_one_key():
+    run = functools.partial(jaxspec.generate_many, LARGE_TARGET, PROMPTS[:2], slots=2)
+    rows = [texts_of(run(**OPTIONS | {"key": make(3)})) for make in (jax.random.key, jax.random.PRNGKey)]
+    assert rows[0] == rows[1]
+
+
+def test_results_that_wait_for_one_before_them_are_bounded():
+    """In order, with one long row in front: at most `max_ahead` prompts are begun, and read a little further."""
+    read, done = 0, []
+
+    def source():
+        nonlocal read
+        for read in range(60):  # noqa: B007
+            yield dict(prompt=[1, 2], max_new_tokens=16 if read == 0 else 1)
+
+    options = OPTIONS | dict(eos_ids=(), slots=2, group=1, in_order=True, max_ahead=6, progress=done.append)
+    policy = policies.constant(0)
+    rows = jaxspec.generate_many(LARGE_TARGET, source(), drafter=LARGE_MODEL, policy=policy, **options)
+    assert next(rows).number == 0
+    assert read <= 6 + 2 * 8
+    assert max(progress.done for progress in done) <= 6
+    assert [row.number for row in rows] == list(range(1, 60))
+
+
+def test_fewer_prompts_than_slots_compile_nothing_more():
+    options = OPTIONS | dict(drafter=LARGE_MODEL, slots=5, max_prompt_tokens=16)
+    few = [list(jaxspec.generate_many(LARGE_TARGET, REQUESTS[:1], **options))]
+    programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()
+    few += [list(jaxspec.generate_many(LARGE_TARGET, REQUESTS[:count], **options)) for count in (3, 7)]
+    assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()) == programs
+    assert [len(rows) for rows in few] == [1, 3, 7]
+
+
+def test_a_row_that_stopped_before_it_failed_has_stopped():
+    """The logits after token 5 are no numbers, and 4 comes before it: in one block of rounds, or in `generate`."""
+
+    def counting(params, cache, tokens, positions):
+        logits = jax.nn.one_hot(tokens + 1, 6) + params
+        return jnp.where(tokens[..., None] == 5, jnp.nan, logits), cache
+
+    lm = adapters.from_function(counting, 6, empty_cache=lambda batch, capacity: ())
+    model = Model(lm, jnp.float32(0), word_tokenizer(WORDS))
+    options = dict(max_new_tokens=8, eos_ids=(), stop=["cat"])
+    (row,) = jaxspec.generate_many(model, [[2]], **options)
+    assert (row.finish, row.error, row.tokens, row.text) == ("stop", None, [3, 4], "old")
+    assert jaxspec.generate(model, [[2]], **options).records()[0]["finish"] == "stop"
+    (row,) = jaxspec.generate_many(model, [[2]], on_error="yield", **options | {"stop": ["the"]})
+    assert (row.finish, row.tokens) == ("failure", [3, 4, 5])
 
 
 def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
