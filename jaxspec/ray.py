@@ -14,7 +14,7 @@ from jaxspec.jobs import generate_many
 
 Pair = tuple[Model, Any]
 COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "error")  # of a Completion
-OWN = {  # options of `generate_many` that this class sets
+REFUSED = {  # options of `generate_many`
     "key": "give seed, an integer",
     "drafter": "load returns it, with the target",
     "prefix": "it lies in one process; put its text in front of each prompt",
@@ -67,8 +67,8 @@ class Decoder:
         on_error: str = "yield",
         **options: Any,
     ):
-        if own := sorted(OWN.keys() & options):
-            raise ValueError(f"{own[0]} is no option of Decoder: {OWN[own[0]]}")
+        if refused := sorted(REFUSED.keys() & options):
+            raise ValueError(f"{refused[0]} is no option of Decoder: {REFUSED[refused[0]]}")
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
             raise ValueError(
                 "tokens are drawn (temperature), and number is None: name a column of the prompts' numbers"

@@ -205,11 +205,14 @@ class Output(NamedTuple):
         """
         index, rows = done, list[dict[str, Any]]()
         for completion in results:
-            of_chunk = completion.number // self.shard.count // self.chunk
-            while index < of_chunk:
+            place = completion.number // self.shard.count
+            while index < place // self.chunk:  # lines that are skipped have no result
                 yield self._write(index, rows)
                 index, rows = index + 1, []
             rows.append(record(completion))
+            if (place + 1) % self.chunk == 0:  # full, and waits for no other
+                yield self._write(index, rows)
+                index, rows = index + 1, []
         while index * self.chunk < lines():
             yield self._write(index, rows)
             index, rows = index + 1, []

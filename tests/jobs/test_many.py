@@ -16,8 +16,8 @@ import pytest
 import jaxspec
 from jaxspec import drafters, policies, rules
 from jaxspec.core import LanguageModel, Model, Prompt
-from jaxspec.jobs import slots
-from jaxspec.jobs.files import Shard, Source
+from jaxspec.jobs import Completion, slots
+from jaxspec.jobs.files import Output, Shard, Source
 from jaxspec.nets import adapters, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
@@ -323,6 +323,20 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
         assert source.count() == len(numbers)
         assert [(row["number"], row["prompt"]) for row in source.prompts()] == [(n, f"line {n}") for n in numbers]
         assert [row["number"] for row in source.prompts(1)] == numbers[1:]
+
+
+def test_a_chunk_is_written_when_its_last_line_is_done(tmp_path):
+    """Also where the next chunk's first line takes long; chunks of lines that are skipped are written with the next."""
+    output, done = Output(tmp_path, Shard(1, 2), 2), []
+
+    def results():
+        for place in (0, 1, 2, 8):
+            done.append([path.name[-12:-6] for path in sorted(tmp_path.glob("part-*"))])
+            yield Completion(place, 2 * place + 1, "", [], "length", 1)
+
+    assert list(output.write(results(), 0, lambda: 10, Completion.to_dict)) == [0, 1, 2, 3, 4]
+    assert done == [[], [], ["000000"], ["000000"]]
+    assert [len(output.path(index).read_text().splitlines()) for index in range(5)] == [2, 1, 0, 0, 1]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt_but_at_the_beginning(tmp_path):
