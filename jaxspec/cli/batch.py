@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -98,6 +99,20 @@ def batch(
     with err.status("loading the models"):
         target, drafter = pair.load(settings, draft)
         prefix = None if shared is None else pair.read_prefix(target, drafter, shared, settings.chat)
+    run = functools.partial(
+        generate_many,
+        target,
+        drafter=drafter,
+        slots=settings.slots,
+        in_order=True,
+        max_ahead=max(settings.chunk, BLOCKS * settings.slots),
+        stop=settings.stop or (),
+        max_prompt_tokens=settings.max_prompt_tokens,
+        too_long=settings.too_long,
+        on_error="yield",
+        prefix=prefix,
+    )
+    run([], **generation)  # refuses what is wrong while there is no manifest yet
     models = {"target": (settings.target, target)} | ({} if drafter is None else {"draft": (str(draft), drafter)})
     described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
     done = output.begin(manifest_of(source, output, models, described))
@@ -115,21 +130,7 @@ def batch(
         return fields if wants_tokens else {name: value for name, value in fields.items() if name != "tokens"}
 
     with _Bar(total, min(feed.place, total), err) as bar, feed.until_terminated():
-        results = generate_many(
-            target,
-            feed,
-            drafter=drafter,
-            slots=settings.slots,
-            in_order=True,
-            max_ahead=max(settings.chunk, BLOCKS * settings.slots),
-            stop=settings.stop or (),
-            max_prompt_tokens=settings.max_prompt_tokens,
-            too_long=settings.too_long,
-            on_error="yield",
-            progress=bar.update,
-            prefix=prefix,
-            **generation,
-        )
+        results = run(feed, progress=bar.update, **generation)
         for _ in output.write(results, done, lambda: feed.place, record):
             pass
     err.print(Text(bar.sentence(settings.output)))

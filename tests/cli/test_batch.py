@@ -16,6 +16,7 @@ from jaxspec.analysis import cost
 from jaxspec.cli.main import TERMINATED, app
 from jaxspec.cli.prompts import heldout
 from jaxspec.jobs.files import Source
+from tests.conftest import tokenizer
 
 PROMPTS = heldout("translation", 7)
 
@@ -257,18 +258,26 @@ def test_a_job_that_is_told_to_end_ends_with_a_chunk(batch, tmp_path, monkeypatc
 
 def test_other_weights_configurations_and_tokenizers_are_another_job(batch, zoo, monkeypatch):
     assert batch().exit_code == 0
-    target = zoo["debian-t5-large"]
+    target, words = zoo["debian-t5-large"], tokenizer()
+    words.chat_template = "{{ messages }}"
     last = (-1,) * target.params.ndim
     for changed in (
         target._replace(params=target.params.at[last].add(1.0)),
         target._replace(config="another"),
-        target._replace(tokenizer=zoo["stranger"].tokenizer),
+        target._replace(tokenizer=words),
     ):
         with monkeypatch.context() as patched:
             patched.setitem(zoo, "debian-t5-large", changed)
             result = batch("--resume")
         assert result.exit_code == 2 and "is of another job (models: target is" in result.stderr
     assert batch("--resume").exit_code == 0
+
+
+@pytest.mark.parametrize("wrong", [("--too-long", "cut"), ("--temperature", "-1"), ("--stop", "")])
+def test_what_is_refused_begins_no_job(batch, tmp_path, wrong):
+    """Or the command that was meant would be another job."""
+    assert batch(*wrong).exit_code == 2
+    assert not (tmp_path / "out").exists()
 
 
 def test_errors_count_for_no_rounds(batch, tmp_path):
