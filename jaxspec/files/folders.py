@@ -131,7 +131,7 @@ def flush(path: Path) -> None:
     """Has the disk hold what was written to a file, or the names that a folder has, should the power fail."""
     if os.name == "nt" and path.is_dir():  # Windows opens none
         return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:

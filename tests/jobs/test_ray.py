@@ -49,6 +49,7 @@ class Dying(Decoder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray starts processes, and tests before may have used jax
 def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
     ray = pytest.importorskip("ray", reason="pip install 'ray[data]'")
     pytest.importorskip("ray.data", reason="pip install 'ray[data]'")
