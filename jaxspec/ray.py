@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Model
+from jaxspec.core import LogProbs, Model, token_rows
 from jaxspec.jobs import generate_many
 
 Pair = tuple[Model, Any]
+COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "error")  # of a Completion
+REFUSED = {  # options of `generate_many`
+    "key": "give seed, an integer",
+    "drafter": "load returns it, with the target",
+    "prefix": "it lies in one process; put its text in front of each prompt",
+    "in_order": "rows stay where they are",
+}
 
 
 class Decoder:
     """Decodes the prompts of a column, batch by batch; what is asked of it is what `jaxspec.generate_many` does.
 
-    Each actor loads the models when it is made and decodes one short prompt, so that most programs are compiled before
-    its first batch. The columns of a batch stay, and get `text`, `finish`, `new_tokens`, `rounds`, `drafted`,
-    `accepted` and `error` beside them.
+    Each actor loads the models when it is made and decodes short prompts, so that with `max_prompt_tokens` all programs
+    are compiled before its first batch; without, those of wider prompts come with the first of them. The columns of a
+    batch stay, and get `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted` and `error` beside them; on
+    request also `tokens`, and with log probabilities `raw_log_probs`, `sampled_log_probs`, `top_tokens` and
+    `top_log_probs`: an array for each row, empty where there is an error.
 
     Args:
         load: makes target and drafter (or None) in the actor: models do not travel between processes.
@@ -27,10 +37,13 @@ class Decoder:
         number: column of the prompts' numbers, from which their random keys are folded: with it a text does not depend
             on how Ray cuts the data. Required unless the temperature is 0.
         seed: of the key.
+        tokens: whether to add the ids of tokens; so it is with `log_probs` or `top_log_probs`.
+        on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the actor.
         **options: those of `generate_many`, such as slots, max_new_tokens, temperature and stop.
 
     Raises:
-        ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are to be skipped.
+        ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are to be skipped; an
+            option is not for this class (`key`, `drafter`, `prefix`, `in_order`).
 
     Example:
         >>> def load():
@@ -50,8 +63,12 @@ class Decoder:
         column: str = "prompt",
         number: str | None = None,
         seed: int = 0,
+        tokens: bool = False,
+        on_error: str = "yield",
         **options: Any,
     ):
+        if refused := sorted(REFUSED.keys() & options):
+            raise ValueError(f"{refused[0]} is no option of Decoder: {REFUSED[refused[0]]}")
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
             raise ValueError(
                 "tokens are drawn (temperature), and number is None: name a column of the prompts' numbers"
@@ -61,9 +78,16 @@ class Decoder:
                 "too_long is 'skip', and every row of the data gets a text: expected 'error' or 'truncate'"
             )
         self._column, self._number = column, number
+        top, self._no_log_probs = options.get("top_log_probs"), None
+        if options.get("log_probs") or top is not None:
+            shapes, kinds = ((0,), (0,), (0, top or 0), (0, top or 0)), (*[jnp.float32] * 2, jnp.int32, jnp.float32)
+            self._no_log_probs = LogProbs(*map(jnp.zeros, shapes, kinds))  # of a prompt that is not decoded
+        self._with_tokens = tokens or self._no_log_probs is not None
         self._target, drafter = load()
-        self._options = options | {"drafter": drafter, "key": jax.random.key(seed), "on_error": "yield"}
-        list(self._rows([{"prompt": [0]}]))
+        self._options = options | {"drafter": drafter, "key": jax.random.key(seed), "on_error": on_error}
+        one_of_each_bucket = {token_rows.bucket(n): n for n in range(1, (options.get("max_prompt_tokens") or 1) + 1)}
+        short = [{"prompt": [0] * n, "max_new_tokens": 1} for n in one_of_each_bucket.values()]
+        list(self._rows(short, on_error="yield"))  # what models cannot read is too wide for every prompt
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Decodes a batch of columns."""
@@ -71,10 +95,27 @@ class Decoder:
             raise ValueError(f"the data have no column {missing[0]!r}, but {sorted(batch)}: choose one of these")
         prompts = [value.tolist() if isinstance(value, np.ndarray) else value for value in batch[self._column].tolist()]
         numbers = range(len(prompts)) if self._number is None else batch[self._number].tolist()
-        rows = self._rows({"prompt": p, "number": n} for p, n in zip(prompts, numbers, strict=True))
-        records = [row.to_dict() | {"new_tokens": len(row.tokens)} for row in rows]
-        columns = ("text", "finish", "new_tokens", "rounds", "drafted", "accepted", "error")
-        return dict(batch) | {name: np.array([record[name] for record in records]) for name in columns}
+        rows = list(self._rows({"prompt": p, "number": n} for p, n in zip(prompts, numbers, strict=True)))
+        columns = {name: np.array([getattr(row, name) for row in rows]) for name in COLUMNS}
+        columns["new_tokens"] = np.array([len(row.tokens) for row in rows])
+        if self._with_tokens:
+            columns["tokens"] = _ragged([np.array(row.tokens, np.int32) for row in rows])
+        if self._no_log_probs is not None:
+            log_probs = [row.log_probs or self._no_log_probs for row in rows]
+            columns["raw_log_probs"] = _ragged([values.raw for values in log_probs])
+            columns["sampled_log_probs"] = _ragged([values.sampled for values in log_probs])
+            if self._no_log_probs.top_raw.shape[1]:
+                columns["top_tokens"] = _ragged([values.top_tokens for values in log_probs])
+                columns["top_log_probs"] = _ragged([values.top_raw for values in log_probs])
+        return dict(batch) | columns
 
-    def _rows(self, requests: Any) -> Any:
-        return generate_many(self._target, requests, in_order=True, **self._options)
+    def _rows(self, requests: Any, **options: Any) -> Any:
+        return generate_many(self._target, requests, in_order=True, **self._options | options)
+
+
+def _ragged(arrays: Sequence[Any]) -> np.ndarray:
+    """A column of arrays, also where all have one length and numpy would make a matrix of them."""
+    column = np.empty(len(arrays), object)
+    for index, array in enumerate(arrays):
+        column[index] = np.asarray(array)
+    return column

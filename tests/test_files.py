@@ -2,10 +2,13 @@
 
 import codecs
 import errno
+import os
+import stat
 
 import pytest
 
 from jaxspec import files
+from jaxspec.files import folders
 from jaxspec.training import recipes
 from jaxspec.training.recipes import RecipeError, Train
 
@@ -64,3 +67,37 @@ def test_a_recipes_seed_is_one_that_keys_tell_apart():
     for seed in (-1, 2**32, 2**64):
         with pytest.raises(RecipeError, match=rf"train.seed is {seed}: expected 0 to 4294967295"):
             Train(1, 1, 1e-3, seed=seed)
+
+
+def test_what_is_written_is_on_the_disk_when_it_has_its_name(tmp_path, monkeypatch):
+    """A file, or all of a folder, before it is renamed, and then the names: else a loss of power may leave it empty."""
+    seen = []
+
+    def fsync(descriptor):
+        state = os.fstat(descriptor)
+        seen.append((None if stat.S_ISDIR(state.st_mode) else state.st_size, target.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    target = tmp_path / "rows"
+    files.write_text(target, ["text"])
+    assert seen == [(4, False), (None, True)]
+    seen.clear()
+    target = tmp_path / "folder"
+    with folders.whole(target) as beside:
+        (beside / "parts").mkdir()
+        (beside / "parts" / "one").write_text("one")
+    assert sorted(seen, key=str) == [(3, False), (None, False), (None, False), (None, True)]
+    assert seen[-1] == (None, True)
+
+
+def test_the_first_of_several_writers_stays(tmp_path):
+    for text in ("first", "second"):
+        files.write_text(tmp_path / "once", [text], overwrite=False)
+    assert files.read_text(tmp_path / "once") == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["once"]
+
+
+def test_half_a_character_is_written_as_json_has_it(tmp_path):
+    rows = [{"id": "\ud800", "text": "\U0001f600 \\ud800"}]
+    files.write_jsonl(tmp_path / "rows", rows)
+    assert list(files.read_jsonl(tmp_path / "rows")) == rows

@@ -249,6 +249,12 @@ def test_a_stream_on_a_mesh_is_the_text_of_a_batch(report):
 
 
 @pytest.mark.slow
+def test_a_job_on_a_mesh_has_the_rows_of_one_device(report):
+    assert report["many"]["mesh"] == report["many"]["one"]
+    assert [len(tokens) for tokens, *_ in report["many"]["one"]] == [28, 12, 20, 4, 8, 24]
+
+
+@pytest.mark.slow
 def test_two_processes_generate_what_one_generates(report, tmp_path):
     """Under jax.distributed: batches split between processes, and parameters; each process has the whole text.
 
@@ -259,6 +265,7 @@ def test_two_processes_generate_what_one_generates(report, tmp_path):
         port = free.getsockname()[1]
     both = [start(2, "process", port, index, tmp_path) for index in range(2)]
     expected = dict(processes=2, streamed=report["streamed"], encoder=report["encoder"]["one"])
+    expected["many"] = report["many"]["one"]
     folders = ["huggingface", "int8", "orbax"]
     expected["saved"] = dict.fromkeys(folders, True) | {"files": folders}
     assert [answer(process) for process in both] == [expected] * 2

@@ -139,4 +139,4 @@ def process_bytes() -> int | None:
 
 def device_bytes() -> int | None:
     """Asks for the peak memory of the device so far; None on a CPU, whose memory is the process's."""
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from jaxspec.core import Model
 from jaxspec.decode.request import prepare
 from jaxspec.jobs import Completion, Progress, generate_many
 from jaxspec.jobs.files import Output, Shard, Source, check_paths, manifest_of
+from jaxspec.jobs.many import BLOCKS
 
 DESCRIBED = (  # options that a job's results depend on
     *("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed"),
@@ -91,20 +93,35 @@ def batch(
     source = Source(settings.input, settings.field, settings.chat, shard, system)
     output = Output(settings.output, shard, settings.chunk)
     err = Console(stderr=True, highlight=False)
+    output.check(resume=resume)
+    with err.status("counting the lines"):
+        total = source.count()
     with err.status("loading the models"):
         target, drafter = pair.load(settings, draft)
         prefix = None if shared is None else pair.read_prefix(target, drafter, shared, settings.chat)
-    parameters = {settings.target: target.params} | ({} if drafter is None else {str(draft): drafter.params})
-    costs = output.stored("costs") if resume else None
+    run = functools.partial(
+        generate_many,
+        target,
+        drafter=drafter,
+        slots=settings.slots,
+        in_order=True,
+        max_ahead=max(settings.chunk, BLOCKS * settings.slots),
+        stop=settings.stop or (),
+        max_prompt_tokens=settings.max_prompt_tokens,
+        too_long=settings.too_long,
+        on_error="yield",
+        prefix=prefix,
+    )
+    run([], **generation)  # refuses what is wrong while there is no manifest yet
+    models = {"target": (settings.target, target)} | ({} if drafter is None else {"draft": (str(draft), drafter)})
+    described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
+    done = output.begin(manifest_of(source, output, models, described))
     if settings.policy.partition("=")[0] == "adaptive":
-        # What it decides depends on what it measured, and texts may on that: a resumed job goes on with the same.
-        costs = costs or _costs(settings, target, drafter, generation, err)
+        costs = output.costs(lambda: _costs(settings, target, drafter, generation, err))
         # Rows that agree on their drafts have the same texts as alone if what is drafted does not matter to a text.
         rule, temperature = generation["rule"], sampling.get("temperature") or 0
         together = temperature == 0 or (rule is not None and rule.shares_noise)
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
-    described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
-    done = output.begin(manifest_of(source, output, parameters, described) | {"costs": costs}, resume=resume)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
 
@@ -112,25 +129,12 @@ def batch(
         fields = completion.to_dict() | {"new_tokens": len(completion.tokens)}
         return fields if wants_tokens else {name: value for name, value in fields.items() if name != "tokens"}
 
-    with _Bar(source.count(), feed.place, err) as bar, feed.until_terminated():
-        results = generate_many(
-            target,
-            feed,
-            drafter=drafter,
-            slots=settings.slots,
-            in_order=True,
-            stop=settings.stop or (),
-            max_prompt_tokens=settings.max_prompt_tokens,
-            too_long=settings.too_long,
-            on_error="yield",
-            progress=bar.update,
-            prefix=prefix,
-            **generation,
-        )
+    with _Bar(total, min(feed.place, total), err) as bar, feed.until_terminated():
+        results = run(feed, progress=bar.update, **generation)
         for _ in output.write(results, done, lambda: feed.place, record):
             pass
     err.print(Text(bar.sentence(settings.output)))
-    if feed.is_terminated:
+    if feed.is_terminated and feed.place < total:
         err.print("terminated: give the same command with --resume to go on")
         raise typer.Exit(TERMINATED)
 
@@ -204,7 +208,8 @@ class _Bar:
 
     @property
     def _per_round(self) -> float:
-        return (self._progress.tokens - self._progress.done) / max(1, self._progress.rounds)
+        p = self._progress  # of a prompt that is no error, prefill has made one token
+        return (p.tokens - (p.done - p.failed)) / max(1, p.rounds)
 
     def sentence(self, folder: Path) -> str:
         """Says what was done."""

@@ -318,7 +318,7 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     Traceback (most recent call last):
     ValueError: 2**40 new tokens take 1.2 EB of memory (weights 1.0 GB, caches and rows 1.2 EB), and there are ...
     """
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
     needed = sum(parts.values())
     if needed <= have:

@@ -106,22 +106,24 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
     return row
 
 
-def write_text(path: str | Path, chunks: Iterable[str]) -> None:
+def write_text(path: str | Path, chunks: Iterable[str], *, overwrite: bool = True) -> None:
     """Writes text through a temporary file beside it, so that no reader ever sees half of it.
 
     Args:
         path: the file; its folder is created if missing.
         chunks: the text, in pieces. If producing them fails, an older file stays as it was.
+        overwrite: whether it takes the place of a file that is there in the end; else that one stays.
     """
-    with whole(Path(path)) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
+    with whole(Path(path), overwrite=overwrite) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(chunks)
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yields a new file to write, which becomes `path` when the block ends; a failure leaves what was there.
 
-    As with `folders.whole`, the next process that writes the same file deletes what a killed one left unfinished.
+    It is on the disk by then, and a machine that loses its power keeps it. As with `folders.whole`, the next process
+    that writes the same file deletes what a killed one left unfinished.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folders.sweep(path, "tmp")
@@ -130,14 +132,37 @@ def whole(path: Path) -> Iterator[Path]:
         beside.touch()
         with folders.in_use(beside):
             yield beside
-        os.replace(beside, path)
+        folders.flush(beside)
+        _put(beside, path, overwrite)
+        folders.flush(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 
 
+def _put(new: Path, path: Path, overwrite: bool) -> None:
+    """Gives a file its name, which another one may have."""
+    try:
+        (os.replace if overwrite else os.link)(new, path)
+    except FileExistsError:
+        pass  # the other stays
+    except OSError:
+        if overwrite:
+            raise
+        os.replace(new, path)  # a file system without links: the last stays
+
+
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes one JSON object per line, as `write_text` does."""
-    write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Writes one JSON object per line, as `write_text` does.
+
+    Half a character, which JSON may name and UTF-8 cannot write, is written as JSON names it.
+
+    >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+    >>> write_jsonl(path, [{"id": "\\ud800"}])
+    >>> path.read_text(), json.loads(path.read_text()) == {"id": "\\ud800"}
+    ('{"id": "\\\\ud800"}\\n', True)
+    """
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_text(path, (line.encode("utf-8", "backslashreplace").decode() for line in lines))
 
 
 def check_writable(path: str | Path) -> None:

@@ -127,11 +127,28 @@ def no_room(folder: Path, needed: int) -> str:
     return f"{folder} would take {filesize.decimal(needed)} of disk, and {existing} has {filesize.decimal(free)} left"
 
 
+def flush(path: Path) -> None:
+    """Has the disk hold what was written to a file, or the names that a folder has, should the power fail."""
+    if os.name == "nt" and path.is_dir():  # Windows opens none
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not every file system can
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def put_in_place(new: Path, folder: Path) -> None:
     """Renames a folder, over another one if there is one; after a kill on the way `recover` finds the one or the other.
 
-    Between two renames nothing is in place: what was there waits beside, and a reader that comes then puts it back.
+    What is new is on the disk before what was there is deleted. Between two renames nothing is in place: what was there
+    waits beside, and a reader that comes then puts it back.
     """
+    for part in (*new.rglob("*"), new):
+        flush(part)
     recover(folder)
     old = _set_aside(folder)
     shutil.rmtree(old, ignore_errors=True)  # it was replaced, and the one that did it killed before this
@@ -142,6 +159,7 @@ def put_in_place(new: Path, folder: Path) -> None:
     except BaseException:
         recover(folder)
         raise
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

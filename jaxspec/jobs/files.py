@@ -12,19 +12,21 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jaxspec import files
+from jaxspec.core import BoundDrafter, Model
 from jaxspec.files import digests, folders
 from jaxspec.jobs.many import Completion
 
-SAMPLED = 256  # entries of each array that tell models apart
-ITS_OWN = ("shard", "costs")  # of a part, in its manifest; all else is the same for all parts
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
@@ -62,7 +64,11 @@ class Source(NamedTuple):
     system: str | None = None
 
     def count(self) -> int:
-        """Counts the lines of the part."""
+        """Counts the lines of the part.
+
+        Raises:
+            ValueError: a compressed file is damaged.
+        """
         total = sum(1 for _ in self._lines())
         return max(0, -(-(total - self.shard.index) // self.shard.count))
 
@@ -74,11 +80,7 @@ class Source(NamedTuple):
         lines = itertools.islice(self._lines(), self.shard.number(start), None, self.shard.count)
         for place, (is_json, line) in enumerate(lines, start):
             number = self.shard.number(place)
-            prompt = {"id": number, "number": number}
-            try:
-                yield prompt | self._prompt(is_json, line)
-            except ValueError as error:
-                yield prompt | {"prompt": error}
+            yield {"id": number, "number": number} | self._prompt(is_json, line)
 
     def _lines(self) -> Iterator[tuple[bool, bytes]]:
         """Yields every line of every file that is not blank, and whether it is JSON.
@@ -87,29 +89,38 @@ class Source(NamedTuple):
         """
         for path in self.paths:
             is_json = path.name.removesuffix(".gz").endswith(".jsonl")
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                first = file.readline().removeprefix(codecs.BOM_UTF8)
-                yield from ((is_json, line) for line in itertools.chain([first], file) if line.strip())
+            try:
+                with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                    first = file.readline().removeprefix(codecs.BOM_UTF8)
+                    yield from ((is_json, line) for line in itertools.chain([first], file) if line.strip())
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path} is cut off or damaged, or is not compressed by gzip ({error})") from None
 
     def _prompt(self, is_json: bool, line: bytes) -> dict[str, Any]:
+        """Reads a prompt; what is wrong with the line is in place of it."""
         try:
             text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})") from None
+            return {"prompt": ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})")}
         if not is_json:
             return {"prompt": self._message(text)}
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the line is no JSON ({error})") from None
+            return {"prompt": ValueError(f"the line is no JSON ({error})")}
         if not isinstance(row, Mapping):
-            raise ValueError(f"the line is {text[:60]}: expected a JSON object")
+            return {"prompt": ValueError(f"the line is {text[:60]}: expected a JSON object")}
         particular = {name: row[name] for name in ("id", "max_new_tokens") if name in row}
-        if self.field not in row and "messages" in row:
+        try:
+            json.dumps(row.get("id"), allow_nan=False)
+        except (ValueError, RecursionError) as error:  # 1e999 is read as infinity, which JSON has not
+            return {"prompt": ValueError(f"the line's id cannot be written ({error})")}
+        if self.field in row:
+            return particular | {"prompt": self._message(row[self.field])}
+        if "messages" in row:
             return particular | {"messages": row["messages"]}
-        if self.field not in row:
-            raise ValueError(f"the line has no {self.field!r}, but {sorted(row)}: choose one of these with --field")
-        return particular | {"prompt": self._message(row[self.field])}
+        message = f"the line has no {self.field!r}, but {sorted(row)}: choose one of these with --field"
+        return particular | {"prompt": ValueError(message)}
 
     def _message(self, prompt: Any) -> Any:
         if not self.chat or not isinstance(prompt, str):
@@ -144,29 +155,38 @@ class Output(NamedTuple):
         """The path of this part's manifest."""
         return self.folder / f"manifest-{self.shard.suffix}.json"
 
-    def stored(self, name: str) -> Any:
-        """Returns an entry of the manifest that is there; None if there is none."""
-        return json.loads(files.read_text(self.manifest)).get(name) if self.manifest.exists() else None
+    def check(self, *, resume: bool) -> None:
+        """Refuses a folder that cannot be written, or holds a job that is not to be resumed.
 
-    def begin(self, manifest: Mapping[str, Any], *, resume: bool) -> int:
+        Raises:
+            ValueError, OSError: the one or the other.
+        """
+        files.check_writable(self.manifest)
+        if self.manifest.exists() and not resume:
+            raise ValueError(f"{self.folder} holds a job already: give --resume to go on with it, or another folder")
+
+    def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the costs of passes that all parts of the job go on with: the first that were measured.
+
+        What is drafted depends on them, and with it texts that are drawn.
+        """
+        path = self.folder / "costs.json"
+        if not path.exists():
+            files.write_text(path, [json.dumps(measure()) + "\n"], overwrite=False)  # another part may have been first
+        return json.loads(files.read_text(path))
+
+    def begin(self, manifest: Mapping[str, Any]) -> int:
         """Writes the manifest, or compares it with that of the job to go on with; returns the chunks that are done.
 
         Raises:
-            ValueError: there is a job in the folder and it is not to be resumed, or it is another one.
+            ValueError: the job in the folder is another one.
         """
-        path = self.manifest
-        if path.exists():
-            if not resume:
-                raise ValueError(
-                    f"{self.folder} holds a job already: give --resume to go on with it, or another folder"
-                )
-            _compare(json.loads(files.read_text(path)), json.loads(json.dumps(manifest)), path)
+        wanted = json.loads(json.dumps(manifest))
+        for path in [self.manifest] if self.manifest.exists() else sorted(self.folder.glob("manifest-*.json"))[:1]:
+            _compare(json.loads(files.read_text(path)) | {"shard": self.shard.index}, wanted, path)
+        if self.manifest.exists():
             return self.done()
-        if others := sorted(self.folder.glob("manifest-*.json")):
-            other = json.loads(files.read_text(others[0]))
-            its_own = {name: manifest[name] for name in ITS_OWN if name in manifest}
-            _compare(other | its_own, json.loads(json.dumps(manifest)), others[0])
-        files.write_text(path, [json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"])
+        files.write_text(self.manifest, [json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"])
         return 0
 
     def write(
@@ -185,11 +205,14 @@ class Output(NamedTuple):
         """
         index, rows = done, list[dict[str, Any]]()
         for completion in results:
-            of_chunk = completion.number // self.shard.count // self.chunk
-            while index < of_chunk:
+            place = completion.number // self.shard.count
+            while index < place // self.chunk:  # lines that are skipped have no result
                 yield self._write(index, rows)
                 index, rows = index + 1, []
             rows.append(record(completion))
+            if (place + 1) % self.chunk == 0:  # full, and waits for no other
+                yield self._write(index, rows)
+                index, rows = index + 1, []
         while index * self.chunk < lines():
             yield self._write(index, rows)
             index, rows = index + 1, []
@@ -201,20 +224,20 @@ class Output(NamedTuple):
 
 
 def manifest_of(
-    source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
+    source: Source, output: Output, models: Mapping[str, tuple[str, Model | BoundDrafter]], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Describes a job: everything that its texts depend on.
 
     Args:
         source, output: what is read, and how it is cut into chunks.
-        models: name: parameters.
+        models: target and drafter, each with its name.
         options: plain values.
     """
     return {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
-        "models": {name: digest(params) for name, params in models.items()},
+        "models": {role: [name, digest(model)] for role, (name, model) in models.items()},
         "options": dict(options),
-        "input": {path.name: digests.of_file(path) for path in source.paths},
+        "input": [[path.name, digests.of_file(path)] for path in source.paths],  # whose order is that of the lines
         "field": source.field,
         "chat": source.chat,
         "shard": source.shard.index,
@@ -223,17 +246,56 @@ def manifest_of(
     }
 
 
-def digest(params: Any) -> str:
-    """Returns a digest of parameters: of the shape of each array, and its first numbers.
+def digest(model: Model | BoundDrafter) -> str:
+    """Returns a digest of all that tells models apart: every bit of the parameters, configurations, tokenizers.
 
-    >>> [digest({"a": array}) == digest({"a": np.zeros(3)}) for array in (np.zeros(3), np.zeros(4), np.ones(3))]
-    [True, False, False]
+    It is the same on any mesh, and parameters stay where they are.
+
+    >>> from jaxspec.testing import table_model
+    >>> table = table_model(jax.random.key(1), vocab=5)
+    >>> [digest(table) == digest(table._replace(params=p)) for p in (table.params + 0, table.params.at[-1, -1].add(1))]
+    [True, False]
     """
     hashed = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        first = leaf[(0,) * (leaf.ndim - 1)][:SAMPLED] if getattr(leaf, "ndim", 0) else leaf
-        hashed.update(f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {np.asarray(first).tolist()}".encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
+        summed = digests.of_arrays([leaf]) if isinstance(leaf, np.ndarray) else np.asarray(_checksum(leaf)).tolist()
+        hashed.update(f"{jax.tree_util.keystr(path)} {jnp.result_type(leaf)} {np.shape(leaf)} {summed}\n".encode())
+    for part in (model,) if isinstance(model, Model) else model.models:
+        hashed.update(f"{part.config} {_spelled(part.tokenizer)}\n".encode("utf-8", "surrogatepass"))
     return hashed.hexdigest()
+
+
+@jax.jit
+def _checksum(array: Array) -> Array:
+    """Sums an array's entries, each mixed with its place: two numbers, as integers are added in any order."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    if array.dtype in (jnp.bool_, jnp.int4, jnp.uint4):
+        array = array.astype(jnp.int8)
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * min(array.dtype.itemsize, 4)}").astype(jnp.uint32)
+    place = jnp.zeros_like(bits)
+    for axis, size in enumerate(bits.shape):  # not by reshaping, which would move what lies on several devices
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    mixed = (_mixed(bits ^ _mixed(place + jnp.uint32(seed))) for seed in (1, 2**31))
+    return jnp.stack([jnp.sum(numbers, dtype=jnp.uint32) for numbers in mixed])
+
+
+def _mixed(bits: Array) -> Array:
+    """The last steps of MurmurHash3: any bit that differs changes about half of the result's."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = (bits ^ (bits >> jnp.uint32(shift))) * jnp.uint32(factor)
+    return bits ^ (bits >> jnp.uint32(16))
+
+
+def _spelled(tokenizer: Any) -> str:
+    """Writes down what a tokenizer does; none is an empty text."""
+    if tokenizer is None:
+        return ""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # Calls may change what is cut off or padded; they are no part of it.
+    how = json.loads(backend.to_str()) | {"truncation": None, "padding": None} if backend else tokenizer.get_vocab()
+    special = getattr(tokenizer, "special_tokens_map", None), getattr(tokenizer, "chat_template", None)
+    return json.dumps([how, repr(special)], sort_keys=True)
 
 
 def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, within: str = "") -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec import sharding
-from jaxspec.core import Failure, Finish, LogProbs, Model
+from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
 from jaxspec.core.checks import integer, one_of
-from jaxspec.decode import display, stopping
+from jaxspec.decode import display, inputs, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs.prompts import Reader, Request, limits_of
 from jaxspec.jobs.slots import Report, Slots
@@ -21,6 +20,7 @@ from jaxspec.sampling.params import OPTIONS
 ROUNDS = 64  # between two looks of the host at the slots, at most
 STOP_ROUNDS = 8  # the same where it looks for stop strings: what is decoded past one is thrown away
 BLOCKS = 4  # prompts that are read ahead, in multiples of the slots
+AHEAD = 64  # prompts that may be begun after the first that is not done, in multiples of the slots
 ON_ERROR = ("raise", "yield")
 FAILURES = {
     Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
@@ -87,6 +87,7 @@ def generate_many(
     *,
     slots: int = 16,
     in_order: bool = False,
+    max_ahead: int | None = None,
     stop: Sequence[str] = (),
     max_new_tokens: int = 128,
     max_prompt_tokens: int | None = None,
@@ -109,8 +110,10 @@ def generate_many(
         prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of messages, written in the
             model's chat template), or dicts with "prompt" or "messages", and perhaps "id", "max_new_tokens" (at most
             the job's), and "number" in place of the prompt's place in the iterable.
-        slots: rows that are decoded together.
+        slots: rows that are decoded together; those that no prompt is left for stay idle.
         in_order: whether texts are yielded in the order of the prompts; by default as they are done.
+        max_ahead: with `in_order`, how far after the first prompt that is not done others may be begun, and so how many
+            results may wait for it; by default 64 times the slots. Slots are idle while all that may be begun are done.
         stop: strings that end a row, cut from its text.
         max_new_tokens: most new tokens of a prompt.
         max_prompt_tokens: the longest prompt to accept. By default what the models can read; then a prompt that is
@@ -145,16 +148,22 @@ def generate_many(
     one_of(on_error, "on_error", ON_ERROR)
     if isinstance(prompts, str):
         prompts = [prompts]
-    if not hasattr(prompts, "__iter__"):
-        raise TypeError(f"the prompts are of type {type(prompts).__name__}: expected an iterable of prompts")
+    is_one = isinstance(prompts, Mapping | Prompt | bytes) or hasattr(prompts, "columns")  # or a table: yields names
+    if is_one or not hasattr(prompts, "__iter__"):
+        kind = type(prompts).__name__
+        raise TypeError(f"the prompts are of type {kind}: expected an iterable of prompts, such as a list of dicts")
+    max_ahead = integer(AHEAD * slots if max_ahead is None else max_ahead, "max_ahead", "an integer, 1 or more")
+    if max_ahead < 1:
+        raise ValueError(f"max_ahead is {max_ahead}: expected at least 1")
     _check_single(options)
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
     reader = Reader(target, prompts, limits, BLOCKS * slots, options.get("prefix"), chat_template_kwargs)
     stopper = stopping.checked(stop, target)
-    job = _Job(prepared, reader, stopper, slots, group, limits.prompt if max_prompt_tokens else None, progress)
-    return _checked(_ordered(job.run()) if in_order else job.run(), on_error)
+    width = limits.prompt if max_prompt_tokens else None
+    job = _Job(prepared, reader, stopper, slots, group, width, max_ahead if in_order else None, progress)
+    return _checked(job.run(), on_error)
 
 
 def _check_single(options: dict[str, Any]) -> None:
@@ -163,7 +172,10 @@ def _check_single(options: dict[str, Any]) -> None:
         raise ValueError(f"num_samples is {options['num_samples']}: give a prompt as often as texts of it are wanted")
     for name in ("key", *OPTIONS):
         of_all_rows = 1 if name in ("logit_bias", "banned") else 0  # dimensions of a value that is the same for all
-        if name in options and np.ndim(options[name]) > of_all_rows:
+        if options.get(name) is None:
+            continue
+        value = inputs.key_of(options[name]) if name == "key" else options[name]  # of PRNGKey an array
+        if np.ndim(value) > of_all_rows:
             raise ValueError(f"{name} has a value for each of several prompts: expected one for all of the job")
 
 
@@ -186,6 +198,7 @@ class _Job:
         slots: int,
         group: int,
         width: int | None,
+        max_ahead: int | None,
         report: Callable[[Progress], Any] | None,
     ):
         self._prepared, self._reader, self._stop = prepared, reader, stop
@@ -193,24 +206,27 @@ class _Job:
         self._width = 0 if width is None else prepared.widths(width)[0]
         self._report = report
         self._progress = Progress()
-        self._finished = deque[tuple[int, Completion]]()
+        self._max_ahead = max_ahead  # None: results are yielded as they are done
+        self._finished = dict[int, Completion]()  # by place; not yielded yet
+        self._first = 0  # of the places, the first that is not done, if results are yielded in order
 
-    def run(self) -> Iterator[tuple[int, Completion]]:
-        """Yields every prompt's place and result."""
+    def run(self) -> Iterator[Completion]:
+        """Yields every prompt's result."""
         while self._reader.peek(1):
             ahead = self._ahead()
-            while self._finished:
-                yield self._finished.popleft()
-            if not ahead:
-                continue
-            count = min(self._slots, len(ahead))
-            widest = max(len(request.row.tokens) for request in ahead)
-            self._width = max(self._width, self._prepared.widths(widest)[0])
-            rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
-            slots = Slots(self._prepared, self._width, count, min(self._group, count), rounds)
-            yield from self._until_wider(slots)
+            if ahead:
+                widest = max(len(request.row.tokens) for request in ahead)
+                self._width = max(self._width, self._prepared.widths(widest)[0])
+                rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
+                yield from self._until_wider(Slots(self._prepared, self._width, self._slots, self._group, rounds))
+            yield from self._ready()
 
-    def _until_wider(self, slots: Slots) -> Iterator[tuple[int, Completion]]:
+    def _ready(self) -> Iterator[Completion]:
+        """Takes out the results to yield: all there are, or in order those before the first that is not done."""
+        for place in sorted(place for place in self._finished if self._max_ahead is None or place < self._first):
+            yield self._finished.pop(place)
+
+    def _until_wider(self, slots: Slots) -> Iterator[Completion]:
         """Decodes until all prompts are done, or the next one is wider than the slots."""
         live, free = dict[int, _Live](), list(range(slots.slots))
         group, new = list[Request](), None
@@ -228,8 +244,7 @@ class _Job:
                 report = slots.run(len(group) or min(len(free) + slots.group, slots.slots))
                 if group and new is None:
                     new = slots.prefill([request.row for request in group])  # while the rounds are run
-            while self._finished:
-                yield self._finished.popleft()
+            yield from self._ready()
             if not live:
                 return
             free += self._collect(slots, live, sharding.fetch(report))
@@ -250,6 +265,8 @@ class _Job:
     def _ahead(self) -> list[Request]:
         """Reads prompts ahead, and finishes those of them that cannot be decoded."""
         ahead = self._reader.peek(BLOCKS * self._slots)
+        if self._max_ahead is not None:
+            ahead = [request for request in ahead if request.place < self._first + self._max_ahead]
         wrong = [request for request in ahead if request.error is not None]
         self._reader.take(wrong)
         for request in wrong:
@@ -293,8 +310,8 @@ class _Job:
         self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, int], report: Report, place: int
     ) -> Completion:
         failed, finish = int(report.failed[place]), int(report.finish[place])
-        if needed is not None and not failed:
-            tokens, stats, finish = tokens[:needed], _until(row.rounds, needed), Finish.STOP
+        if needed is not None:  # a round that fails commits nothing, so it came after the string
+            tokens, stats, finish, failed = tokens[:needed], _until(row.rounds, needed), Finish.STOP, 0
         log_probs = report.log_probs
         if log_probs is not None:
             log_probs = LogProbs(*(values[place, : len(tokens)].copy() for values in log_probs))
@@ -314,7 +331,9 @@ class _Job:
         )
 
     def _finish(self, request: Request, completion: Completion) -> None:
-        self._finished.append((request.place, completion))
+        self._finished[request.place] = completion
+        while self._first in self._finished:
+            self._first += 1
         p = self._progress
         self._progress = p._replace(
             done=p.done + 1,
@@ -347,20 +366,10 @@ def _refused(request: Request) -> Completion:
     return Completion(request.id, request.row.number, None, [], "failure", 0, error=request.error)
 
 
-def _checked(results: Iterable[tuple[int, Completion]], on_error: str) -> Iterator[Completion]:
+def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completion]:
     """Yields results, and raises the error of the first that has one, if it is to be raised."""
-    for _, completion in results:
+    for completion in results:
         if completion.error is not None and on_error == "raise":
             kind = FloatingPointError if completion.error in FAILURES.values() else ValueError
             raise kind(f"prompt {completion.id}: {completion.error}")
         yield completion
-
-
-def _ordered(results: Iterable[tuple[int, Completion]]) -> Iterator[tuple[int, Completion]]:
-    """Yields results by their places, which count from 0 without a gap."""
-    waiting, next_place = dict[int, tuple[int, Completion]](), 0
-    for place, completion in results:
-        waiting[place] = place, completion
-        while next_place in waiting:
-            yield waiting.pop(next_place)
-            next_place += 1

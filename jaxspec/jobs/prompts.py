@@ -131,7 +131,7 @@ class Reader:
             dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
         )
         number, limit = fields.get("number", place), fields.get("max_new_tokens", self._limits.new)
-        request = Request(fields.get("id", number), Row(number, (), self._limits.new))
+        request = Request(fields.get("id", number), Row(place, (), self._limits.new))
         try:
             if unknown := sorted(set(fields) - set(FIELDS)):
                 raise ValueError(f"the prompt has the field {unknown[0]!r}: expected some of {', '.join(FIELDS)}")
@@ -155,7 +155,14 @@ class Reader:
         if messages is None and inputs.is_chat(prompt):
             messages = prompt
         if messages is not None:
-            ids = inputs.chat_ids(self._target, messages, template=self._template)
+            if not inputs.is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
+                raise ValueError(f"the chat is {messages!r:.80}: expected a list of messages, each with a role")
+            try:
+                ids = inputs.chat_ids(self._target, messages, template=self._template)
+            except ValueError:
+                raise
+            except Exception as error:  # the template is a program, and may end in any way
+                raise ValueError(f"the chat cannot be written ({type(error).__name__}: {error})") from error
             return ids if self._prefix is None else self._prefix.followed_by(ids, "chat")[len(self._prefix) :]
         if isinstance(prompt, str):
             inputs.check_text(prompt, number)
@@ -174,12 +181,12 @@ class Reader:
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, kind)
-            tokens = np.asarray(row, np.int64)
-            if not tokens.size:
+            if not row:
                 raise ValueError("the prompt is empty: it needs at least one token")
             vocab = self._target.lm.vocab_size
-            if (outside := tokens[(tokens < 0) | (tokens >= vocab)]).size:
+            if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+            tokens = np.array(row, np.int64)
         except (ValueError, TypeError) as error:
             yield request._replace(error=str(error))
             return

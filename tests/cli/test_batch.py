@@ -3,14 +3,20 @@
 import errno
 import gzip
 import json
+import os
+import signal
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec import files
-from jaxspec.cli.main import app
+from jaxspec.analysis import cost
+from jaxspec.cli.main import TERMINATED, app
 from jaxspec.cli.prompts import heldout
+from jaxspec.jobs.files import Source
+from tests.conftest import tokenizer
 
 PROMPTS = heldout("translation", 7)
 
@@ -85,19 +91,32 @@ def test_shards_must_be_of_one_job(batch, tmp_path):
     assert result.exit_code == 2 and "num_shards is 2 there and 3 here" in result.stderr
 
 
-def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path):
-    """Other costs may make other drafts, and these another text."""
-    adaptive = ("--policy", "adaptive", "-t", "1", "--chunk", "4")
-    assert (result := batch(*adaptive)).exit_code == 0, result.output
-    manifest = tmp_path / "out" / "manifest-00000-of-00001.json"
-    costs = json.loads(manifest.read_text())["costs"]
-    assert costs["v"][0] == 1.0
+def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path, monkeypatch):
+    """Other costs may make other drafts, and these another text: they are measured once for all parts of a job."""
+    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: measured.pop())
+    measured = [cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))]
+    adaptive = ("--policy", "adaptive", "-t", "1", "--chunk", "2", "--num-shards", "2")
+    assert (result := batch(*adaptive, "--shard", "1")).exit_code == 0, result.output
     chunks = sorted((tmp_path / "out").glob("part-*"))
     contents = [path.read_bytes() for path in chunks]
     chunks[-1].unlink()
-    assert (result := batch(*adaptive, "--resume")).exit_code == 0, result.output
-    assert json.loads(manifest.read_text())["costs"] == costs
+    assert (result := batch(*adaptive, "--shard", "1", "--resume")).exit_code == 0, result.output
     assert [path.read_bytes() for path in chunks] == contents
+    assert (result := batch(*adaptive, "--shard", "0")).exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == {"c": 0.2, "v": [1.0, 1.1, 1.3, 1.6]}
+
+
+def test_rows_that_agree_on_their_drafts_have_the_texts_of_any_restart(batch, tmp_path):
+    """At temperature 0 what is drafted depends on what is decoded beside a row: its counts may, its text may not."""
+    adaptive = ("--policy", "adaptive", "--tokens", "--chunk", "2")
+    assert (result := batch(*adaptive)).exit_code == 0, result.output
+    rows = rows_in(tmp_path / "out")
+    for chunk in sorted((tmp_path / "out").glob("part-*"))[1:]:
+        chunk.unlink()
+    assert (result := batch(*adaptive, "--resume")).exit_code == 0, result.output
+    counts = ("rounds", "drafted", "accepted")
+    again = [row | dict.fromkeys(counts) for row in rows_in(tmp_path / "out")]
+    assert again == [row | dict.fromkeys(counts) for row in rows]
 
 
 def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch):
@@ -138,3 +157,132 @@ def test_lines_follow_a_prefix(batch, zoo, tmp_path):
     ]
     result = batch(*names, "--tokens", "--prefix", "das neue Hund", "--resume")
     assert result.exit_code == 2 and "is of another job (options: prefix is 'das alte Hund' there" in result.stderr
+
+
+def test_inputs_are_those_of_the_job_in_their_order(batch, tmp_path):
+    """Files that are given in another order have other lines in each chunk; two of one name are two."""
+    paths = [tmp_path / folder / "more.jsonl" for folder in "xy"]
+    for n, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text(json.dumps({"id": f"m{n}", "text": PROMPTS[n]}))
+    more = [argument for path in paths for argument in ("--input", str(path))]
+    assert (result := batch(*more)).exit_code == 0, result.output
+    assert batch(*more, "--resume").exit_code == 0
+    refused = batch(*more[2:], *more[:2], "--resume")
+    assert refused.exit_code == 2 and "is of another job (input is" in refused.stderr
+    paths[0].write_text(json.dumps({"id": "m0", "text": "another"}))
+    assert batch(*more, "--resume").exit_code == 2
+
+
+LINES = {  # of a job: what the error of each says; None where it has a text
+    '{"prompt": [1180591620717411303424]}': "token id 1180591620717411303424",
+    '{"prompt": [-1180591620717411303424]}': "token id -1180591620717411303424",
+    '{"id": "\\ud800", "prompt": "a file"}': None,
+    '{"id": {"\\ud800": 1}, "prompt": "a \\ud800"}': "half of a character",
+    '{"id": NaN, "prompt": "a file"}': "id cannot be written",
+    '{"id": 1e999, "prompt": "a file"}': "id cannot be written",
+    '{"id": "a7", "text": "a file"}': "--field",
+    '{"id": "a8", "prompt": null}': "expected text",
+    '{"id": "a9", "prompt": "a file", "max_new_tokens": 1e99}': "max_new_tokens is 1e+99",
+    '{"id": "b0", "messages": 3}': "chat",
+    '{"id": "b1", "messages": []}': "chat",
+    '{"id": "b2", "messages": [3]}': "chat",
+    '{"id": "b3", "messages": [{"role": "user", "content": "\\ud800"}]}': "chat",
+    '{"id": "b4", "prompt": {"role": "user"}}': "chat",
+}
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content + '' }}{% endfor %}"])
+def test_no_line_ends_a_job(batch, zoo, tmp_path, monkeypatch, template):
+    """Each bad line is an error, with the id that it has; what comes after it is decoded."""
+    monkeypatch.setattr(zoo["debian-t5-large"].tokenizer, "chat_template", template)
+    path = tmp_path / "bad.jsonl"
+    path.write_text("".join(line + "\n" for line in LINES) + '{"id": "last", "prompt": "a file"}')
+    arguments = ("--input", str(path), "--field", "prompt")
+    assert (result := batch(*arguments)).exit_code == 0, result.output
+    rows = rows_in(tmp_path / "out")[len(PROMPTS) :]
+    for row, (line, said) in zip(rows, [*LINES.items(), ("{}", None)], strict=True):
+        assert (row["error"] is None) == (said is None), (line, row["error"])
+        assert said is None or said in row["error"], (line, row["error"])
+        id_of_line = json.loads(line).get("id")
+        if said != "id cannot be written" and id_of_line is not None:
+            assert row["id"] == id_of_line
+    assert rows[-1]["id"] == "last"
+    assert rows[4]["id"] == rows[4]["number"] == len(PROMPTS) + 4
+
+
+def test_a_damaged_input_is_refused_before_models_are_loaded(batch, tmp_path, monkeypatch):
+    """And before a manifest is written: with the file that was meant the job is the same, and begins."""
+    path = tmp_path / "cut.jsonl.gz"
+    whole = gzip.compress(json.dumps({"text": "a file"}).encode() * 99)
+    load = jaxspec.load
+    monkeypatch.setattr(jaxspec, "load", lambda *_, **__: pytest.fail("was loaded"))
+    for content in (whole[:-9], whole[:20] + b"\xff" * 9 + whole[29:], b"plain"):
+        path.write_bytes(content)
+        result = batch("--input", str(path))
+        assert result.exit_code == 2 and "cut.jsonl.gz is cut off or damaged" in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(jaxspec, "load", load)
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_job_that_is_told_to_end_ends_with_a_chunk(batch, tmp_path, monkeypatch, last):
+    """SIGTERM when a line is read: the chunks that have begun are written. After the last line nothing is missing."""
+    arguments = ("--chunk", "16", "--tokens", "--input", str(tmp_path / "many.jsonl"))
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps({"text": f"a file {n}"}) + "\n" for n in range(41)))
+    assert (result := batch(*arguments)).exit_code == 0, result.output
+    chunks = sorted((tmp_path / "out").glob("part-*"))
+    contents = [path.read_bytes() for path in chunks]
+    assert len(chunks) == 3
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    read = Source.prompts
+
+    def prompts(self, start=0):
+        for number, prompt in enumerate(read(self, start)):
+            if number == (47 if last else 20):
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield prompt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Source, "prompts", prompts)
+        result = batch(*arguments)
+    assert result.exit_code == (0 if last else TERMINATED), result.output
+    assert ("terminated" in result.stderr) == (not last)
+    left = sorted((tmp_path / "out").glob("part-*"))
+    assert [path.read_bytes() for path in left] == contents[: 3 if last else 2]
+    assert batch(*arguments, "--resume").exit_code == 0
+    assert [path.read_bytes() for path in chunks] == contents
+
+
+def test_other_weights_configurations_and_tokenizers_are_another_job(batch, zoo, monkeypatch):
+    assert batch().exit_code == 0
+    target, words = zoo["debian-t5-large"], tokenizer()
+    words.chat_template = "{{ messages }}"
+    last = (-1,) * target.params.ndim
+    for changed in (
+        target._replace(params=target.params.at[last].add(1.0)),
+        target._replace(config="another"),
+        target._replace(tokenizer=words),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setitem(zoo, "debian-t5-large", changed)
+            result = batch("--resume")
+        assert result.exit_code == 2 and "is of another job (models: target is" in result.stderr
+    assert batch("--resume").exit_code == 0
+
+
+@pytest.mark.parametrize("wrong", [("--too-long", "cut"), ("--temperature", "-1"), ("--stop", "")])
+def test_what_is_refused_begins_no_job(batch, tmp_path, wrong):
+    """Or the command that was meant would be another job."""
+    assert batch(*wrong).exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_count_for_no_rounds(batch, tmp_path):
+    path = tmp_path / "wrong.jsonl"
+    path.write_text("no JSON\n" * 200)
+    result = batch("--input", str(path), "-n", "2")
+    assert result.exit_code == 0
+    assert float(" ".join(result.stderr.split()).split("a second, ")[1].split(" a round")[0]) >= 0

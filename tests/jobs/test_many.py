@@ -15,9 +15,9 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules
-from jaxspec.core import LanguageModel, Model
-from jaxspec.jobs import slots
-from jaxspec.jobs.files import Shard, Source
+from jaxspec.core import LanguageModel, Model, Prompt
+from jaxspec.jobs import Completion, slots
+from jaxspec.jobs.files import Output, Shard, Source
 from jaxspec.nets import adapters, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
@@ -246,6 +246,7 @@ def test_a_row_that_fails_does_not_end_the_job():
         (dict(on_error="ignore"), "on_error is 'ignore'"),
         (dict(max_prompt_tokens=0), "max_prompt_tokens is 0"),
         (dict(max_new_tokens=0), "max_new_tokens is 0"),
+        (dict(max_ahead=0), "max_ahead is 0"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_read(options, said):
@@ -257,6 +258,63 @@ def test_wrong_options_are_refused_before_anything_is_read(options, said):
         jaxspec.generate_many(LARGE_TARGET, prompts(), **options)
 
 
+@pytest.mark.parametrize("prompts", [{"id": "a", "prompt": [1]}, Prompt([[1]], [1]), b"text", 3])
+def test_one_prompt_that_is_no_list_is_refused(prompts):
+    with pytest.raises(TypeError, match="expected an iterable of prompts, such as a list of dicts"):
+        jaxspec.generate_many(LARGE_TARGET, prompts)
+
+
+def test_a_key_of_either_kind_is_one_key():
+    run = functools.partial(jaxspec.generate_many, LARGE_TARGET, PROMPTS[:2], slots=2)
+    rows = [texts_of(run(**OPTIONS | {"key": make(3)})) for make in (jax.random.key, jax.random.PRNGKey)]
+    assert rows[0] == rows[1]
+
+
+def test_results_that_wait_for_one_before_them_are_bounded():
+    """In order, with one long row in front: at most `max_ahead` prompts are begun, and read a little further."""
+    read, done = 0, []
+
+    def source():
+        nonlocal read
+        for read in range(60):
+            yield dict(prompt=[1, 2], max_new_tokens=16 if read == 0 else 1)
+
+    options = OPTIONS | dict(eos_ids=(), slots=2, group=1, in_order=True, max_ahead=6, progress=done.append)
+    policy = policies.constant(0)
+    rows = jaxspec.generate_many(LARGE_TARGET, source(), drafter=LARGE_MODEL, policy=policy, **options)
+    assert next(rows).number == 0
+    assert read <= 6 + 2 * 8
+    assert max(progress.done for progress in done) <= 6
+    assert [row.number for row in rows] == list(range(1, 60))
+
+
+def test_fewer_prompts_than_slots_compile_nothing_more():
+    options = OPTIONS | dict(drafter=LARGE_MODEL, slots=5, max_prompt_tokens=16, group=2)
+    short = [request for request in REQUESTS if len(request["prompt"]) <= 16]  # of one width
+    few = [list(jaxspec.generate_many(LARGE_TARGET, short[:1], **options))]
+    programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()
+    few += [list(jaxspec.generate_many(LARGE_TARGET, short[:count], **options)) for count in (3, 7)]
+    assert (slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()) == programs
+    assert [len(rows) for rows in few] == [1, 3, 7]
+
+
+def test_a_row_that_stopped_before_it_failed_has_stopped():
+    """The logits after token 5 are no numbers, and 4 comes before it: in one block of rounds, or in `generate`."""
+
+    def counting(params, cache, tokens, positions):
+        logits = jax.nn.one_hot(tokens + 1, 6) + params
+        return jnp.where(tokens[..., None] == 5, jnp.nan, logits), cache
+
+    lm = adapters.from_function(counting, 6, empty_cache=lambda batch, capacity: ())
+    model = Model(lm, jnp.float32(0), word_tokenizer(WORDS))
+    options = dict(max_new_tokens=8, eos_ids=(), stop=["cat"])
+    (row,) = jaxspec.generate_many(model, [[2]], **options)
+    assert (row.finish, row.error, row.tokens, row.text) == ("stop", None, [3, 4], "old ")
+    assert jaxspec.generate(model, [[2]], **options).records()[0]["finish"] == "stop"
+    (row,) = jaxspec.generate_many(model, [[2]], on_error="yield", **options | {"stop": ["the"]})
+    assert (row.finish, row.tokens) == ("failure", [3, 4, 5])
+
+
 def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"line {n}\n\n" for n in range(7)))
@@ -265,6 +323,20 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
         assert source.count() == len(numbers)
         assert [(row["number"], row["prompt"]) for row in source.prompts()] == [(n, f"line {n}") for n in numbers]
         assert [row["number"] for row in source.prompts(1)] == numbers[1:]
+
+
+def test_a_chunk_is_written_when_its_last_line_is_done(tmp_path):
+    """Also where the next chunk's first line takes long; chunks of lines that are skipped are written with the next."""
+    output, done = Output(tmp_path, Shard(1, 2), 2), []
+
+    def results():
+        for place in (0, 1, 2, 8):
+            done.append([path.name[-12:-6] for path in sorted(tmp_path.glob("part-*"))])
+            yield Completion(place, 2 * place + 1, "", [], "length", 1)
+
+    assert list(output.write(results(), 0, lambda: 10, Completion.to_dict)) == [0, 1, 2, 3, 4]
+    assert done == [[], [], ["000000"], ["000000"]]
+    assert [len(output.path(index).read_text().splitlines()) for index in range(5)] == [2, 1, 0, 0, 1]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt_but_at_the_beginning(tmp_path):
@@ -278,7 +350,7 @@ COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-smal
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
-    """kill -9 whenever it has written another chunk; the files are then the same, byte for byte."""
+    """kill -9 at random moments, from the loading of the models on; the files are the same, byte for byte."""
     path, environment = tmp_path / "prompts.jsonl", dict(os.environ, PYTHONWARNINGS="ignore")
     prompts = [f"translate English to German: This package has {n} small tools." for n in range(40)]
     path.write_text("".join(json.dumps({"id": f"a{n}", "prompt": prompt}) + "\n" for n, prompt in enumerate(prompts)))
@@ -288,23 +360,20 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
         command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
         return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
-    whole = start("whole")
-    assert whole.wait() == 0
+    began = time.monotonic()
+    assert start("whole").wait() == 0
+    seconds = time.monotonic() - began
     written = lambda folder: sorted((tmp_path / folder).glob("part-*"))  # noqa: E731
-    kills, finished = 0, False
-    while not finished:
-        process = start("killed", *(["--resume"] if kills else []))
-        before = len(written("killed"))
-        while process.poll() is None and len(written("killed")) == before:
-            time.sleep(0.02)
-        finished = process.poll() is not None or len(written("killed")) == 5
-        if finished:
-            assert process.wait() == 0
-        else:
+    moments = np.random.default_rng(0).uniform(0, seconds, 4)
+    for index, moment in enumerate([*moments, None]):
+        process = start("killed", *(["--resume"] if index else []))
+        if moment is not None:
+            time.sleep(moment)
             process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-    assert kills >= 2
+        assert process.wait() in (0, -signal.SIGKILL)
+        for chunk in written("killed"):  # whole, whenever it was
+            assert chunk.read_bytes() == (tmp_path / "whole" / chunk.name).read_bytes()
+    assert process.returncode == 0
     assert [p.read_bytes() for p in written("killed")] == [p.read_bytes() for p in written("whole")]
     for index in (0, 1):
         shard = start("shards", "--shard", str(index), "--num-shards", "2")
@@ -312,6 +381,37 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     rows = [json.loads(line) for p in written("shards") for line in p.read_text().splitlines()]
     one = [json.loads(line) for p in written("whole") for line in p.read_text().splitlines()]
     assert sorted(rows, key=lambda row: row["number"]) == one
+
+
+@pytest.mark.slow
+def test_a_job_on_a_mesh_writes_what_one_device_does(tmp_path):
+    """On simulated devices; and the models have the same digest, so that a job may go on elsewhere."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"translate English to German: This package has {n} small tools.\n" for n in range(9)))
+    shared = [
+        "--input",
+        str(path),
+        "-n",
+        "16",
+        "-t",
+        "0.7",
+        "--rule",
+        "coupled",
+        "--slots",
+        "4",
+        "--max-prompt-tokens",
+        "32",
+    ]
+    written = []
+    for name, mesh in (("one", []), ("mesh", ["--mesh", "data=2,model=2"])):
+        devices = "--xla_force_host_platform_device_count=4" if mesh else ""
+        flags = dict(XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {devices}", PYTHONWARNINGS="ignore")
+        command = [*COMMAND, *shared, "--output", str(tmp_path / name), *mesh]
+        subprocess.run(command, env=os.environ | flags, check=True, stderr=subprocess.DEVNULL)
+        manifest = json.loads(next((tmp_path / name).glob("manifest-*")).read_text())
+        written.append([manifest["models"], *[part.read_text() for part in (tmp_path / name).glob("part-*")]])
+    assert written[0] == written[1]
+    assert len(written[0][1].splitlines()) == 9
 
 
 @pytest.mark.parametrize("name", ["a tree", pytest.param("suffix", marks=pytest.mark.slow)])

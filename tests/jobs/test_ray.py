@@ -3,9 +3,12 @@
 import os
 import signal
 
+import jax
 import numpy as np
 import pytest
 
+import jaxspec
+from jaxspec.jobs import slots
 from jaxspec.ray import Decoder
 
 ROWS = 40
@@ -46,6 +49,7 @@ class Dying(Decoder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray starts processes, and tests before may have used jax
 def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
     ray = pytest.importorskip("ray", reason="pip install 'ray[data]'")
     pytest.importorskip("ray.data", reason="pip install 'ray[data]'")
@@ -57,17 +61,60 @@ def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
         shared = dict(batch_size=5, num_cpus=1, max_restarts=2, max_task_retries=2)
         rows = data.map_batches(
             Dying,
-            fn_constructor_kwargs=OPTIONS | {"mark": str(mark)},
+            fn_constructor_kwargs=OPTIONS | {"mark": str(mark), "top_log_probs": 1},
             compute=ray.data.ActorPoolStrategy(size=2),
             **shared,
         ).take_all()
     finally:
         ray.shutdown()
     assert mark.exists()
-    one = Decoder(**OPTIONS)({"prompt": PROMPTS, "id": np.arange(ROWS)})
+    one = Decoder(**OPTIONS, top_log_probs=1)({"prompt": PROMPTS, "id": np.arange(ROWS)})
     rows.sort(key=lambda row: row["id"])
     assert [row["text"] for row in rows] == one["text"].tolist()
     assert [row["accepted"] for row in rows] == one["accepted"].tolist()
+    for row, *expected in zip(rows, one["tokens"], one["raw_log_probs"], one["top_log_probs"], strict=True):
+        for name, values in zip(("tokens", "raw_log_probs", "top_log_probs"), expected, strict=True):
+            np.testing.assert_allclose(row[name], values, atol=1e-5)
+
+
+def test_a_warm_actor_compiles_nothing():
+    """Batches smaller and larger than the slots, with prompts of each width."""
+    programs = (slots.prefill, slots.run_rounds, slots.insert, slots.empty)
+    decoder = Decoder(**OPTIONS | {"slots": 3}, max_prompt_tokens=40)
+    compiled = [program.num_programs() for program in programs]
+    for count in (1, 2, 7):
+        prompts = np.array(["old " * (1 + 12 * (n % 3)) for n in range(count)])
+        assert list(decoder({"prompt": prompts, "id": np.arange(count)})["error"]) == [None] * count
+    assert [program.num_programs() for program in programs] == compiled
+
+
+def test_a_row_has_its_tokens_and_log_probabilities():
+    """As `generate_many` has them; nothing of a prompt that has an error, unless it is to be raised."""
+    decoder = Decoder(**OPTIONS, top_log_probs=2)
+    batch = {"prompt": np.array([[2, 3], [], [2, 3, 4]], object), "id": np.arange(3)}
+    columns = decoder(batch)
+    target, draft = load()
+    options = {name: OPTIONS[name] for name in ("max_new_tokens", "slots", "temperature", "gamma")}
+    job = dict(drafter=draft, key=jax.random.key(3), top_log_probs=2, in_order=True, on_error="yield", **options)
+    for index, row in enumerate(jaxspec.generate_many(target, batch["prompt"].tolist(), **job)):
+        assert columns["tokens"][index].tolist() == row.tokens
+        assert columns["new_tokens"][index] == len(row.tokens)
+        if row.error is None:
+            names = dict(
+                raw="raw_log_probs", sampled="sampled_log_probs", top_tokens="top_tokens", top_raw="top_log_probs"
+            )
+            for field, name in names.items():
+                np.testing.assert_array_equal(columns[name][index], getattr(row.log_probs, field))
+    assert [columns[name][1].shape for name in ("tokens", "raw_log_probs", "top_log_probs")] == [(0,), (0,), (0, 2)]
+    assert "tokens" not in Decoder(**OPTIONS)(batch) and "tokens" in Decoder(**OPTIONS, tokens=True)(batch)
+    with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
+        Decoder(**OPTIONS, on_error="raise")(batch)
+
+
+@pytest.mark.parametrize(("name", "said"), [("key", "give seed"), ("in_order", "stay"), ("drafter", "load returns it")])
+def test_an_option_is_honoured_or_refused(name, said):
+    with pytest.raises(ValueError, match=f"{name} is no option of Decoder: .*{said}"):
+        Decoder(**OPTIONS, **{name: None})
 
 
 def test_numbers_are_required_where_tokens_are_drawn():

@@ -174,6 +174,18 @@ def streamed(mesh):
     return [token for piece in pieces for token in piece.tokens]
 
 
+def many(mesh=None):
+    """The rows of a job of more prompts than slots."""
+    target, draft = pair("llama", mesh)
+    lengths = [7, 3, 5, 1, 2, 6]
+    prompts = [{"prompt": TOKENS[n % ROWS, :length], "max_new_tokens": 4 * length} for n, length in enumerate(lengths)]
+    options = dict(rule=rules.coupled(), temperature=0.7, key=jax.random.key(11), max_new_tokens=NEW)
+    rows = jaxspec.generate_many(
+        target, prompts, drafter=draft, gamma=GAMMA, slots=2, group=2, in_order=True, **options
+    )
+    return [[row.tokens, row.rounds, row.accepted] for row in rows]
+
+
 def learns(folder, mesh):
     """On a mesh: whether a job that is resumed after a batch ends with the same bits, its texts, and its programs."""
     target, draft = pair("llama", mesh)
@@ -217,6 +229,7 @@ def meshes(folder):
     report |= dict(
         cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "encoder")},
         streamed=streamed(mesh),
+        many=dict(one=many(), mesh=many(mesh)),
         restored=restored(Path(folder), mesh),
         learns=learns(Path(folder), mesh),
     )
@@ -228,6 +241,7 @@ def process(port, index, folder):
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
     report = dict(processes=jax.process_count(), streamed=streamed(sharding.mesh("model=4")))
     report["encoder"] = text("encoder", sharding.mesh("data=2,model=2"))  # each process has half of the rows
+    report["many"] = many(sharding.mesh("data=2,model=2"))
     return report | dict(saved=saved_together(Path(folder)))
 
 
