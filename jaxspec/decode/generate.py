@@ -34,6 +34,7 @@ from jaxspec.decode.request import (
     Prompts,
     bound_drafter,
     check_positions,
+    devices,
     drafter_lms,
     encode,
     prepare,
@@ -323,7 +324,12 @@ def prefix(
         reader = target.lm if bound.target is None else with_taps_of(target, bound.target).lm
         weights = Weights(target.params, bound.params)
         shared_prefix.check_drafter(reader, bound, weights, prompt)
-    caches = shared_prefix.read(reader, None if bound is None else bound.functions, weights, prompt)
+    functions = None if bound is None else bound.functions
+    if inputs.is_large(1, prompt.tokens.shape[1], 0):
+        state, made = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)
+        parts = {"weights": inputs.size_of(weights), "caches": state, "what reading makes": made}
+        inputs.check_memory(parts, f"a prefix of {int(prompt.length[0])} tokens", "its length", devices(weights))
+    caches = shared_prefix.read(reader, functions, weights, prompt)
     (tokens,) = token_rows.to_lists(prompt.tokens, prompt.length)
     return SharedPrefix(tokens, target, bound, caches)
 

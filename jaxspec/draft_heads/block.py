@@ -207,7 +207,7 @@ class BlockDrafter(PartlyShared):
         new = [layer.attention.keys_values(context, rotary) for layer in self.layers]
         keys = tuple(kv.write(old, k, length, ring) for old, (k, _) in zip(cache.keys, new, strict=True))
         values = tuple(kv.write(old, v, length, ring) for old, (_, v) in zip(cache.values, new, strict=True))
-        return kv.KVCache(keys, values, length + jnp.asarray(step, length.dtype), ring)
+        return cache.grown(keys, values, step)
 
     def block(
         self, shared: SharedWithTarget, cache: kv.KVCache, last: Int[Array, " B"], count: int

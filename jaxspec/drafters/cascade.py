@@ -162,6 +162,7 @@ def _cascade(
     ) -> tuple[core.Draft, core.Caches]:
         inner_weights, state = core.Weights(*weights.draft), caches.draft
         gamma, start = context.gamma, context.row.length
+        kv_cache.check_nodes(state, gamma + spare)
         wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
         row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1

@@ -87,7 +87,9 @@ def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -
         prefilled: core.Forward,
         before: core.Before | None = None,
     ) -> Any:
-        return reader.init(nodes)(weights, prompt, headroom + spare, prefilled, before)
+        state = reader.init(nodes)(weights, prompt, headroom + spare, prefilled, before)
+        kv_cache.check_nodes(state, nodes + spare)
+        return state
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
