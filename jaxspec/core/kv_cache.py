@@ -336,7 +336,6 @@ def can_rewind(caches: Any, length: int) -> bool:
     [True, False, True]
     """
 
-
     def fits(cache: Any, length: int | Int[Array, " B"]) -> bool:
         if isinstance(cache, MappedCache):
             return has_room(cache.inner, cache.ends[:, length])

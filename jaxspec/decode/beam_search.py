@@ -236,9 +236,7 @@ class DraftTree(NamedTuple):
     parent: Int[Array, "B D"]
 
 
-def _prefill(
-    lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size
-) -> tuple[core.Forward, core.Cache]:
+def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size) -> tuple[core.Forward, core.Cache]:
     capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
     forward, cache = lm.prefill(params, prompt, capacity)
     return forward, kv_cache.without_rings(cache, capacity)  # beams come back to entries of any age

@@ -160,6 +160,7 @@ def check_drafter(lm: LanguageModel, drafter: BoundDrafter, weights: Weights, pr
         jax.eval_shape(go_on, weights, prompt)
     except (TypeError, AttributeError, AssertionError) as error:
         raise ValueError(
-            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix: its init takes no `before` "
-            "(core.DraftInit), or needs hidden states of the prompt that a prefix does not keep. Give the whole prompts"
+            f"the drafter {drafter.name or 'without a name'} cannot go on from what was read before, as after a prefix or "
+            "in a chat: its init takes no `before` (core.DraftInit), or needs hidden states that are not kept. Give whole "
+            "prompts to jaxspec.generate"
         ) from error

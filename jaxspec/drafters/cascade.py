@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, rules
-from jaxspec.core import noise, token_rows
+from jaxspec.core import kv_cache, noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, begin, name_of, shown, with_taps_of

@@ -156,7 +156,7 @@ class Reader:
             messages = prompt
         if messages is not None:
             ids = inputs.chat_ids(self._target, messages, template=self._template)
-            return ids if self._prefix is None else self._prefix.followed_by(ids, "chat")[len(self._prefix) :]
+            return ids if self._prefix is None else self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
         if isinstance(prompt, str):
             inputs.check_text(prompt, number)
             if self._target.tokenizer is None:

@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Array, Int
 
 from jaxspec import core
+from jaxspec.core import kv_cache
 from jaxspec.core.checks import integers
 from jaxspec.drafters.trees import tree_cache
 from jaxspec.drafters.trees.best_first import candidates, grow
