@@ -59,8 +59,11 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
     for line in _lines(err):
         if line == RESET:
             talk.reset()
-        else:
+            continue
+        try:
             out.print(Text(_answer(talk, line, out), "dim"), "", sep="\n")
+        except ValueError as error:  # a conversation that is too long, or that the template refuses
+            err.print(Text(f"error: {error}", "red"), "", sep="\n")
 
 
 def _lines(err: Console) -> Iterator[str]:

@@ -131,7 +131,7 @@ class Chat:
         check_fits(prepared)
 
         def begin(p: Prepared) -> State:
-            # No reference is kept to the last turn's caches: they become the next ones, or are freed when these are made.
+            # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
             state, self._state = self._state, None
             caches = self._empty.caches if state is None else state.caches
             caches, begun = caches if p.drafter else caches._replace(draft=None), jnp.asarray([start], jnp.int32)
@@ -160,7 +160,8 @@ def chat(
     They have room for 512 tokens, and for a larger bucket (`token_rows.bucket`) when a conversation needs it. So a turn
     compiles nothing, but where that happens or where what is new is of another bucket than in any turn before. Layers
     with a sliding window keep little more than the window (`core.kv_cache`): where a template changes, or you do, what
-    lies further back, the whole conversation is read again. Of an encoder-decoder nothing is kept: its encoder reads a prompt as a whole.
+    lies further back, the whole conversation is read again. Of an encoder-decoder nothing is kept: its encoder reads a
+    prompt as a whole.
 
     Args:
         target: the model that answers.

@@ -312,7 +312,7 @@ def prefix(
             "only prompts of a decoder-only model can share a prefix"
         )
     if (chats := inputs.chats_of(text)) is not None:
-        text = [inputs.chat_ids(target, chat, answer=False, template=chat_template_kwargs) for chat in chats]
+        text = [shared_prefix.opening(target, chat, chat_template_kwargs) for chat in chats]
     prompt, bound = encode(target, text), bound_drafter(target, drafter, rules.rejection())
     if (rows := len(prompt.length)) != 1:
         raise ValueError(f"got {rows} prefixes: expected one, which prompts are to share")

@@ -30,6 +30,7 @@ THEIR_NAMES = {  # of other libraries: ours
     "input_ids": "prompts, the second argument",
     "max_length": "max_new_tokens, which does not count the prompt",
     "max_tokens": "max_new_tokens",
+    "messages": "prompts, the second argument, which takes conversations, too",
     "n": "num_samples",
     "num_assistant_tokens": "gamma",
     "num_beams": "beams, of jaxspec.beam_search",

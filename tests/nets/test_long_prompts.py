@@ -11,10 +11,13 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import LanguageModel, Prompt, chunks, token_rows
-from jaxspec.draft_heads import block, eagle, kangaroo
+from jaxspec.core import Forward, LanguageModel, Prompt, chunks, token_rows
+from jaxspec.draft_heads import block, eagle, kangaroo, kind_of
+from jaxspec.draft_heads.target import zeros
+from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.nets import attention, decoder, gpt, t5
 from jaxspec.testing import certify, tables
+from tests.draft_heads.test_drafters import CONFIGS as CONFIGS_OF_HEADS
 from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
 
@@ -210,6 +213,24 @@ def test_no_array_is_as_long_as_the_text_on_two_axes(name):
         shapes = set(shapes_in(jax.make_jaxpr(function)(params).jaxpr))
         assert (1, LONG) in shapes or any(LONG in shape for shape in shapes)
         assert [shape for shape in shapes if sum(size >= LONG for size in shape) > 1] == []
+
+
+@pytest.mark.parametrize("name", ["eagle 3", "mtp", "dflash", "dflash, windows"])
+def test_nor_is_any_in_the_training_of_a_head(name):
+    """Drafts of three tokens at every fourth position."""
+    config = CONFIGS_OF_HEADS[name]
+    kind, places = kind_of(config), jnp.arange(0, LONG, 4)
+    hidden = jax.ShapeDtypeStruct((1, LONG, config.hidden_size), jnp.float32)
+    taps = jax.ShapeDtypeStruct((1, LONG, config.hidden_size * len(getattr(config, "taps", ()))), jnp.float32)
+    params = jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
+    shared = zeros(config.layer.dim, config.layer.vocab_size)
+
+    def loss(params, features, taps):
+        starts = DraftStarts(Forward(None, features, taps), jnp.zeros((1, LONG + 2), jnp.int32), places, 3, None)
+        return jnp.sum(kind.training.hidden_states(config, params, shared, starts))
+
+    shapes = {*shapes_in(jax.make_jaxpr(jax.grad(loss, allow_int=True))(params, hidden, taps).jaxpr)}
+    assert [shape for shape in shapes if sum(size >= LONG for size in shape) > 1] == []
 
 
 def test_logits_of_a_long_prompt_are_made_at_its_last_token_only():
