@@ -298,8 +298,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             before, end = Before(cache.inner, start, wide), start + ends[:, -1]
             read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, capacity: cache.inner)
             forward, _, inner = read_chunks(spelled[:, :wide], end, capacity=0, before=before)
-            logits = forward.logits if lm.head else _at(forward.logits, ends - 1)
-            return at_ends(forward, ends)._replace(logits=logits), inner
+            return at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
 
         forward, inner = narrowest(read, ends[:, -1], tokens.shape[1])
         logits = own_head(params, forward.features) if lm.head else match_vocab(forward.logits, vocab, params.to_target)

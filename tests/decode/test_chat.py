@@ -64,7 +64,7 @@ def test_every_turn_has_the_text_of_the_whole_conversation():
 
 def test_caches_are_there_once():
     """A turn takes those of the last one, and nothing keeps these; buffers grow as buckets do."""
-    talk, caches = jaxspec.chat(with_template(TARGET), drafter=DRAFT, max_new_tokens=4), []
+    talk, before, caches = jaxspec.chat(with_template(TARGET), drafter=DRAFT, max_new_tokens=4), 0, []
     for words in (4, 8, 500, 3, 300):
         list(talk.send("one " * words))
         assert all(leaf.is_deleted() for leaf in caches) or talk._capacity > before

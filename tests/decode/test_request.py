@@ -481,8 +481,8 @@ def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
             ValueError, match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB"
         ):
             prepare(here, prompt, drafter=here, max_new_tokens=16)
-    with pytest.raises(ValueError, match="a prefix of 8192 tokens take .*caches .*: lower its length"):
+    with pytest.raises(ValueError, match=r"a prefix of 8192 tokens take .*caches .*: lower its length"):
         jaxspec.prefix(here, [0] * 8192)
-    with pytest.raises(ValueError, match="beams=8 with max_new_tokens=512 for 20 prompts .*caches "):
+    with pytest.raises(ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "):
         jaxspec.beam_search(here, Prompt(*(x[:20] for x in many)), beams=8, max_new_tokens=512)
     assert jaxspec.generate(here, [[1]], max_new_tokens=2).lengths.tolist() == [2]

@@ -33,6 +33,7 @@ ROWS = jnp.array(np.random.default_rng(0).integers(0, VOCAB, (3, 41)))
 LENGTH = jnp.array([41, 18, 5])
 DRAFT = dataclasses.replace(MISTRAL, layers=1)
 WITHOUT = dataclasses.replace(MISTRAL, window=None, local=())
+DEEP = dataclasses.replace(MISTRAL, layers=2, window=16)  # the last position depends on 31 before it
 
 
 @functools.cache
@@ -221,7 +222,7 @@ def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
     spelled = [[token] if token < 4 else [token, *[3, 1][: token % 3]] for token in range(VOCAB)]
 
     def run(slack):
-        target, draft = model_with(WITHOUT), model_with(DRAFT, slack, seed=5)
+        target, draft = model_with(WITHOUT), model_with(DEEP, slack, seed=5)
         drafter = drafters.model(map_vocabulary(draft, range(VOCAB), VOCAB, spelled, first=(2,)))
         options = dict(drafter=drafter, gamma=3, max_new_tokens=16, eos_ids=())
         if begin == "prefix":
@@ -232,8 +233,7 @@ def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
 
     got, expected = run(SLACK), run(FULL)
     assert got.tokens.tolist() == expected.tokens.tolist()
-    assert got.stats.accepted.tolist() == expected.stats.accepted.tolist()
-    assert got.stats.accepted.sum() > 0
+    assert got.trace.draft.tolist() == expected.trace.draft.tolist()
 
 
 def test_a_cache_of_another_vocabulary_is_rewound_in_its_own_tokens():
@@ -248,10 +248,10 @@ def test_rows_that_a_policy_keeps_from_drafting_write_nothing_ahead(model_with):
     """A row drafts again after more tokens than its ring takes back, in which the other one drafted."""
 
     def run(slack):
-        target, draft = model_with(WITHOUT), model_with(DRAFT, slack, seed=5)
+        target, draft = model_with(WITHOUT), model_with(DEEP, slack, seed=5)
         policy = policies.oracle(np.array([[2] * 40, [0] * 20 + [2] * 20]))
         options = dict(drafter=draft, gamma=2, policy=policy, max_new_tokens=40, eos_ids=())
-        return jaxspec.generate(target, Prompt(ROWS[:2], LENGTH[:2]), **options).stats.accepted.tolist()
+        return jaxspec.generate(target, Prompt(ROWS[:2], LENGTH[:2]), **options).trace.draft.tolist()
 
     assert run(SLACK) == run(FULL)
 
