@@ -1,6 +1,7 @@
 """A chat: each turn has the text of the whole conversation, whatever was read before."""
 
 import dataclasses
+import gc
 
 import jax
 import numpy as np
@@ -64,6 +65,7 @@ def test_every_turn_has_the_text_of_the_whole_conversation():
 
 def test_caches_are_there_once():
     """A turn takes those of the last one, and nothing keeps these; buffers grow as buckets do."""
+    gc.collect()  # chats of other tests
     talk, before, caches = jaxspec.chat(with_template(TARGET), drafter=DRAFT, max_new_tokens=4), 0, []
     for words in (4, 8, 500, 3, 300):
         list(talk.send("one " * words))
