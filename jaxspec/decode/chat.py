@@ -124,11 +124,11 @@ class Chat:
                 start = 0  # layers with a window have lost what comes before it
         rest = token_rows.bucket(len(ids) - start)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-        if (needed := start + rest + headroom) > self._capacity:
-            self._capacity = token_rows.bucket(needed)
-        self.reused_tokens = start
-        prepared = prepared._replace(prompt=token_rows.pad([ids], self._capacity - headroom))
+        needed = start + rest + headroom
+        capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
+        prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
         check_fits(prepared)
+        self._capacity, self.reused_tokens = capacity, start
 
         def begin(p: Prepared) -> State:
             # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
@@ -136,7 +136,7 @@ class Chat:
             caches = self._empty.caches if state is None else state.caches
             caches, begun = caches if p.drafter else caches._replace(draft=None), jnp.asarray([start], jnp.int32)
             arguments = p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens
-            if state is None or state.tokens.shape[1] < self._capacity:
+            if state is None or state.tokens.shape[1] < capacity:
                 return loop.start(*arguments, Before(caches, begun, rest))
             return loop.go_on(*arguments, caches, begun, rest)
 

@@ -239,8 +239,9 @@ def check_fits(prepared: Prepared) -> None:
     size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
     if _is_elsewhere(p.weights) or not inputs.is_large(batch, width, size + nodes):
         return
-    init = functools.partial(p.decoder.init, headroom=token_rows.headroom(size, nodes))
-    state, prefill = inputs.sizes_of(init, p.weights, p.prompt, p.request, before=p.before)
+    arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
+    shapes, structure = jax.tree.flatten(arrays)
+    state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
     history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
     what, lower = f"max_new_tokens={options['max_new_tokens']!r} for {batch} prompts", "max_new_tokens"
@@ -253,6 +254,15 @@ def check_fits(prepared: Prepared) -> None:
     made = {"what prefill makes": prefill, "what a round makes": history + logits}
     parts = {"weights": inputs.size_of(p.weights), "caches and rows": state, **made}
     inputs.check_memory(parts, what, lower, devices(p.weights))
+
+
+@functools.lru_cache
+def _sizes_after_prefill(
+    decoder: Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> tuple[int, int]:
+    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
+    weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
+    return inputs.sizes_of(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
 
 
 def _is_elsewhere(weights: Any) -> bool:
