@@ -33,7 +33,7 @@ ROWS = jnp.array(np.random.default_rng(0).integers(0, VOCAB, (3, 41)))
 LENGTH = jnp.array([41, 18, 5])
 DRAFT = dataclasses.replace(MISTRAL, layers=1)
 WITHOUT = dataclasses.replace(MISTRAL, window=None, local=())
-DEEP = dataclasses.replace(MISTRAL, layers=2, window=16)  # the last position depends on 31 before it
+DEEP = dataclasses.replace(MISTRAL, layers=3, window=16)  # the last position depends on 46 before it
 
 
 @functools.cache
@@ -251,7 +251,7 @@ def test_rows_that_a_policy_keeps_from_drafting_write_nothing_ahead(model_with):
 
     def run(slack):
         target, draft = model_with(WITHOUT), model_with(DEEP, slack, seed=5)
-        policy = policies.oracle(np.array([[2] * 40, [0] * 20 + [2] * 20]))
+        policy = policies.oracle(np.array([[2] * 40, [0] * 24 + [2] * 16]))
         options = dict(drafter=draft, gamma=2, policy=policy, max_new_tokens=40, eos_ids=())
         return jaxspec.generate(target, Prompt(ROWS[:2], LENGTH[:2]), **options).trace.draft.tolist()
 
