@@ -42,10 +42,10 @@ def test_an_estimate_is_printed_as_one(run):
 
 def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
     monkeypatch.setattr(aot.Estimate, "fits", False)
-    result = run(*PAIR, "--prompt", "32768")
+    result = run("--target", "llama-3.2-1b", "--prompt", "32768")
     assert result.exit_code == 0, result.output
     said = (
-        r"Of 380\.0 GB weights take \S+ MB, and caches and rows \S+ kB for each token of 1 prompts, so that prompts of "
+        r"Of 380\.0 GB weights take \S+ GB, and caches and rows \S+ kB for each token of 1 prompts, so that prompts of "
     )
     assert re.search(said + r"up to [\d,]{7,} tokens fit, less what passes make\.", " ".join(result.stdout.split()))
 
