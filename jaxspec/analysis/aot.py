@@ -294,10 +294,10 @@ def what_fits(prepared: Prepared, machine: roofline.Machine, chips: int) -> str:
         return ""
     room, prompts = chips * machine.memory, len(prepared.prompt.length)
     longest, *sizes = memory.longest_prompt(prepared, room)
-    whole, weights, token = map(filesize.decimal, (int(room), *sizes))
+    room_size, weights, token = map(filesize.decimal, (int(room), *sizes))
     return (
-        f"Of {whole} weights take {weights}, and caches and rows {token} for each token of {prompts} prompts, so that "
-        f"prompts of up to {longest:,} tokens fit, less what passes make"
+        f"Of {room_size} weights take {weights}, and caches and rows {token} for each token of {prompts} prompts, so "
+        f"that prompts of up to {longest:,} tokens fit, less what passes make"
     )
 
 

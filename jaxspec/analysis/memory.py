@@ -81,7 +81,8 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
 
     def held(width: int) -> int:
         rows = prepared.prompt.length.shape
-        prompt: Any = Prompt(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)))
+        arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)]
+        prompt = Prompt(*arrays)
         return inputs.size_of(jax.eval_shape(init, prepared.weights, prompt, prepared.request))
 
     few, many = 2**15, 2**16  # where layers with windows have all that they will ever have

@@ -339,13 +339,13 @@ def can_rewind(caches: Any, length: int) -> bool:
     def fits(cache: Any, length: int | Int[Array, " B"]) -> bool:
         if isinstance(cache, MappedCache):
             return has_room(cache.inner, cache.ends[:, length])
-        if not isinstance(cache, KVCache) or cache.ring is None or not cache.has_rings:
+        if not isinstance(cache, KVCache) or cache.ring is None or cache.written is None or not cache.has_rings:
             return True
         return bool(jnp.all(cache.written - cache.ring.slots <= jnp.maximum(0, length - cache.ring.window)))
 
     def has_room(caches: Any, length: int | Int[Array, " B"]) -> bool:
-        found = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache | MappedCache))
-        return all(fits(cache, length) for cache in found)
+        nodes = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache | MappedCache))
+        return all(fits(cache, length) for cache in nodes)
 
     return length == 0 or has_room(caches, length)
 

@@ -252,8 +252,8 @@ def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, si
         pairs = [(target, weights.target)] + ([] if draft is None else [(draft, weights.draft)])
         return [_prefill(lm, params, prompt, size)[1] for lm, params in pairs]
 
-    held, made = inputs.sizes_of(caches, weights, prepared.prompt)
-    parts = {"weights": inputs.size_of(weights), "caches": held, "what prefill makes": made}
+    cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
+    parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
     what = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
     inputs.check_memory(parts, what, "one of these", devices(weights))
 

@@ -115,7 +115,7 @@ class Chat:
         self.prompt_tokens, self.reused_tokens = len(ids), 0
         if self._empty is None:
             return prepared, loop.begin
-        start = 0
+        start, no_tokens = 0, self._empty.caches
         if self._state is not None:
             (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
             # The caches are one token behind, and drafters may be two.
@@ -133,7 +133,7 @@ class Chat:
         def begin(p: Prepared) -> State:
             # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
             state, self._state = self._state, None
-            caches = self._empty.caches if state is None else state.caches
+            caches = no_tokens if state is None else state.caches
             caches, begun = caches if p.drafter else caches._replace(draft=None), jnp.asarray([start], jnp.int32)
             arguments = p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens
             if state is None or state.tokens.shape[1] < capacity:

@@ -326,8 +326,8 @@ def prefix(
         shared_prefix.check_drafter(reader, bound, weights, prompt)
     functions = None if bound is None else bound.functions
     if inputs.is_large(1, prompt.tokens.shape[1], 0):
-        state, made = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)
-        parts = {"weights": inputs.size_of(weights), "caches": state, "what reading makes": made}
+        state, largest = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)
+        parts = {"weights": inputs.size_of(weights), "caches": state, "what reading makes": largest}
         inputs.check_memory(parts, f"a prefix of {int(prompt.length[0])} tokens", "its length", devices(weights))
     caches = shared_prefix.read(reader, functions, weights, prompt)
     (tokens,) = token_rows.to_lists(prompt.tokens, prompt.length)

@@ -311,8 +311,8 @@ def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tup
     >>> sizes_of(lambda x: jnp.sum(jnp.sin(x[:, None] + x[:, :, None]), axis=1), jnp.ones((2, 8)))
     (64, 512)
     """
-    program, made = jax.make_jaxpr(function, return_shape=True)(*arguments, **named)
-    returned = {x.shape for x in jax.tree.leaves(made)}
+    program, outputs = jax.make_jaxpr(function, return_shape=True)(*arguments, **named)
+    returned = {x.shape for x in jax.tree.leaves(outputs)}
     batches = {shape[0] for shape in returned}
 
     def counts(shape: tuple[int, ...]) -> bool:
@@ -325,7 +325,7 @@ def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tup
             sizes += [size_of(x.aval) for x in step.outvars if getattr(x.aval, "shape", ()) and counts(x.aval.shape)]
         return max(sizes)
 
-    return size_of(made), largest(program.jaxpr)
+    return size_of(outputs), largest(program.jaxpr)
 
 
 def is_large(batch: int, width: int, more: int) -> bool:

@@ -251,8 +251,8 @@ def check_fits(prepared: Prepared) -> None:
         what, lower = f"num_samples={options['num_samples']}", "num_samples"
     elif width > size:
         what, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
-    made = {"what prefill makes": prefill, "what a round makes": history + logits}
-    parts = {"weights": inputs.size_of(p.weights), "caches and rows": state, **made}
+    parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
+    parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
     inputs.check_memory(parts, what, lower, devices(p.weights))
 
 

@@ -252,8 +252,8 @@ class BlockDrafter(PartlyShared):
         of_rotary, keys = rotation_of(c, (place[block] + slot)[None]), jnp.arange(context.shape[1], dtype=place.dtype)
 
         def mask(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
-            own, at = jnp.divmod(first + jnp.arange(count, dtype=place.dtype), size)  # of each query
-            before, of_block = keys[None, :] - place[own][:, None], own[:, None] == block[None, :]
+            anchor, at = jnp.divmod(first + jnp.arange(count, dtype=place.dtype), size)  # of each query
+            before, of_block = keys[None, :] - place[anchor][:, None], anchor[:, None] == block[None, :]
             visible = jnp.concatenate([before < 0, of_block], axis=1)
             if is_local:  # as in `block`: each query's keys, counted from its block
                 ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)

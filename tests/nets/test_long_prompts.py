@@ -259,7 +259,7 @@ def test_which_is_that_of_whole_masks(name, make_small):
 
     expected = run()
     make_small(4)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), run(), expected)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=5e-4), run(), expected)
 
 
 def test_logits_of_a_long_prompt_are_made_at_its_last_token_only():
