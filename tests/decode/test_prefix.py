@@ -181,7 +181,7 @@ def test_a_systems_message_is_shared_where_the_template_writes_it_with_the_first
     )
     system = [{"role": "system", "content": "one three"}]
     prefix = jaxspec.prefix(model, system)
-    assert prefix.tokens == [2, 3, 4, 6]  # all but the last token, "two"
+    assert prefix.tokens == [2, 3, 4, 6, 5]  # <s> user one three two
     whole = [*system, {"role": "user", "content": "three"}]
     assert prepare(model, whole, prefix=prefix).prompt.length.tolist() == [6]
 

@@ -475,7 +475,7 @@ def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
     shape = aot.shape_model(TINY, "float32")
     here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
     long, many = (Prompt(np.zeros((rows, n), np.int32), np.full(rows, n)) for rows, n in ((1, 8192), (900, 64)))
-    for prompt, what in ((long, "1 prompts of up to 8192 tokens"), (many, "max_new_tokens=16 for 900 prompts")):
+    for prompt, what in ((long, "1 prompts of up to 8192 tokens"), (many, "900 prompts of up to 64 tokens")):
         assert prepare(shape, prompt, drafter=shape, max_new_tokens=16).prompt.tokens.shape == prompt.tokens.shape
         with pytest.raises(
             ValueError, match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB"
