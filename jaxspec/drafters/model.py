@@ -194,7 +194,10 @@ def catch_up(
     def read(state: ModelState) -> ModelState:
         # Tokens near the end of the buffer are read with some before them, which are read again.
         at = jnp.minimum(jnp.minimum(state.num_cached, goal), row.tokens.shape[1] - width)
-        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, token_rows.window(row.tokens, at, width)))
+        tokens, place = token_rows.window(row.tokens, at, width), jnp.arange(width, dtype=at.dtype)[None, :]
+        # What follows is no token, so that a model of another vocabulary does not read it as several.
+        tokens = jnp.where(at[:, None] + place < goal[:, None], tokens, token_rows.NO_TOKEN)
+        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens))
         return ModelState(cache, jnp.where(wanted, jnp.minimum(at + width, goal), state.num_cached))
 
     return jax.lax.while_loop(incomplete, read, state)

@@ -285,7 +285,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         if parent is not None:
             raise ValueError("a model that reads one token as several takes chains only, no token trees")
         start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]  # in the model's tokens
-        spelled, ends = as_own(params, tokens, jnp.ones(tokens.shape, bool))
+        spelled, ends = as_own(params, tokens, tokens != token_rows.NO_TOKEN)
 
         def feed(inner: Cache, part: Int[Array, "B C"]) -> tuple[Forward, Cache]:
             forward, inner = lm.extend(params.model, inner, part)
