@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
+from rich import filesize
 
 from jaxspec import sharding
-from jaxspec.analysis import formulas, roofline, table
+from jaxspec.analysis import formulas, memory, roofline, table
 from jaxspec.analysis.program_text import Part, read
 from jaxspec.core import Model, Params, Weights, token_rows
 from jaxspec.core.programs import COMPILER_OPTIONS
@@ -242,6 +243,7 @@ def estimate(
     Raises:
         ImportError: libtpu, the compiler, is not installed.
         ValueError: there is no such topology, or it has too few chips for the mesh.
+        DoesNotFit: nor do the programs; with what would.
 
     Example, some minutes for large models:
         >>> import jax.numpy as jnp
@@ -259,7 +261,11 @@ def estimate(
     for which, request in (("plain", prepared.plain()), ("speculative", prepared)):
         if which not in compiled and (which == "plain" or prepared.drafter is not None):
             advance(which)
-            compiled[which] = compile_generation(request, devices, mesh)
+            try:
+                compiled[which] = compile_generation(request, devices, mesh)
+            except DoesNotFit as error:
+                chips = 1 if mesh is None else sharding.mesh(mesh, devices).size
+                raise DoesNotFit(f"{error}. {what_fits(request, machine, chips)}") from error
     programs = {which: kept.program for which, kept in compiled.items()}
     if mesh is not None:
         sizes = dict(sharding.mesh(mesh, devices).shape)
@@ -275,6 +281,23 @@ def estimate(
         speculative=programs.get("speculative"),
         floors=_floors(prepared, sizes.get("data", 1), sizes.get("model", 1)),
         compiled=compiled,
+    )
+
+
+class DoesNotFit(ValueError):
+    """A program takes more memory than the devices have that it is compiled for."""
+
+
+def what_fits(prepared: Prepared, machine: roofline.Machine, chips: int) -> str:
+    """Says in words how long prompts may be, by the sum of what cannot be done without."""
+    if machine.memory is None:
+        return ""
+    room, prompts = chips * machine.memory, len(prepared.prompt.length)
+    longest, *sizes = memory.longest_prompt(prepared, room)
+    room_size, weights, token = map(filesize.decimal, (int(room), *sizes))
+    return (
+        f"Of {room_size} weights take {weights}, and caches and rows {token} for each token of {prompts} prompts, so "
+        f"that prompts of up to {longest:,} tokens fit, less what passes make"
     )
 
 
@@ -324,7 +347,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         mesh: as in `estimate`.
 
     Raises:
-        ValueError: the program does not fit the device's memory.
+        DoesNotFit: the program does not fit the device's memory.
     """
     place = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = _lower(prepared, place, devices[0])
@@ -336,13 +359,13 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
-        raise ValueError(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
-    seconds, memory, text = time.monotonic() - started, executable.memory_analysis(), executable.as_text() or ""
+        raise DoesNotFit(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
+    seconds, stats, text = time.monotonic() - started, executable.memory_analysis(), executable.as_text() or ""
     sizes = (
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.generated_code_size_in_bytes,
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+        stats.generated_code_size_in_bytes,
     )
     return Compiled(Program(seconds, *sizes, *read(text)), executable, _fingerprint(lowered, devices[0], place))
 

@@ -9,9 +9,10 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jaxspec.core import token_rows
-from jaxspec.decode import loop
+from jaxspec.core import Prompt, token_rows
+from jaxspec.decode import inputs, loop
 from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import decoder_layers, net_of
@@ -58,6 +59,39 @@ def account(prepared: Prepared) -> Memory:
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches, logits = quantisation.nbytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
     return Memory(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)
+
+
+def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
+    """Says how long prompts may be for a generation to fit, by the sum of weights, caches and rows alone.
+
+    Args:
+        prepared: the generation; of arrays only shapes and dtypes are read, and of its prompts their number.
+        room: bytes of all devices that share it.
+
+    Returns:
+        The largest bucket of prompts, 0 if none fits; bytes of the weights; and bytes for each token of the prompts.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> longest_prompt(prepared_table(), 10**6)[::2]  # two rows, in three buffers of int32
+        (40960, 24)
+    """
+    headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+    init = functools.partial(prepared.decoder.init, headroom=headroom)
+
+    def held(width: int) -> int:
+        rows = prepared.prompt.length.shape
+        arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)]
+        prompt = Prompt(*arrays)
+        return inputs.size_of(jax.eval_shape(init, prepared.weights, prompt, prepared.request))
+
+    few, many = 2**15, 2**16  # where layers with windows have all that they will ever have
+    at_few, weights = held(few), inputs.size_of(prepared.weights)
+    per_token = (held(many) - at_few) // (many - few)
+    most, width = few + (room - weights - at_few) // max(per_token, 1), 0
+    while (wider := token_rows.bucket(width + 1)) <= most:
+        width = wider
+    return width, weights, per_token
 
 
 class PairMemory(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from rich.text import Text
 from jaxspec import files
 from jaxspec.cli import pair
 from jaxspec.cli.options import TARGET, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.prefill import LONG
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
 
@@ -59,8 +62,11 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
     for line in _lines(err):
         if line == RESET:
             talk.reset()
-        else:
-            out.print(Text(_answer(talk, line, out), "dim"), "", sep="\n")
+            continue
+        try:
+            out.print(Text(_answer(talk, line, out, err), "dim"), "", sep="\n")
+        except ValueError as error:  # a conversation that is too long, or that the template refuses
+            err.print(Text(f"error: {error}", "red"), "", sep="\n")
 
 
 def _lines(err: Console) -> Iterator[str]:
@@ -76,11 +82,14 @@ def _lines(err: Console) -> Iterator[str]:
             yield line.strip()
 
 
-def _answer(talk: Chat, message: str, out: Console) -> str:
+def _answer(talk: Chat, message: str, out: Console, err: Console) -> str:
     """Prints an answer as it comes; returns what it took, in words."""
-    start, first, piece = time.perf_counter(), 0.0, None
-    for piece in talk.send(message):
-        first = first or time.perf_counter() - start
+    start, piece, pieces = time.perf_counter(), None, talk.send(message)
+    unread = talk.prompt_tokens - talk.reused_tokens
+    with err.status(f"reading {unread:,} tokens") if unread > LONG else contextlib.nullcontext():
+        begun = [next(pieces)]
+    first = time.perf_counter() - start
+    for piece in itertools.chain(begun, pieces):
         out.print(Text(piece.text), end="")
         out.file.flush()
     seconds = time.perf_counter() - start - first

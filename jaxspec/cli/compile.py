@@ -74,6 +74,8 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
         report = aot.to_dict(estimated) | {"about": heading, "dtype": inputs.dtype, "expected": expected}
         return console.print_json(report)
     show(heading, inputs, estimated)
+    if not estimated.fits:
+        print(aot.what_fits(prepared, estimated.machine, estimated.chips) + ".")
 
 
 def prepare(inputs: Inputs) -> Prepared:

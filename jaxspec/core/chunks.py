@@ -184,9 +184,10 @@ def empty_cache(lm: LanguageModel, params: Params, batch: int, capacity: int) ->
 
 
 def enlarged(cache: Cache, empty: Callable[[int, int], Cache], batch: int, capacity: int) -> Cache:
-    """Returns a cache with room for more entries: zeros at the end of each leaf that depends on the capacity.
+    """Returns a cache with room for at least so many entries: zeros at the end of leaves that depend on the capacity.
 
-    What lies past a row's length is never read, so zeros are as good as what an empty cache would have.
+    It is never made smaller. What lies past a row's length is never read, so zeros are as good as what an empty cache
+    would have.
 
     >>> enlarged(jnp.ones((1, 2)), lambda batch, capacity: jnp.zeros((batch, capacity)), batch=1, capacity=4).tolist()
     [[1.0, 1.0, 0.0, 0.0]]

@@ -60,12 +60,14 @@ class KVCache(NamedTuple):
         keys, values: of each layer; `capacity` is the number of slots of this layer.
         length: tokens of each row.
         ring: says which layers are rings; None: none is.
+        written: where there may be rings, the most tokens that each row has had since it was empty; otherwise None.
     """
 
     keys: tuple[Layer, ...]
     values: tuple[Layer, ...]
     length: Int[Array, " batch"]
     ring: Ring | None = None
+    written: Int[Array, " batch"] | None = None
 
     @property
     def capacity(self) -> int:
@@ -76,6 +78,26 @@ class KVCache(NamedTuple):
     def has_rings(self) -> bool:
         """Tells whether any layer is a ring: where the capacity is less than `ring.slots`, none is."""
         return any(is_ring(keys, self.ring) for keys in self.keys)
+
+    def grown(self, keys: tuple[Layer, ...], values: tuple[Layer, ...], step: int) -> KVCache:
+        """Returns the cache after `step` tokens were written to its layers."""
+        length = self.length + jnp.asarray(step, self.length.dtype)
+        written = None if self.written is None else jnp.maximum(self.written, length)
+        return KVCache(keys, values, length, self.ring, written)
+
+
+class MappedCache(NamedTuple):
+    """The cache of a model that reads some of the target's tokens as several (`vocab.remap`).
+
+    Attributes:
+        inner: the model's.
+        length: of each row, in the target's tokens.
+        ends: how many of the model's tokens the first n of these are, for every n.
+    """
+
+    inner: Any
+    length: Int[Array, " B"]
+    ends: Int[Array, "B S+1"]
 
 
 def empty(
@@ -105,7 +127,8 @@ def empty(
         return jnp.zeros((batch, kv_heads, size, head_dim), dtype)
 
     keys = tuple(zeros(layer) for layer in range(layers))
-    return KVCache(keys, tuple(jnp.zeros_like(k) for k in keys), jnp.zeros((batch,), jnp.int32), ring)
+    nothing = jnp.zeros((batch,), jnp.int32)
+    return KVCache(keys, tuple(jnp.zeros_like(k) for k in keys), nothing, ring, None if ring is None else nothing)
 
 
 def is_ring(buffer: Layer, ring: Ring | None) -> bool:
@@ -278,7 +301,8 @@ def rewind(cache: KVCache, length: Int[Array, " B"]) -> KVCache:
 
     length 2 after tokens a b X Y: before [a b X Y] holding 4, after [a b X Y] holding 2: X and Y are now garbage.
     """
-    return cache._replace(length=length)
+    written = cache.written
+    return cache._replace(length=length, written=None if written is None else jnp.where(length > 0, written, 0))
 
 
 def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> KVCache:
@@ -296,22 +320,34 @@ def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> 
     return cache._replace(keys=tuple(map(compact, cache.keys)), values=tuple(map(compact, cache.values)))
 
 
-def can_rewind(caches: Any, written: int, length: int) -> bool:
-    """Says whether a row of which `written` entries were ever written can be rewound to `length`, and read on.
+def can_rewind(caches: Any, length: int) -> bool:
+    """Says whether all rows can be rewound to `length`, and read on.
 
     Rounds and chunks of a prompt never rewind by more than rings allow; an earlier turn of a chat may. Length 0 always
     can: what is then read again is written again.
 
     Args:
-        caches: a pytree with any number of caches in it.
-        written: the largest number of entries that a row has had since it was empty, rejected ones included.
-        length: of the row.
+        caches: a pytree with any number of caches in it, whose arrays have values.
+        length: of each row; where a cache is of another vocabulary, in the target's tokens.
 
     >>> rings = empty(1, layers=1, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
-    >>> [can_rewind(rings, written=20, length=length) for length in (0, 16, 17)]
+    >>> rings = rings._replace(written=jnp.array([20]))
+    >>> [can_rewind(rings, length) for length in (0, 16, 17)]
     [True, False, True]
     """
-    return length == 0 or all(written - ring.slots <= max(0, length - ring.window) for ring in _rings(caches))
+
+    def fits(cache: Any, length: int | Int[Array, " B"]) -> bool:
+        if isinstance(cache, MappedCache):
+            return has_room(cache.inner, cache.ends[:, length])
+        if not isinstance(cache, KVCache) or cache.ring is None or cache.written is None or not cache.has_rings:
+            return True
+        return bool(jnp.all(cache.written - cache.ring.slots <= jnp.maximum(0, length - cache.ring.window)))
+
+    def has_room(caches: Any, length: int | Int[Array, " B"]) -> bool:
+        nodes = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache | MappedCache))
+        return all(fits(cache, length) for cache in nodes)
+
+    return length == 0 or has_room(caches, length)
 
 
 def check_nodes(caches: Any, nodes: int) -> None:

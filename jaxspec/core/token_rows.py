@@ -157,14 +157,13 @@ def repeat_rows(tree: Any, times: int) -> Any:
 
 
 def grow(leaf: Shaped[Array, "*shape"], shape: Sequence[int]) -> Shaped[Array, "*larger"]:
-    """Returns an array of a larger shape, with zeros at the end of each axis.
+    """Returns an array that is at least as large as a shape on each axis, with zeros at their ends.
 
-    >>> grow(jnp.ones((1, 2)), (1, 4)).tolist()
-    [[1.0, 1.0, 0.0, 0.0]]
+    >>> grow(jnp.ones((1, 2)), (1, 4)).tolist(), grow(jnp.ones((1, 2)), (1, 1)).tolist()
+    ([[1.0, 1.0, 0.0, 0.0]], [[1.0, 1.0]])
     """
-    if leaf.shape == tuple(shape):
-        return leaf
-    return jnp.pad(leaf, [(0, larger - size) for size, larger in zip(leaf.shape, shape, strict=True)])
+    more = [(0, max(0, larger - size)) for size, larger in zip(leaf.shape, shape, strict=True)]
+    return jnp.pad(leaf, more) if any(after for _, after in more) else leaf
 
 
 def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:

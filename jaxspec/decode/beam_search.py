@@ -38,7 +38,7 @@ from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
-from jaxspec.decode.request import Prompts, prepare
+from jaxspec.decode.request import Prepared, Prompts, devices, prepare
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import OPTIONS
 
@@ -180,6 +180,7 @@ def beam_search(
     if draft is None:
         draft_beams = gamma = 0
     size = Size(beams, draft_beams, gamma, prepared.max_new_tokens, log_probs)
+    _check_fits(target.lm, draft, size, prepared)
     final = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
     if final.failed.any():
         raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(final.failed)}")
@@ -235,6 +236,28 @@ class DraftTree(NamedTuple):
     parent: Int[Array, "B D"]
 
 
+def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size) -> tuple[core.Forward, core.Cache]:
+    capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
+    forward, cache = lm.prefill(params, prompt, capacity)
+    return forward, kv_cache.without_rings(cache, capacity)  # beams come back to entries of any age
+
+
+def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, size: Size, prepared: Prepared) -> None:
+    """Refuses a search whose caches do not fit the memory."""
+    weights, (rows, width) = prepared.weights, prepared.prompt.tokens.shape
+    if not inputs.is_large(rows, width, size.retained + size.fed):
+        return
+
+    def caches(weights: core.Weights, prompt: core.Prompt) -> list[core.Cache]:
+        pairs = [(target, weights.target)] + ([] if draft is None else [(draft, weights.draft)])
+        return [_prefill(lm, params, prompt, size)[1] for lm, params in pairs]
+
+    cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
+    parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
+    what = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
+    inputs.check_memory(parts, what, "one of these", devices(weights))
+
+
 @programs.jit(static_argnames=("target", "draft", "size"))
 def _search(
     target: core.LanguageModel,
@@ -248,15 +271,10 @@ def _search(
     batch, base = prompt.tokens.shape[0], decoder_prompt(target, prompt).length
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
 
-    def prefill(lm: core.LanguageModel, params: Any) -> tuple[core.Forward, core.Cache]:
-        capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
-        forward, cache = lm.prefill(params, prompt, capacity)
-        return forward, kv_cache.without_rings(cache, capacity)  # beams come back to entries of any age
-
     # The first step, from prefill's own logits: every running beam has one token, and nothing is retained yet.
     with jax.named_scope("prefill"):
-        forward, cache = prefill(target, weights.target)
-        caches = core.Caches(cache, () if draft is None else prefill(draft, weights.draft)[1])
+        forward, cache = _prefill(target, weights.target, prompt, size)
+        caches = core.Caches(cache, () if draft is None else _prefill(draft, weights.draft, prompt, size)[1])
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
     log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
     candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count)

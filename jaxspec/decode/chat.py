@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import Before, BoundDrafter, Drafter, Model, State, chunks, kv_cache, token_rows
-from jaxspec.decode import inputs
+from jaxspec.core import Before, BoundDrafter, Drafter, Model, State, kv_cache, token_rows
+from jaxspec.decode import inputs, loop, stopping
 from jaxspec.decode.generate import Piece, pieces, prefix
-from jaxspec.decode.request import Prepared, prepare
+from jaxspec.decode.request import Prepared, check_fits, prepare
 from jaxspec.decode.shared_prefix import common
 
-SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow to twice as many, and again
+SMALLEST = 512  # tokens that the buffers of a chat have room for; they grow as the buckets of prompts do
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -44,12 +44,16 @@ class Chat:
         self._template = self._options.pop("chat_template_kwargs", None)
         self._state: State | None = None  # after the last turn
         self._capacity = SMALLEST
-        self._written = 0  # most entries that the caches have had since they were last empty
         self._answering: Generator[Piece, None, None] | None = None
         self._empty = None
+        # Wrong options are refused at once.
+        if self._options.get("prefix") is not None:
+            raise ValueError("got a prefix: a chat reads its own; what it begins with is given as system")
+        if (rows := len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)) != 1:
+            raise ValueError(f"num_samples is {rows}: a chat has one answer to each message")
+        stopping.checked(self._stop, self.target)
         if self.target.lm.start_token is None:  # an encoder reads each conversation as a whole
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
-        prepare(self.target, [[0]], **self._options)  # refuses wrong options
 
     def __repr__(self) -> str:
         """Its messages; the arrays are large."""
@@ -66,9 +70,9 @@ class Chat:
         """
         self._end_answer()
         messages = [*self.messages, {"role": "user", "content": content}]
-        prepared = self._prepared(inputs.chat_ids(self.target, messages, template=self._template))
+        prepared, begin = self._prepared(inputs.chat_ids(self.target, messages, template=self._template))
         self.messages[:] = messages
-        self._answering = self._answer(prepared)
+        self._answering = self._answer(prepared, begin)
         return self._answering
 
     def reset(self) -> None:
@@ -84,15 +88,14 @@ class Chat:
             self._answering.close()
             self._answering = None
 
-    def _answer(self, prepared: Prepared) -> Generator[Piece, None, None]:
+    def _answer(self, prepared: Prepared, begin: loop.Begin) -> Generator[Piece, None, None]:
         text = ""
 
         def keep(state: State) -> None:
             self._state = state
 
-        self._state = None  # until a round has made the next one
         try:
-            for piece in pieces(prepared, self._stop, keep):
+            for piece in pieces(prepared, self._stop, keep, begin):
                 text += piece.text
                 yield piece
         except BaseException as error:
@@ -102,8 +105,8 @@ class Chat:
         finally:
             self.messages.append({"role": "assistant", "content": text})
 
-    def _prepared(self, ids: list[int]) -> Prepared:
-        """Prepares the generation that goes on after what the caches have of the conversation."""
+    def _prepared(self, ids: list[int]) -> tuple[Prepared, loop.Begin]:
+        """Prepares the generation that goes on after what the caches have of the conversation, and its beginning."""
         key, turn = self._options.get("key"), sum(message["role"] == "user" for message in self.messages)
         options = dict(self._options)
         if key is not None:
@@ -111,27 +114,33 @@ class Chat:
         prepared = prepare(self.target, [ids], **options)
         self.prompt_tokens, self.reused_tokens = len(ids), 0
         if self._empty is None:
-            return prepared
-        start, caches = 0, self._empty.caches
+            return prepared, loop.begin
+        start, no_tokens = 0, self._empty.caches
         if self._state is not None:
             (row,) = token_rows.to_lists(self._state.tokens, self._state.length)
             # The caches are one token behind, and drafters may be two.
-            start, caches = max(0, min(common(row, ids), len(row) - 1) - 1), self._state.caches
-            self._written = max(self._written, len(row) + prepared.decoder.nodes + 1)
-            if not kv_cache.can_rewind(caches, self._written, start):
+            start = max(0, min(common(row, ids), len(row) - 1) - 1)
+            if not kv_cache.can_rewind(self._state.caches, start):
                 start = 0  # layers with a window have lost what comes before it
         rest = token_rows.bucket(len(ids) - start)
-        # A chunk may go on, with padding, past the end.
-        end_of_reading = min(start + rest, len(ids) + chunks.split(rest)[0])
-        self._written = max(self._written if start else 0, end_of_reading)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-        while self._capacity < start + rest + headroom:
-            self._capacity *= 2
-        self.reused_tokens = start
-        if prepared.drafter is None:
-            caches = caches._replace(draft=None)
-        before = Before(caches, jnp.asarray([start], jnp.int32), rest)
-        return prepared._replace(prompt=token_rows.pad([ids], self._capacity - headroom), before=before)
+        needed = start + rest + headroom
+        capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
+        prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
+        check_fits(prepared)
+        self._capacity, self.reused_tokens = capacity, start
+
+        def begin(p: Prepared) -> State:
+            # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
+            state, self._state = self._state, None
+            caches = no_tokens if state is None else state.caches
+            caches, begun = caches if p.drafter else caches._replace(draft=None), jnp.asarray([start], jnp.int32)
+            arguments = p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens
+            if state is None or state.tokens.shape[1] < capacity:
+                return loop.start(*arguments, Before(caches, begun, rest))
+            return loop.go_on(*arguments, caches, begun, rest)
+
+        return prepared, begin
 
 
 def chat(
@@ -148,10 +157,11 @@ def chat(
 
     Each answer has the text that `generate` gives the whole conversation, but the caches of the target and the drafter
     stay from turn to turn: read again is what the conversation has gained, and what its template has changed in it.
-    Their room, 512 tokens, is doubled when a conversation needs it. So a turn compiles nothing, but where that happens
-    or where more is new than in any turn before (in the buckets of `token_rows.bucket`). Layers with a sliding window
-    keep little more than the window (`core.kv_cache`): where a template changes, or you do, what lies further back, the
-    whole conversation is read again. Of an encoder-decoder nothing is kept: its encoder reads a prompt as a whole.
+    They have room for 512 tokens, and for a larger bucket (`token_rows.bucket`) when a conversation needs it. So a turn
+    compiles nothing, but where that happens or where what is new is of another bucket than in any turn before. Layers
+    with a sliding window keep little more than the window (`core.kv_cache`): where a template changes, or you do, what
+    lies further back, the whole conversation is read again. Of an encoder-decoder nothing is kept: its encoder reads a
+    prompt as a whole.
 
     Args:
         target: the model that answers.

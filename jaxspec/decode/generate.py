@@ -34,6 +34,7 @@ from jaxspec.decode.request import (
     Prompts,
     bound_drafter,
     check_positions,
+    devices,
     drafter_lms,
     encode,
     prepare,
@@ -311,7 +312,7 @@ def prefix(
             "only prompts of a decoder-only model can share a prefix"
         )
     if (chats := inputs.chats_of(text)) is not None:
-        text = [inputs.chat_ids(target, chat, answer=False, template=chat_template_kwargs) for chat in chats]
+        text = [shared_prefix.opening(target, chat, chat_template_kwargs) for chat in chats]
     prompt, bound = encode(target, text), bound_drafter(target, drafter, rules.rejection())
     if (rows := len(prompt.length)) != 1:
         raise ValueError(f"got {rows} prefixes: expected one, which prompts are to share")
@@ -323,7 +324,12 @@ def prefix(
         reader = target.lm if bound.target is None else with_taps_of(target, bound.target).lm
         weights = Weights(target.params, bound.params)
         shared_prefix.check_drafter(reader, bound, weights, prompt)
-    caches = shared_prefix.read(reader, None if bound is None else bound.functions, weights, prompt)
+    functions = None if bound is None else bound.functions
+    if inputs.is_large(1, prompt.tokens.shape[1], 0):
+        state, largest = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)
+        parts = {"weights": inputs.size_of(weights), "caches": state, "what reading makes": largest}
+        inputs.check_memory(parts, f"a prefix of {int(prompt.length[0])} tokens", "its length", devices(weights))
+    caches = shared_prefix.read(reader, functions, weights, prompt)
     (tokens,) = token_rows.to_lists(prompt.tokens, prompt.length)
     return SharedPrefix(tokens, target, bound, caches)
 

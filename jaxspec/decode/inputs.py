@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax.core import Tracer
+from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
-from jaxspec.core import Model, Prompt, option_names, token_rows
+from jaxspec.core import Model, Prompt, chunks, option_names, token_rows
 from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
@@ -29,6 +30,7 @@ THEIR_NAMES = {  # of other libraries: ours
     "input_ids": "prompts, the second argument",
     "max_length": "max_new_tokens, which does not count the prompt",
     "max_tokens": "max_new_tokens",
+    "messages": "prompts, the second argument, which takes conversations, too",
     "n": "num_samples",
     "num_assistant_tokens": "gamma",
     "num_beams": "beams, of jaxspec.beam_search",
@@ -58,9 +60,8 @@ NOT_HERE = {  # what other libraries have and this one does in another way, or n
 }
 LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
-MANY = 2**12  # rows, and
 WIDE = 2**12  # tokens of a prompt, and
-LONG = 2**16  # new tokens, or draft tokens: above any of these it is asked whether memory can hold them
+LONG = 2**16  # tokens of all rows: above any of these it is asked whether memory can hold them
 CHAT = "expected a conversation, a list of messages, or a list of nothing but conversations"
 
 
@@ -299,6 +300,37 @@ def size_of(state: Any) -> int:
         x.size * (4 if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x.dtype.itemsize)
         for x in jax.tree.leaves(state)
     )
+
+
+def sizes_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[int, int]:
+    """Returns the bytes of what a function of arrays returns, and of the largest array that it makes on the way.
+
+    The latter is one of all rows, the batch first, that is not kept for each position of long rows: such as the scores
+    or the hidden layer of a chunk. A compiled program takes at least so much besides what it is given and returns.
+
+    >>> sizes_of(lambda x: jnp.sum(jnp.sin(x[:, None] + x[:, :, None]), axis=1), jnp.ones((2, 8)))
+    (64, 512)
+    """
+    program, outputs = jax.make_jaxpr(function, return_shape=True)(*arguments, **named)
+    returned = {x.shape for x in jax.tree.leaves(outputs)}
+    batches = {shape[0] for shape in returned}
+
+    def counts(shape: tuple[int, ...]) -> bool:
+        return shape[0] in batches and max(shape[1:2], default=0) <= chunks.LONGEST and shape not in returned
+
+    def largest(program: Any) -> int:
+        sizes = [0]
+        for step in program.eqns:
+            sizes += [largest(inner) for inner in jaxprs_in_params(step.params)]
+            sizes += [size_of(x.aval) for x in step.outvars if getattr(x.aval, "shape", ()) and counts(x.aval.shape)]
+        return max(sizes)
+
+    return size_of(outputs), largest(program.jaxpr)
+
+
+def is_large(batch: int, width: int, more: int) -> bool:
+    """Says whether rows of prompts `width` wide, with so many more tokens, may be too much for the memory."""
+    return width > WIDE or batch * (width + more) > LONG
 
 
 def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int = 1) -> None:

@@ -107,7 +107,9 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
     state = start(*common, prompt, p.request, p.max_new_tokens, p.before)
     while end < longest:
         report(int(jax.device_get(jnp.max(state.start))))  # waits for the chunk
-        begun, end = prompt.length - 1, end - 1 + chunks.LONGEST
+        # Near the end of the buffer a chunk begins earlier, and reads again what comes before.
+        begun = jnp.minimum(prompt.length - 1, p.prompt.tokens.shape[1] - chunks.LONGEST)
+        end += chunks.LONGEST - 1
         prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
         state = go_on(*common, prompt, p.request, p.max_new_tokens, state.caches, begun, chunks.LONGEST)
     report(longest)

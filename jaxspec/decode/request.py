@@ -177,9 +177,9 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
     top = _top_log_probs(log_probs, top, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
-    if samples > 1:  # the least that they take
+    if samples > 1 and not _is_elsewhere(target.params):  # the least that they take
         least = 4 * batch * (target.lm.vocab_size + 64)
-        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", _devices(target.params))
+        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", devices(target.params))
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
@@ -222,24 +222,52 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = token_rows.bucket(int(limit.max()))
-    width = prompt.tokens.shape[1]
-    if max(size, decoder.nodes) > inputs.LONG or batch > inputs.MANY or width > inputs.WIDE:
-        headroom = token_rows.headroom(size, decoder.nodes)
-        state = inputs.size_of(
-            jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
-        )
-        history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
-        logits = 4 * (decoder.nodes + 1) * target.lm.vocab_size * batch
-        what, lower = f"max_new_tokens={max_new_tokens!r} for {batch} prompts", "max_new_tokens"
-        if decoder.nodes >= max(size, inputs.LONG):
-            what, lower = f"gamma={gamma!r} for {batch} prompts", "gamma"
-        elif samples > 1 and size <= inputs.LONG:
-            what, lower = f"num_samples={samples}", "num_samples"
-        elif width > size:
-            what, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
-        parts = {"weights": inputs.size_of(weights), "caches and rows": state, "what a round makes": history + logits}
-        inputs.check_memory(parts, what, lower, _devices(weights))
-    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
+    prepared = Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
+    check_fits(prepared)
+    return prepared
+
+
+def check_fits(prepared: Prepared) -> None:
+    """Refuses a generation for which there is not enough memory, before any of it is allocated.
+
+    Small ones are not asked about, nor those of shapes, which are compiled for devices that are not here.
+
+    Raises:
+        ValueError: with the sum, and what would fit.
+    """
+    p, batch, width = prepared, prepared.request.max_new_tokens.shape[0], prepared.prompt.tokens.shape[1]
+    size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
+    if _is_elsewhere(p.weights) or not inputs.is_large(batch, width, size + nodes):
+        return
+    arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
+    shapes, structure = jax.tree.flatten(arrays)
+    state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
+    history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
+    logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
+    what, lower = f"max_new_tokens={options['max_new_tokens']!r} for {batch} prompts", "max_new_tokens"
+    if nodes >= max(size, inputs.LONG):
+        what, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
+    elif options["num_samples"] > 1 and size <= inputs.LONG:
+        what, lower = f"num_samples={options['num_samples']}", "num_samples"
+    elif width > size:
+        what, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
+    parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
+    parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
+    inputs.check_memory(parts, what, lower, devices(p.weights))
+
+
+@functools.lru_cache
+def _sizes_after_prefill(
+    decoder: Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> tuple[int, int]:
+    """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
+    weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
+    return inputs.sizes_of(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
+
+
+def _is_elsewhere(weights: Any) -> bool:
+    """Says whether parameters are shapes alone, of a generation that does not run here."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(weights))
 
 
 def _top_log_probs(log_probs: Any, top: Any, vocab: int) -> int | None:
@@ -264,7 +292,8 @@ def _check_names(options: Iterable[str]) -> None:
     inputs.check_names(options, [*OWN, "stop", *OPTIONS])
 
 
-def _devices(weights: Any) -> int:
+def devices(weights: Any) -> int:
+    """Counts the devices that share parameters."""
     mesh = sharding.mesh_of(weights)
     return 1 if mesh is None else mesh.size
 

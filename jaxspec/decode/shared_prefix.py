@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from jaxspec.core import (
     programs,
     token_rows,
 )
+from jaxspec.decode import inputs
 from jaxspec.drafters.common import begin
 
 
@@ -101,6 +103,20 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
+def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
+    """Writes messages that conversations begin with.
+
+    Templates without a role for the system's message write it with the user's first one. So where messages end with the
+    system's, two conversations are written that go on differently, and what both begin with is taken: without its last
+    token, which a tokenizer may join to what follows.
+    """
+    write = functools.partial(inputs.chat_ids, target, answer=False, template=template)
+    if messages[-1].get("role") != "system":
+        return write(messages)
+    first, second = (write([*messages, {"role": "user", "content": content}]) for content in ("a", "1"))
+    return first[: max(1, common(first, second) - 1)]
+
+
 def check_same(who: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -> None:
     """Refuses a prefix that was read by another party.
 
@@ -160,6 +176,7 @@ def check_drafter(lm: LanguageModel, drafter: BoundDrafter, weights: Weights, pr
         jax.eval_shape(go_on, weights, prompt)
     except (TypeError, AttributeError, AssertionError) as error:
         raise ValueError(
-            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix: its init takes no `before` "
-            "(core.DraftInit), or needs hidden states of the prompt that a prefix does not keep. Give the whole prompts"
+            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from turn to turn of "
+            "a chat: its init takes no `before` (core.DraftInit), or needs hidden states that are not kept. Give whole "
+            "prompts to jaxspec.generate"
         ) from error

@@ -36,7 +36,7 @@ from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, requireme
 from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.nets import stack
-from jaxspec.nets.attention import softcap
+from jaxspec.nets.attention import Mask, for_queries, softcap
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, empty_cache, norm_of, rotation_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
@@ -207,7 +207,7 @@ class BlockDrafter(PartlyShared):
         new = [layer.attention.keys_values(context, rotary) for layer in self.layers]
         keys = tuple(kv.write(old, k, length, ring) for old, (k, _) in zip(cache.keys, new, strict=True))
         values = tuple(kv.write(old, v, length, ring) for old, (_, v) in zip(cache.values, new, strict=True))
-        return kv.KVCache(keys, values, length + jnp.asarray(step, length.dtype), ring)
+        return cache.grown(keys, values, step)
 
     def block(
         self, shared: SharedWithTarget, cache: kv.KVCache, last: Int[Array, " B"], count: int
@@ -217,16 +217,17 @@ class BlockDrafter(PartlyShared):
         The block's keys and values are dropped.
         """
         config, c, length = self.config, self.config.layer, cache.length
-        slot = jnp.arange(cache.capacity, dtype=length.dtype)[None, :]
         rotary = rotation_of(c, kv.positions(length, config.block))
 
         def inputs(is_local: bool) -> AttentionInputs:
             ring = cache.ring if is_local and cache.has_rings else None
-            held = slot if ring is None else kv.entries(length, config.block, ring)
+            every = jnp.arange(cache.capacity, dtype=length.dtype)[None, :]
+            held = every if ring is None else kv.entries(length, config.block, ring)
             ahead = held - length[:, None]  # [B, S]: below 0 before the block, then its positions
             visible = (ahead < config.block)[:, None]
             if is_local:
-                visible = jnp.logical_and(visible, self._in_window(ahead[:, None]))
+                slot = jnp.arange(config.block, dtype=length.dtype)
+                visible = jnp.logical_and(visible, self._in_window(ahead[:, None], slot))
             return AttentionInputs(visible[:, None], rotary, None)
 
         x, _, _ = stack.with_cache(self._layers(inputs), self._embedded(shared, last[:, None]), cache)
@@ -247,38 +248,35 @@ class BlockDrafter(PartlyShared):
         config, c, size = self.config, self.config.layer, self.config.block
         context, (batch, anchors) = self.read(forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
-        slot = jnp.arange(size, dtype=place.dtype)
-        position = (place[:, None] + slot[None, :]).reshape(1, -1)
-        block = jnp.repeat(jnp.arange(anchors), size)  # the one that each position is of
-        before = jnp.arange(context.shape[1], dtype=place.dtype)[None, :] - jnp.repeat(place, size)[:, None]
-        within = jnp.broadcast_to(jnp.tile(slot, anchors)[None, :], (anchors * size, anchors * size))
-        ahead = jnp.concatenate([before, within], axis=1)  # as in `block`: each query's keys, counted from its block
-        of_block = block[:, None] == block[None, :]
-        of_rotary = rotation_of(c, position)
+        block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=place.dtype), size)  # of each position
+        of_rotary, keys = rotation_of(c, (place[block] + slot)[None]), jnp.arange(context.shape[1], dtype=place.dtype)
+
+        def mask(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
+            anchor, at = jnp.divmod(first + jnp.arange(count, dtype=place.dtype), size)  # of each query
+            before, of_block = keys[None, :] - place[anchor][:, None], anchor[:, None] == block[None, :]
+            visible = jnp.concatenate([before < 0, of_block], axis=1)
+            if is_local:  # as in `block`: each query's keys, counted from its block
+                ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
+                visible = jnp.logical_and(visible, self._in_window(ahead[None], at)[0])
+            return visible[None, None], None
 
         def inputs(is_local: bool) -> AttentionInputs:
-            visible = jnp.concatenate([before < 0, of_block], axis=1)
-            if is_local:
-                seen = self._in_window(ahead.reshape(anchors, size, -1)).reshape(visible.shape)
-                visible = jnp.logical_and(visible, seen)
-            return AttentionInputs(visible[None, None], of_rotary, None)
+            return AttentionInputs(for_queries(anchors * size, functools.partial(mask, is_local))[0], of_rotary, None)
 
         rotary = rotation_of(c, jnp.arange(context.shape[1], dtype=place.dtype)[None])
         past = tuple(layer.attention.keys_values(context, rotary) for layer in self.layers)
         x, _ = stack.with_past(self._layers(inputs), x, past)
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
 
-    def _in_window(self, ahead: Int[Array, "B _ S"]) -> Bool[Array, "B T S"]:
-        """Says which keys the T positions of a block see in a layer with a window, besides those that nobody sees.
+    def _in_window(self, ahead: Int[Array, "#B #T S"], slot: Int[Array, " T"]) -> Bool[Array, "#B #T S"]:
+        """Says which keys positions of blocks see in a layer with a window, besides those that nobody sees.
 
-        `ahead`: of each key, its position counted from the block's first.
+        `ahead`, of each key, and `slot`, of each position, count from the block's first.
         """
         c = self.config
         assert c.layer.window is not None
-        seen = jnp.broadcast_to(ahead >= -c.layer.window, (ahead.shape[0], c.block, ahead.shape[2]))
-        if not c.causal_windows:
-            return seen
-        return jnp.logical_and(seen, ahead <= jnp.arange(c.block, dtype=ahead.dtype)[None, :, None])
+        seen = ahead >= -c.layer.window
+        return jnp.logical_and(seen, ahead <= slot[None, :, None]) if c.causal_windows else seen
 
     def _layers(self, inputs: Callable[[bool], AttentionInputs]) -> list[stack.Layer]:
         """The layers, each with the inputs of its kind: with a window (True) or without."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec import core
 from jaxspec.core import chunks, token_rows
@@ -32,7 +32,7 @@ from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.nets import stack
-from jaxspec.nets.attention import causal
+from jaxspec.nets.attention import Mask, QueryMask, causal, for_queries
 from jaxspec.nets.decoder import AttentionInputs, empty_cache, rotation_of
 from jaxspec.rules.common import take_position
 
@@ -121,10 +121,11 @@ class Recurrent(PartlyShared):
         hidden: Float[Array, "B S D"],
         tokens: Int[Array, "B S"],
         position: Int[Array, "1 S"],
-        mask: Bool[Array, "1 1 S past"],
+        mask: Mask | QueryMask,
         past: stack.Past,
     ) -> tuple[Float[Array, "B S M"], stack.Past]:
-        """Feeds a pair at each position, in training; `mask` says which keys of `past`, and then of these, it reads.
+        """Feeds a pair at each position, in training; `mask` says which keys of `past`, and then of these, it reads
+        (`for_queries`).
 
         Returns the hidden states that are fed next, and all keys and values so far.
         """
@@ -154,16 +155,21 @@ def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, 
         module = network(config)
         hidden = stack.pure(module, type(module).read)(params, starts.forward)
 
-        def step(params: core.Params, *arguments: Any):
-            return stack.pure(module, type(module).step)(params, shared, *arguments)
-
         size, outputs, past = hidden.shape[1], [], ()
         index = jnp.arange(size, dtype=jnp.int32)
-        itself, before = index[:, None] == index[None, :], index[:, None] >= index[None, :]
+
+        def mask_at(depth: int, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
+            query, key = first + jnp.arange(count, dtype=jnp.int32)[:, None], index[None, :]
+            return jnp.concatenate([query >= key, *[query == key] * depth], axis=1)[None, None], None
+
+        def step(depth: int, params: core.Params, hidden: Array, fed: Array, past: stack.Past):
+            mask, _ = for_queries(size, functools.partial(mask_at, depth))
+            feed = stack.pure(module, type(module).step)
+            return feed(params, shared, hidden, fed, index[None] + depth, mask, past)
+
         for depth in range(starts.depths):
-            mask = jnp.concatenate([before, *[itself] * depth], axis=1)[None, None]
             fed = jax.lax.slice_in_dim(starts.tokens, depth, depth + size, axis=1)
-            hidden, past = jax.checkpoint(step)(params, hidden, fed, index[None] + depth, mask, past)
+            hidden, past = jax.checkpoint(functools.partial(step, depth))(params, hidden, fed, past)
             outputs.append(hidden)
         return jnp.stack(outputs, axis=2)[:, starts.place]
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, rules
-from jaxspec.core import noise, token_rows
+from jaxspec.core import kv_cache, noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, begin, name_of, shown, with_taps_of
@@ -162,6 +162,7 @@ def _cascade(
     ) -> tuple[core.Draft, core.Caches]:
         inner_weights, state = core.Weights(*weights.draft), caches.draft
         gamma, start = context.gamma, context.row.length
+        kv_cache.check_nodes(state, gamma + spare)
         wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
         row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1

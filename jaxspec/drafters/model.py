@@ -166,8 +166,11 @@ def read_last_two(
     With a `width` it first reads, so many tokens a pass, what rounds without a draft have committed to the rows that
     are `wanted`. What is read past a row's end is garbage, and rewound.
     """
-    goal = row.length - 2
-    cache = catch_up(lm, params, state, row, wanted, width, goal).cache if width else state.cache
+    goal, cache = row.length - 2, state.cache
+    if width:
+        cache = catch_up(lm, params, state, row, wanted, width, goal).cache
+        # Where nothing was caught up with, nothing is written far ahead: layers with a window could not take it back.
+        goal = jnp.where(wanted, goal, jnp.minimum(goal, state.num_cached))
     return lm.extend(params, lm.rewind(cache, goal), known(lm, token_rows.window(row.tokens, goal, 2)))
 
 
@@ -191,8 +194,11 @@ def catch_up(
     def read(state: ModelState) -> ModelState:
         # Tokens near the end of the buffer are read with some before them, which are read again.
         at = jnp.minimum(jnp.minimum(state.num_cached, goal), row.tokens.shape[1] - width)
-        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, token_rows.window(row.tokens, at, width)))
-        return ModelState(cache, jnp.minimum(at + width, goal))
+        tokens, place = token_rows.window(row.tokens, at, width), jnp.arange(width, dtype=at.dtype)[None, :]
+        # What follows is no token, so that a model of another vocabulary does not read it as several.
+        tokens = jnp.where(at[:, None] + place < goal[:, None], tokens, token_rows.NO_TOKEN)
+        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens))
+        return ModelState(cache, jnp.where(wanted, jnp.minimum(at + width, goal), state.num_cached))
 
     return jax.lax.while_loop(incomplete, read, state)
 

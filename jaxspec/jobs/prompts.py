@@ -163,7 +163,7 @@ class Reader:
                 raise
             except Exception as error:  # the template is a program, and may end in any way
                 raise ValueError(f"the chat cannot be written ({type(error).__name__}: {error})") from error
-            return ids if self._prefix is None else self._prefix.followed_by(ids, "chat")[len(self._prefix) :]
+            return ids if self._prefix is None else self._prefix.followed_by(ids, "chat", number)[len(self._prefix) :]
         if isinstance(prompt, str):
             inputs.check_text(prompt, number)
             if self._target.tokenizer is None:

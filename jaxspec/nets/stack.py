@@ -97,7 +97,7 @@ def with_cache(
         values.append(v)
         after.append(x)
     tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
-    return x, tapped, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype), ring)
+    return x, tapped, cache.grown(tuple(keys), tuple(values), step)
 
 
 def check_numbers(taps: Sequence[int]) -> None:

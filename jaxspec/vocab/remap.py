@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt, token_rows
+from jaxspec.core import Before, Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt, chunks, token_rows
+from jaxspec.core.kv_cache import MappedCache
 from jaxspec.sampling import match_vocab
 
 Outputs = TypeVar("Outputs")
@@ -54,20 +55,6 @@ class MappedParams(NamedTuple):
     to_draft: Int[Array, "V R"] | None = None
     count: Int[Array, " V"] | None = None
     first: Int[Array, " F"] | None = None
-
-
-class MappedCache(NamedTuple):
-    """The cache of a model that reads some of the target's tokens as several.
-
-    Attributes:
-        inner: the model's.
-        length: of each row, in the target's tokens.
-        ends: how many of the model's tokens the first n of these are, for every n.
-    """
-
-    inner: Cache
-    length: Int[Array, " B"]
-    ends: Int[Array, "B S+1"]
 
 
 def map_vocabulary(
@@ -264,6 +251,10 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         assert lm.head is not None
         return match_vocab(lm.head(params.model, features), vocab, params.to_target)
 
+    def room(capacity: int) -> int:
+        most = lead + capacity * longest
+        return most + -(-most // chunks.LONGEST)  # equal chunks are rounded up
+
     def prefill(params: MappedParams, prompt: Prompt, capacity: int) -> tuple[Forward, MappedCache]:
         width = prompt.tokens.shape[1]
         real = jnp.arange(width, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None]
@@ -274,7 +265,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
 
         def read(wide: int) -> tuple[Forward, Cache]:
             row = Prompt(tokens[:, : wide + lead], ends[:, -1])
-            forward, cache = lm.prefill(params.model, row, lead + capacity * longest)
+            forward, cache = lm.prefill(params.model, row, room(capacity))
             return (forward if encoder else at_ends(forward, ends)), cache
 
         forward, cache = narrowest(read, ends[:, -1] - lead, width)
@@ -294,17 +285,23 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         if parent is not None:
             raise ValueError("a model that reads one token as several takes chains only, no token trees")
         start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]  # in the model's tokens
-        spelled, ends = as_own(params, tokens, jnp.ones(tokens.shape, bool))
+        spelled, ends = as_own(params, tokens, tokens != token_rows.NO_TOKEN)
 
-        def read(wide: int) -> tuple[Float[Array, "B T x"], Forward, Cache]:
-            forward, inner = lm.extend(params.model, cache.inner, spelled[:, :wide])
-            # Rows of fewer tokens than `wide` have read what pads them: that is taken back.
-            inner, forward = lm.rewind(inner, start + ends[:, -1]), at_ends(forward, ends)
+        def feed(inner: Cache, part: Int[Array, "B C"]) -> tuple[Forward, Cache]:
+            forward, inner = lm.extend(params.model, inner, part)
             # A head is applied outside, where a program that does not read logits has none.
-            return (forward.features if lm.head else _at(forward.logits, ends - 1)), forward._replace(logits=0), inner
+            return forward._replace(logits=forward.logits[..., :0]) if lm.head else forward, inner
 
-        read_off, forward, inner = narrowest(read, ends[:, -1], tokens.shape[1])
-        logits = own_head(params, read_off) if lm.head else match_vocab(read_off, vocab, params.to_target)
+        def read(wide: int) -> tuple[Forward, Cache]:
+            # Chunk by chunk, since rows of fewer tokens than `wide` take back what pads them, and rings can take back
+            # little more than a chunk.
+            before, end = Before(cache.inner, start, wide), start + ends[:, -1]
+            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, capacity: cache.inner)
+            forward, _, inner = read_chunks(spelled[:, :wide], end, capacity=0, before=before)
+            return at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
+
+        forward, inner = narrowest(read, ends[:, -1], tokens.shape[1])
+        logits = own_head(params, forward.features) if lm.head else match_vocab(forward.logits, vocab, params.to_target)
         after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
         length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)
         return forward._replace(logits=logits), MappedCache(inner, length, after)

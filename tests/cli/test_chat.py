@@ -45,3 +45,9 @@ def test_sampling_has_a_key_for_each_turn(zoo, talk):
 def test_a_model_without_a_template_is_refused(loading, zoo):
     result = CliRunner().invoke(app, ["chat", "--target", "stranger", "--draft", "none"], input="a\n")
     assert result.exit_code == 2 and "has no chat template" in result.stderr
+
+
+def test_a_message_that_cannot_be_answered_does_not_end_the_chat(talk):
+    result = talk("Hund " * 700 + "\nalte Hund\n")
+    assert result.exit_code == 0, result.output
+    assert "error: a prompt of " in result.stderr and "0 of 4 prompt tokens read before" in result.stdout

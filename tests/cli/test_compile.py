@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -37,6 +38,16 @@ def test_an_estimate_is_printed_as_one(run):
     for words in ("Estimates of the compiler, no measurement", "2 all-reduce (64 bytes)", "verify pass", "c = 0.2"):
         assert words in result.stdout
     assert "With α = 0.5: 1.88 tokens a round" in result.stdout
+
+
+def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
+    monkeypatch.setattr(aot.Estimate, "fits", False)
+    result = run("--target", "llama-3.2-1b", "--prompt", "32768")
+    assert result.exit_code == 0, result.output
+    said = (
+        r"Of 380\.0 GB weights take \S+ GB, and caches and rows \S+ kB for each token of 1 prompts, so that prompts of "
+    )
+    assert re.search(said + r"up to [\d,]{7,} tokens fit, less what passes make\.", " ".join(result.stdout.split()))
 
 
 def test_json_has_programs_and_rows(run):

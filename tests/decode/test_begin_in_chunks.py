@@ -46,6 +46,17 @@ def test_texts_are_those_of_one_program(name):
 
 
 @pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("name", marked(["a model", "eagle 3"], slow={"eagle 3"}))
+@pytest.mark.parametrize("size", [62, 64])
+def test_the_last_chunk_ends_with_the_buffer(name, size):
+    """Prompts that nearly fill their bucket of 64: a fifth chunk from where the fourth ended would pass the end."""
+    prompts = [PROMPTS[0], RANDOM.integers(0, 3, size).tolist(), RANDOM.integers(0, 3, size - 1).tolist()]
+    prepared = prepare(target_of("decoder"), prompts, drafter=DRAFTERS[name], **OPTIONS)
+    assert prepared.prompt.tokens.shape[1] == 64
+    same(complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None)), complete(prepared))
+
+
+@pytest.mark.usefixtures("short_chunks")
 def test_they_follow_a_prefix_and_are_streamed():
     target, drafter = target_of("decoder"), DRAFTERS["a model"]
     prefix, seen = jaxspec.prefix(target, PROMPTS[2], drafter=drafter), []

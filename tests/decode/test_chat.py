@@ -1,6 +1,7 @@
 """A chat: each turn has the text of the whole conversation, whatever was read before."""
 
 import dataclasses
+import gc
 
 import jax
 import numpy as np
@@ -62,6 +63,19 @@ def test_every_turn_has_the_text_of_the_whole_conversation():
     assert talk.reused_tokens == 0
 
 
+def test_caches_are_there_once():
+    """A turn takes those of the last one, and nothing keeps these; buffers grow as buckets do."""
+    gc.collect()  # chats of other tests
+    talk, before, caches = jaxspec.chat(with_template(TARGET), drafter=DRAFT, max_new_tokens=4), 0, []
+    for words in (4, 8, 500, 3, 300):
+        list(talk.send("one " * words))
+        assert all(leaf.is_deleted() for leaf in caches) or talk._capacity > before
+        before, caches = talk._capacity, [x for x in jax.tree.leaves(talk._state.caches) if x.ndim == 4]
+        alive = [x.shape[2] for x in jax.live_arrays() if x.ndim == 4 and x.shape[2] > 500 and not x.is_deleted()]
+        assert {*alive} == {before} and caches
+    assert talk._capacity == 1024
+
+
 def test_what_a_template_changes_is_read_again():
     """Thoughts are dropped from answers when the next turn begins."""
     _, reused = talk_through(with_template(TARGET, FORGETS), DRAFT)
@@ -101,6 +115,14 @@ def test_bad_chats_are_refused():
         jaxspec.chat(TARGET._replace(tokenizer=word_tokenizer(WORDS)))
     with pytest.raises(TypeError, match="gama"):
         jaxspec.chat(with_template(TARGET), gama=3)
+    talking = with_template(TARGET)
+    for bad, what in (
+        (dict(prefix=jaxspec.prefix(TARGET, [2])), "got a prefix: a chat reads its own"),
+        (dict(num_samples=2, temperature=1.0, key=jax.random.key(0)), "num_samples is 2: a chat has one answer"),
+        (dict(stop=[""]), "stop has an empty string"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            jaxspec.chat(talking, **bad)
     refusing = with_template(TARGET, "{{ raise_exception('Conversation roles must alternate') }}")
     talk = jaxspec.chat(refusing)
     with pytest.raises(ValueError, match=r"refuses the conversation \(of user\): Conversation roles must alternate"):

@@ -81,6 +81,18 @@ def test_a_prefix_of_one_token_and_samples_that_share_it(drafter):
     both(target_of("decoder"), drafter, shared=[2], rows=[[0]], temperature=1.0, num_samples=3)
 
 
+def test_a_prefix_whose_cache_is_larger_than_is_needed():
+    """One token more than a bucket, and little to follow."""
+    target, drafter = target_of("decoder"), NETWORKS["a model"]
+    shared, rows = np.random.default_rng(1).integers(0, 3, 129).tolist(), [[0], [2, 1]]
+    prefix = jaxspec.prefix(target, shared, drafter=drafter)
+    prepared = prepare(target, rows, prefix=prefix, drafter=drafter, max_new_tokens=4)
+    assert prefix.caches.target.capacity == 193 > prepared.prompt.tokens.shape[1] + 16 + prepared.decoder.nodes + 1
+    out = both(target, drafter, shared, rows, max_new_tokens=4, temperature=0.0, eos_ids=())
+    job = jaxspec.generate_many(target, rows, prefix=prefix, drafter=drafter, gamma=3, max_new_tokens=4, eos_ids=())
+    assert [row.tokens for row in job] == out.tokens.tolist()
+
+
 @pytest.mark.parametrize(
     "name", ["a model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle 3", "kangaroo", "a cascade"))]
 )
@@ -153,8 +165,25 @@ def test_texts_and_chats_follow_a_prefix():
     assert rows.tokens[0, : rows.length[0]].tolist() == ids and ids[: len(of_chat)] == of_chat.tokens
     with pytest.raises(ValueError, match="whose first 2 tokens are those of the prefix, which has"):
         prepare(model, [{"role": "user", "content": "two"}], prefix=of_chat)
+    other = [{"role": "user", "content": "two"}]
+    with pytest.raises(ValueError, match="prompt 7 is a chat whose first 2 tokens are those of the prefix"):
+        list(jaxspec.generate_many(model, [{"number": 7, "prompt": other}], prefix=of_chat))
     (row,) = jaxspec.generate_many(model, [whole], prefix=of_chat, max_new_tokens=5)
     assert row.tokens == jaxspec.generate(model, [ids], max_new_tokens=5).tokens[0].tolist()
+
+
+def test_a_systems_message_is_shared_where_the_template_writes_it_with_the_first_other_one():
+    """As Gemma's does; alone it is written as nothing."""
+    model = with_words(table_model(jax.random.key(3), vocab=len(WORDS)))
+    model.tokenizer.chat_template = (
+        "<s> {% if messages[0].role == 'system' and messages|length > 1 %}user {{ messages[0].content }} two "
+        "{{ messages[1].content }}{% endif %}"
+    )
+    system = [{"role": "system", "content": "one three"}]
+    prefix = jaxspec.prefix(model, system)
+    assert prefix.tokens == [2, 3, 4, 6, 5]  # <s> user one three two
+    whole = [*system, {"role": "user", "content": "three"}]
+    assert prepare(model, whole, prefix=prefix).prompt.length.tolist() == [6]
 
 
 def test_conversations_are_prompts():
@@ -196,5 +225,7 @@ def test_what_does_not_fit_a_prefix_is_refused():
     with pytest.raises(ValueError, match="got 2 prefixes: expected one"):
         jaxspec.prefix(TARGET, [[1], [2]])
     own = BoundDrafter(Drafter(init_of_four, None, None), name="mine")
-    with pytest.raises(ValueError, match="the drafter mine cannot go on from a prefix: its init takes no `before`"):
+    with pytest.raises(
+        ValueError, match="the drafter mine cannot go on from a prefix, or from turn to turn of a chat: "
+    ):
         jaxspec.prefix(TARGET, SHARED, drafter=own)

@@ -11,9 +11,11 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 import jaxspec
-from jaxspec.analysis import acceptance
+from jaxspec.analysis import acceptance, aot
+from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
-from jaxspec.decode import request
+from jaxspec.decode import inputs, request
+from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 
@@ -30,6 +32,7 @@ def model(seed=0, vocab=6, words=WORDS):
 
 TARGET, DRAFT = model(0), model(1)
 ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
+TINY = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
 
 
 @pytest.mark.parametrize(
@@ -464,3 +467,22 @@ def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
     said = r"1024 prompts of up to 8192 tokens, .* \(weights .*, caches and rows 2.2 TB, .*their number or their length"
     with pytest.raises(ValueError, match=said):
         jaxspec.prepare(model, prompt, max_new_tokens=16)
+
+
+def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
+    """Long prompts and many of them; not programs of shapes, which are compiled for other devices."""
+    monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6))
+    shape = aot.shape_model(TINY, "float32")
+    here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
+    long, many = (Prompt(np.zeros((rows, n), np.int32), np.full(rows, n)) for rows, n in ((1, 8192), (900, 64)))
+    for prompt, what in ((long, "1 prompts of up to 8192 tokens"), (many, "900 prompts of up to 64 tokens")):
+        assert prepare(shape, prompt, drafter=shape, max_new_tokens=16).prompt.tokens.shape == prompt.tokens.shape
+        with pytest.raises(
+            ValueError, match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB"
+        ):
+            prepare(here, prompt, drafter=here, max_new_tokens=16)
+    with pytest.raises(ValueError, match=r"a prefix of 8192 tokens take .*caches .*: lower its length"):
+        jaxspec.prefix(here, [0] * 8192)
+    with pytest.raises(ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "):
+        jaxspec.beam_search(here, Prompt(*(x[:20] for x in many)), beams=8, max_new_tokens=512)
+    assert jaxspec.generate(here, [[1]], max_new_tokens=2).lengths.tolist() == [2]

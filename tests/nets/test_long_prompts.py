@@ -11,10 +11,14 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import LanguageModel, Prompt, chunks, token_rows
-from jaxspec.draft_heads import block, eagle, kangaroo
+from jaxspec.core import Forward, LanguageModel, Prompt, chunks, token_rows
+from jaxspec.draft_heads import block, eagle, kangaroo, kind_of
+from jaxspec.draft_heads.target import zeros
+from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.nets import attention, decoder, gpt, t5
 from jaxspec.testing import certify, tables
+from tests.draft_heads.test_drafters import CONFIGS as CONFIGS_OF_HEADS
+from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
 
@@ -210,6 +214,52 @@ def test_no_array_is_as_long_as_the_text_on_two_axes(name):
         shapes = set(shapes_in(jax.make_jaxpr(function)(params).jaxpr))
         assert (1, LONG) in shapes or any(LONG in shape for shape in shapes)
         assert [shape for shape in shapes if sum(size >= LONG for size in shape) > 1] == []
+
+
+def training_of(name, length):
+    """The loss of a draft head's hidden states, for drafts of three tokens at every fourth position, and arguments."""
+    config = CONFIGS_OF_HEADS[name]
+    kind, places = kind_of(config), jnp.arange(0, length, 4)
+    shared = zeros(config.layer.dim, config.layer.vocab_size)
+    keys, width = jax.random.split(jax.random.key(0), 3), getattr(config, "hidden_size", config.layer.dim)
+    hidden, taps = (
+        jax.random.normal(key, (1, length, size))
+        for key, size in ((keys[0], width), (keys[1], width * len(getattr(config, "taps", ()))))
+    )
+    tokens = jnp.arange(length + 2)[None] % config.layer.vocab_size
+
+    def loss(params, features, taps):
+        starts = DraftStarts(Forward(None, features, taps), tokens, places, 3, None)
+        return jnp.sum(jnp.sin(kind.training.hidden_states(config, params, shared, starts)))
+
+    return loss, (noisy(kind.init(config, keys[2]), 1, 0.3), hidden, taps)
+
+
+HEADS = ("eagle 3", "mtp", "dflash", "dflash, windows")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_nor_is_any_in_the_training_of_a_head(name):
+    loss, arguments = training_of(name, LONG)
+    shapes = {*shapes_in(jax.make_jaxpr(jax.grad(loss, allow_int=True))(*arguments).jaxpr)}
+    assert any(LONG in shape for shape in shapes)
+    assert [shape for shape in shapes if sum(size >= LONG for size in shape) > 1] == []
+
+
+@pytest.mark.parametrize("name", marked(HEADS, slow={"mtp", "dflash"}))
+def test_which_is_that_of_whole_masks(name, make_small):
+    loss, arguments = training_of(name, 14)
+    read = 2 if arguments[2].size else 1  # taps or features
+
+    def run():
+        def of_read(x):
+            return loss(*arguments[:read], x, *arguments[read + 1 :])
+
+        return jax.jit(jax.value_and_grad(of_read))(arguments[read])
+
+    expected = run()
+    make_small(4)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=5e-4), run(), expected)
 
 
 def test_logits_of_a_long_prompt_are_made_at_its_last_token_only():

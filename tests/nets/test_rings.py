@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import drafters, policies
 from jaxspec.core import Prompt, chunks, token_rows
 from jaxspec.core import kv_cache as kv
+from jaxspec.decode import loop
+from jaxspec.decode.generate import complete
+from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block
 from jaxspec.nets import decoder
 from jaxspec.testing import certify, word_tokenizer
+from jaxspec.vocab.remap import map_vocabulary
 from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
@@ -28,6 +32,8 @@ SHAPES = {"Gemma": GEMMA, "Mistral": MISTRAL}
 ROWS = jnp.array(np.random.default_rng(0).integers(0, VOCAB, (3, 41)))
 LENGTH = jnp.array([41, 18, 5])
 DRAFT = dataclasses.replace(MISTRAL, layers=1)
+WITHOUT = dataclasses.replace(MISTRAL, window=None, local=())
+DEEP = dataclasses.replace(MISTRAL, layers=3, window=16)  # the last position depends on 46 before it
 
 
 @functools.cache
@@ -111,7 +117,7 @@ def test_rewinds_of_every_length(model_with):
         forward, _ = jax.jit(model.lm.extend)(
             model.params, model.lm.rewind(rows, length - back), jnp.tile(more, (len(back), 1))
         )
-        return forward.logits, [kv.can_rewind(cache, length, length - n) for n in back.tolist()]
+        return forward.logits, [kv.can_rewind(cache, length - n) for n in back.tolist()]
 
     got, possible = run(SLACK)
     expected, always = run(FULL)
@@ -149,6 +155,16 @@ def test_drafts_that_no_ring_can_take_back_are_refused(model_with):
     target = model_with(GEMMA)
     with pytest.raises(ValueError, match="a draft has 9 tokens: expected at most 8, which layers with a window"):
         jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafters.prompt_lookup(), gamma=9, max_new_tokens=8)
+
+
+def test_so_are_levels_of_a_tree_that_feed_more_than_it_has_nodes(model_with):
+    target, draft = model_with(WITHOUT), model_with(DRAFT, seed=5)
+    with pytest.raises(ValueError, match="a draft has 10 tokens: expected at most 8, which layers with a window"):
+        dynamic = drafters.dynamic_tree(draft, nodes=4, depth=3, width=5)
+        jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=dynamic, max_new_tokens=8)
+    with pytest.raises(ValueError, match="a draft has 9 tokens: expected at most 8, which layers with a window"):
+        cascade = drafters.cascade(draft, drafters.prompt_lookup(), gamma=4)
+        jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=cascade, gamma=4, max_new_tokens=8)
 
 
 def test_short_generations_run_the_program_that_they_had(model_with):
@@ -198,6 +214,48 @@ def test_texts_and_counts_are_those_of_full_caches(kind, model_with):
     assert got.tokens.tolist() == expected.tokens.tolist()
     assert jax.tree.map(np.ndarray.tolist, got.stats) == jax.tree.map(np.ndarray.tolist, expected.stats)
     assert kind == "plain" or 0 < got.stats.accepted.sum() < got.stats.drafted.sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", ["prefix", "chunks"])
+def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
+    """Some tokens are five of its own, so that a chunk of six is up to thirty, of which 16 can be taken back."""
+    spelled = [[token] if token < 6 else [token - 6, 3, 1, 2, 4] for token in range(VOCAB)]
+    own = dataclasses.replace(DEEP, vocab_size=6)
+
+    def run(slack):
+        target, draft = model_with(WITHOUT), model_with(own, slack, seed=5)
+        drafter = drafters.model(map_vocabulary(draft, range(6), VOCAB, spelled, first=(2,)))
+        options = dict(drafter=drafter, gamma=3, max_new_tokens=16, eos_ids=())
+        if begin == "prefix":
+            shared, rows = ROWS[0, :9].tolist(), [ROWS[0, 9:].tolist(), ROWS[1, :9].tolist(), [4]]
+            return jaxspec.generate(target, rows, prefix=jaxspec.prefix(target, shared, drafter=drafter), **options)
+        prepared = prepare(target, Prompt(ROWS, LENGTH), **options)
+        return complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None))
+
+    got, expected = run(16), run(FULL)
+    assert got.tokens.tolist() == expected.tokens.tolist()
+    assert got.trace.draft.tolist() == expected.trace.draft.tolist()
+
+
+def test_a_cache_of_another_vocabulary_is_rewound_in_its_own_tokens():
+    ring = kv.Ring(window=4, slots=7)
+    inner = kv.empty(1, 1, 1, 64, 8, ring=ring, windowed={0})._replace(written=jnp.array([40]))
+    cache = kv.MappedCache(inner, jnp.array([20]), 2 * jnp.arange(33)[None])
+    assert [kv.can_rewind([cache], length) for length in (0, 17, 18, 19)] == [True, False, False, True]
+
+
+@pytest.mark.slow
+def test_rows_that_a_policy_keeps_from_drafting_write_nothing_ahead(model_with):
+    """A row drafts again after more tokens than its ring takes back, in which the other one drafted."""
+
+    def run(slack):
+        target, draft = model_with(WITHOUT), model_with(DEEP, slack, seed=5)
+        policy = policies.oracle(np.array([[2] * 40, [0] * 24 + [2] * 16]))
+        options = dict(drafter=draft, gamma=2, policy=policy, max_new_tokens=40, eos_ids=())
+        return jaxspec.generate(target, Prompt(ROWS[:2], LENGTH[:2]), **options).trace.draft.tolist()
+
+    assert run(SLACK) == run(FULL)
 
 
 @pytest.mark.slow

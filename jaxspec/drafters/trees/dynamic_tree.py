@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Array, Int
 
 from jaxspec import core
+from jaxspec.core import kv_cache
 from jaxspec.core.checks import integers
 from jaxspec.drafters.trees import tree_cache
 from jaxspec.drafters.trees.best_first import candidates, grow
@@ -87,7 +88,9 @@ def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -
         prefilled: core.Forward,
         before: core.Before | None = None,
     ) -> Any:
-        return reader.init(nodes)(weights, prompt, headroom + spare, prefilled, before)
+        state = reader.init(nodes)(weights, prompt, headroom + spare, prefilled, before)
+        kv_cache.check_nodes(state, nodes + spare)
+        return state
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
