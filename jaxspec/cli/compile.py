@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 
+PADDING = 0.01  # of a head's rows, by which those of models with one vocabulary may differ
+
+
 class Inputs(NamedTuple):
     """The options of `compile`."""
 
@@ -82,16 +85,27 @@ def prepare(inputs: Inputs) -> Prepared:
     """Prepares the generation of shapes."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     from jaxspec.analysis import aot
     from jaxspec.core import Prompt
     from jaxspec.decode import request
+    from jaxspec.vocab.remap import map_vocabulary
 
     def shapes(name: str) -> Model:
         return aot.shape_model(name, inputs.dtype)
 
+    def drafting(name: str) -> Model:
+        model = shapes(name)
+        own, ids = np.arange(model.lm.vocab_size), np.arange(target.lm.vocab_size)
+        if len(own) == len(ids) or abs(len(own) - len(ids)) > PADDING * len(ids):
+            return model
+        # There are no tokenizers: as if one model's head had more rows of padding than the other's.
+        both = min(len(own), len(ids))
+        return map_vocabulary(model, np.where(own < both, own, -1), len(ids), np.minimum(ids, both - 1)[:, None])
+
     target = shapes(inputs.target)
-    drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, shapes, target)
+    drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, drafting, target)
     rows = Prompt(jnp.zeros((inputs.batch, inputs.prompt), jnp.int32), jnp.full(inputs.batch, inputs.prompt, jnp.int32))
     key = jax.random.key(0)
     generation: dict[str, Any] = {"gamma": inputs.gamma, "temperature": inputs.temperature, "key": key}

@@ -62,6 +62,14 @@ def test_plain_decoding_alone_can_be_estimated(run):
     assert result.exit_code == 0 and "verify" not in result.stdout, result.output
 
 
+def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
+    """Gemma 3 27B has 262,208 rows and 1B 262,144; models of other vocabularies are refused."""
+    result = run("--target", "gemma-3-27b", "--draft", "gemma-3-1b")
+    assert result.exit_code == 0, result.output
+    result = run("--target", "gemma-3-27b", "--draft", "llama-3.2-1b")
+    assert result.exit_code == 2 and "262208 token ids and the drafter (llama-3.2-1b) 128256" in result.output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
