@@ -1,7 +1,7 @@
 """What this machine makes of a large pair: bandwidth, costs, whole rounds, batches, trees, prefill, as JSON.
 
     python -m benchmarks.accelerator --out accelerator.json
-    python -m benchmarks.accelerator --target llama-3.2-1b --draft gemma-3-270m --dtypes bfloat16 --batches 1,8
+    python -m benchmarks.accelerator --target llama-3.1-70b --draft llama-3.2-1b --dtypes int4 --batches 1,8
 
 One accelerator, or a mesh's first; ten minutes at most (`--minutes`). By default Llama 3.1 8B with Llama 3.2 1B in
 bfloat16 and int8, or, on a CPU, a GPT of 97 million parameters with one of 6 in float32.
@@ -10,7 +10,7 @@ Weights are random at published shapes, so nothing is downloaded; what a draft t
 given (`--alpha`): a rule accepts each by a random number, and everything else of a round is as in real decoding. For
 each dtype and batch the lines have
 
-    plain       tokens a second, and the share of the memory's bandwidth if each weight is read once a step
+    plain       tokens a second, and the share of the bandwidth, if weights and caches are read once a step
     costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
@@ -21,7 +21,9 @@ What is left out when the time is up is said, and is in the JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import operator
 import statistics
 import time
 from collections.abc import Callable
@@ -33,7 +35,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from jaxspec import drafters
-from jaxspec.analysis import cost, environment, memory, random_model, roofline
+from jaxspec.analysis import aot, cost, environment, memory, random_model, roofline
 from jaxspec.analysis.timing import interleave, only_first, run_all
 from jaxspec.core import Distribution, Draft, Rule, Verdict, noise, tree
 from jaxspec.decode import loop
@@ -95,7 +97,7 @@ def prefill_rate(pair: Callable[..., Prepared], tokens: int, repeats: int) -> fl
 def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callable[..., None], left: Any) -> None:
     """Measures a pair at one dtype and batch, and tells each figure."""
     target, draft = (random_model.random_model(name, dtype, seed) for seed, name in enumerate(settings.pair))
-    new, read = settings.new_tokens, sum(x.nbytes for x in jax.tree.leaves(target.params))
+    new = settings.new_tokens
     options = dict(max_new_tokens=new, eos_ids=(), key=jax.random.key(0), rule=accepting(settings.alpha))
 
     def pair(rows: int, tokens: int, **changed: Any) -> Prepared:
@@ -105,7 +107,7 @@ def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callabl
     chain = pair(batch, settings.prompt)
     plain, _ = rate(chain.plain(), settings.repeats)
     bandwidth = _bandwidth()
-    share = None if bandwidth is None else plain / batch * read / bandwidth
+    share = None if bandwidth is None else plain / batch * aot.floors(chain, 1, 1)["target"] / bandwidth
     tell("plain", tokens_per_second=plain, share_of_bandwidth=share)
     if left():
         speculative, per_round = rate(chain, settings.repeats)
@@ -114,7 +116,7 @@ def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callabl
         gammas = [width - 1 for width in WIDTHS if width * batch <= settings.widest]
         costs = cost.measure_all(chain, gammas, repeats=settings.repeats)
         tell("costs", c=costs[0].c, v={str(x.gamma + 1): x.v for x in costs}, plain_ms=costs[0].target_ms)
-    if left() and batch * sum(TREE) <= settings.widest:
+    if left() and batch * (1 + sum(itertools.accumulate(TREE, operator.mul))) <= settings.widest:
         branching = pair(batch, settings.prompt, drafter=drafters.tree(draft, TREE))
         of_tree, per_round = rate(branching, settings.repeats)
         tell("tree", tokens_per_second=of_tree, tokens_per_round=per_round, speedup=of_tree / plain)

@@ -345,7 +345,7 @@ assert read > 0
 # A TPU's time need not go into compiling. Its compiler runs on any Linux machine, without a TPU and without weights:
 #
 # ```console
-# $ pip install --no-deps libtpu
+# $ pip install --no-deps --target ~/libtpu 'libtpu==0.0.42.*' && export PYTHONPATH=~/libtpu
 # $ jaxspec compile --target flan-t5-large --draft flan-t5-small --gamma 4 --batch 8 --prompt 32 --max-new-tokens 32 \
 #     --topology v5e:2x4 --mesh model=8 --save programs
 # ```

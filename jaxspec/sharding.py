@@ -83,7 +83,10 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
             f"the mesh is {axes!r}: expected sizes, 1 or more, of the axes data and model, such as data=2,model=4"
         )
     sizes |= {name: int(size) for name, _, size in parts}
-    devices, needed = jax.devices() if devices is None else devices, math.prod(sizes.values())
+    needed = math.prod(sizes.values())
+    if devices is not None and needed > len(devices):
+        raise ValueError(f"the mesh {axes} has {needed} devices, and the topology {len(devices)}: choose a larger one")
+    devices = jax.devices() if devices is None else devices
     if needed > len(devices):
         raise ValueError(
             f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); on a CPU, "

@@ -279,7 +279,7 @@ def estimate(
         trees=prepared.decoder.trees,
         plain=programs["plain"],
         speculative=programs.get("speculative"),
-        floors=_floors(prepared, sizes.get("data", 1), sizes.get("model", 1)),
+        floors=floors(prepared, sizes.get("data", 1), sizes.get("model", 1)),
         compiled=compiled,
     )
 
@@ -393,6 +393,8 @@ def _without_cache() -> Iterator[None]:
 def _lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
     """Lowers the generation, with weights and rows where `jaxspec.load` and `prepare` would put them."""
     weights, prompt, request = prepared.weights, prepared.prompt, prepared.request
+    if prepared.before is not None:
+        raise ValueError("a generation that goes on from a prefix is not compiled ahead: prepare it without prefix=")
     if mesh is None:
         places = jax.tree.map(lambda _: SingleDeviceSharding(device), (weights, prompt, request))
     else:
@@ -411,10 +413,10 @@ def _lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
     return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
 
 
-def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
+def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
     """Computes the bytes that a pass of each model must read on a chip: weights and the caches of its rows."""
     drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else None
-    floors = {}
+    least = {}
     for which, part in (("target", prepared.target), ("draft", drafting)):
         if part is None or part.config is None or isinstance(part.config, NGramConfig):
             continue
@@ -422,13 +424,16 @@ def _floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         row = headroom + token_rows.prefill_length(part.lm, prepared.prompt)
         load = roofline.load_of(part.config, row=row, prompt=width)
-        leaves = jax.tree.leaves(part.params, is_leaf=quantisation.is_quantised)
+        params = part.params
+        if "head" in params:  # else the embedding is it
+            params = {name: layer for name, layer in params.items() if name != "embedding"}
+        leaves = jax.tree.leaves(params, is_leaf=quantisation.is_quantised)
         matrices = [x for x in leaves if quantisation.is_quantised(x) or len(x.shape) == 2]
         weight_bytes = quantisation.nbytes(matrices) / quantisation.count(matrices)
         heads = getattr(part.config, "kv_heads", part.config.heads)
         caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
-        floors[which] = load.parameters * weight_bytes / model + caches
-    return floors
+        least[which] = load.parameters * weight_bytes / model + caches
+    return least
 
 
 def to_dict(estimated: Estimate) -> dict[str, Any]:
@@ -505,7 +510,7 @@ def load(
             )
     used = list(devices[:1]) if place is None else list(place.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
-    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request, before=again.before)
+    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request, before=None)
 
 
 def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:

@@ -67,6 +67,8 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU, as libtpu is there
     aot.tpu_devices(inputs.topology)  # a wrong name, or no libtpu, is told before all else
     prepared = prepare(inputs)
+    if inputs.alpha is not None and prepared.decoder.trees:
+        raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
     with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
         estimated = aot.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
     if inputs.save is not None:
@@ -115,6 +117,8 @@ def prepare(inputs: Inputs) -> Prepared:
 def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     """Prints an estimate as tables and sentences."""
     from jaxspec.analysis import table
+    from jaxspec.core import chunks
+    from jaxspec.nets import attention
 
     out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
     sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
@@ -140,5 +144,9 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     out.print(view)
     for sentence in table.estimate_notes(estimated, inputs.alpha):
         out.print(Text(sentence))
+    if inputs.prompt > chunks.LONGEST:
+        out.print(Text(f"Prefill is a loop over {chunks.LONGEST} tokens, and a loop's body counts once."))
+    if inputs.prompt + inputs.max_new_tokens >= attention.MANY_KEYS:
+        out.print(Text(f"So does that of attention, over {attention.KEYS} keys: its time is that of a short cache."))
     if inputs.save is not None:
         out.print(Text(f"Programs in {inputs.save}: {', '.join(estimated.compiled)}"))

@@ -93,8 +93,7 @@ def quantise(params: Params, dtype: str = "int8") -> Params:
     >>> quantise(layer, "int4")["weight"]["int4"].tolist()
     [[4, -8], [-8, -1]]
     """
-
-    return jax.tree_util.tree_map_with_path(lambda path, x: as_dtype(path, x, dtype), params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: as_dtype(path, x, dtype), params, is_leaf=is_quantised)
 
 
 def dequantise(params: Params) -> Params:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 
@@ -55,7 +56,9 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
         kind = quantisation.dtype_of(target.params, "float32")
         raise ValueError(f"{name} has {kind} matrices already, and its copy would be as slow: expected a wider dtype")
     dtype = f"int{bits}"
-    params = quantisation.quantise(target.params, dtype)
+    is_shape = isinstance(jax.tree.leaves(target.params)[0], jax.ShapeDtypeStruct)  # of a model that is only compiled
+    quantise = functools.partial(quantisation.quantise, dtype=dtype)
+    params = jax.eval_shape(quantise, target.params) if is_shape else quantise(target.params)
     if target.config is None or not quantisation.has_quantised(params):
         raise ValueError(f"{name} has no matrices to quantise: expected a network of jaxspec.nets, with its config")
     config = dataclasses.replace(target.config, dtype=loading.dtype_names(dtype, compute)[1])

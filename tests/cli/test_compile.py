@@ -62,6 +62,12 @@ def test_plain_decoding_alone_can_be_estimated(run):
     assert result.exit_code == 0 and "verify" not in result.stdout, result.output
 
 
+def test_what_counts_once_is_said(run):
+    options = "--target", "llama-3.2-1b", "--max-new-tokens", "16", "--prompt"
+    assert "counts once" not in run(*options, "64").stdout
+    assert "Prefill is a loop over 512 tokens" in run(*options, "600").stdout
+
+
 def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
     """Gemma 3 27B has 262,208 rows and 1B 262,144; models of other vocabularies are refused."""
     result = run("--target", "gemma-3-27b", "--draft", "gemma-3-1b")
@@ -75,6 +81,10 @@ def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
     [
         (("--alpha", "0.5"), "--alpha is of a drafter: add a --draft"),
         ((*PAIR, "--alpha", "1.5"), "--alpha is 1.5: expected a rate from 0 to 1"),
+        (
+            ("--target", PAIR[1], "--draft", f"tree=2x1:{PAIR[3]}", "--alpha", "0.5"),
+            "--alpha is of a chain, and tree=2x1:debian-t5-small drafts trees: leave it out",
+        ),
         (("--target", "llama-9b"), "no shape, folder or config.json 'llama-9b'"),
     ],
 )

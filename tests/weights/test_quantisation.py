@@ -115,3 +115,10 @@ def test_int4_leaves_embeddings_and_heads_int8():
         (jax.tree_util.DictKey("layer"), jax.tree_util.DictKey("weight")), stored["layer"]["weight"], "int8"
     )
     np.testing.assert_array_equal(widened["int8"], stored["layer"]["weight"]["int4"].astype(jnp.int8))
+
+
+def test_int8_becomes_int4():
+    wide = {"weight": jax.random.normal(jax.random.key(0), (8, 64))}
+    narrow = quantisation.quantise(quantisation.quantise(wide), "int4")
+    assert set(narrow["weight"]) == {"int4", "scale"}
+    np.testing.assert_allclose(quantisation.dequantise(narrow)["weight"], wide["weight"], atol=0.3)
