@@ -99,12 +99,14 @@ def prepare(inputs: Inputs) -> Prepared:
 
     def drafting(name: str) -> Model:
         model = shapes(name)
-        own, ids = np.arange(model.lm.vocab_size), np.arange(target.lm.vocab_size)
-        if len(own) == len(ids) or abs(len(own) - len(ids)) > PADDING * len(ids):
+        draft_ids, ids = np.arange(model.lm.vocab_size), np.arange(target.lm.vocab_size)
+        if len(draft_ids) == len(ids) or abs(len(draft_ids) - len(ids)) > PADDING * len(ids):
             return model
         # There are no tokenizers: as if one model's head had more rows of padding than the other's.
-        both = min(len(own), len(ids))
-        return map_vocabulary(model, np.where(own < both, own, -1), len(ids), np.minimum(ids, both - 1)[:, None])
+        both = min(len(draft_ids), len(ids))
+        return map_vocabulary(
+            model, np.where(draft_ids < both, draft_ids, -1), len(ids), np.minimum(ids, both - 1)[:, None].tolist()
+        )
 
     target = shapes(inputs.target)
     drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, drafting, target)
