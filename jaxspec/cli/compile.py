@@ -149,6 +149,6 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     if inputs.prompt > chunks.LONGEST:
         out.print(Text(f"Prefill is a loop over {chunks.LONGEST} tokens, and a loop's body counts once."))
     if inputs.prompt + inputs.max_new_tokens >= attention.MANY_KEYS:
-        out.print(Text(f"So does that of attention, over {attention.KEYS} keys: its time is that of a short cache."))
+        out.print(Text(f"Attention is one over {attention.KEYS} keys, with the time of so short a cache."))
     if inputs.save is not None:
         out.print(Text(f"Programs in {inputs.save}: {', '.join(estimated.compiled)}"))
