@@ -8,7 +8,8 @@ An operation belongs to the part of a generation that its name scope says (`jax.
     target       the target's pass: the verify pass of a round, or the one-token pass of plain decoding
     accept, commit, rest    the verdict, the commit, and what has no scope
 
-Every loop's body is counted once, and of the branches of a conditional the most expensive one.
+Every loop's body is counted once, and of branches (of a conditional, or of `core.branches.switch`) the most expensive
+one.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def _parse(text: str) -> tuple[_Computations, str]:
 def _parts(computations: _Computations, name: str, default: str, copies: dict[str, int]) -> dict[str, Part]:
     """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
     totals: dict[str, Part] = {}
+    alternatives = dict[str, list[dict[str, Part]]]()  # of `core.branches.switch`: of these one is run
     body = computations.get(name, {})
     for operation in body.values():
         scope = _scope(operation)
@@ -109,12 +111,15 @@ def _parts(computations: _Computations, name: str, default: str, copies: dict[st
         part, inner = part or default, dict[str, Part]()
         if operation.kind == "while":
             is_rounds = default == "prefill" and scope.endswith(")/while")
-            within = "rest" if is_rounds else "draft step" if part == "draft" else part
+            is_step = part == "draft" and not scope.endswith("branch/while")
+            within = "rest" if is_rounds else "draft step" if is_step else part
             inner = _parts(computations, _called(operation, "body")[0], within, copies)
+            if scope.endswith("one_of/branch/while"):
+                alternatives.setdefault(scope, []).append(inner)
+                continue
         elif operation.kind == "conditional":
             branches = _called(operation, "branch_computations|true_computation|false_computation")
-            choices = [_parts(computations, branch, part, copies) for branch in branches]
-            inner = max(choices, key=lambda parts: sum(p.cycles for p in parts.values()), default={})
+            inner = _most_expensive([_parts(computations, branch, part, copies) for branch in branches])
         elif operation.kind == "call":
             inner = _parts(computations, _called(operation, "to_apply")[0], part, copies)
         else:
@@ -122,10 +127,20 @@ def _parts(computations: _Computations, name: str, default: str, copies: dict[st
             inner = {part: Part(int(cycles[1]) if cycles else 0, _bytes_read(operation, body, computations))}
             if default != "prefill" and _is_copy(operation, computations) and _bytes(operation.shape) >= LARGE:
                 copies[operation.name] = _bytes(operation.shape)
-        for which, more in inner.items():
-            before = totals.get(which, Part())
-            totals[which] = Part(before.cycles + more.cycles, before.bytes_read + more.bytes_read)
+        _add(totals, inner)
+    for choices in alternatives.values():
+        _add(totals, _most_expensive(choices))
     return totals
+
+
+def _add(totals: dict[str, Part], parts: dict[str, Part]) -> None:
+    for which, more in parts.items():
+        before = totals.get(which, Part())
+        totals[which] = Part(before.cycles + more.cycles, before.bytes_read + more.bytes_read)
+
+
+def _most_expensive(choices: list[dict[str, Part]]) -> dict[str, Part]:
+    return max(choices, key=lambda parts: sum(part.cycles for part in parts.values()), default={})
 
 
 def _scope(operation: _Operation) -> str:

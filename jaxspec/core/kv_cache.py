@@ -146,11 +146,23 @@ def write(buffer: Layer, new: New, length: Int[Array, " batch"], ring: Ring | No
     """
     if is_ring(buffer, ring):
         return _write_to_ring(buffer, new, length)
-    new = new.astype(buffer.dtype)
-    zero = jnp.zeros((), length.dtype)
+    new, zero = new.astype(buffer.dtype), jnp.zeros((), length.dtype)
     if buffer.shape[0] == 1:
-        return jax.lax.dynamic_update_slice(buffer, new, (zero, zero, length[0], zero))
+        start = (zero, zero, length[0], zero)
+        if new.shape[2] > 1:
+            return jax.lax.dynamic_update_slice(buffer, new, start)
+        return jax.lax.platform_dependent(buffer, new, start, cpu=_write_twice, default=jax.lax.dynamic_update_slice)
     return jax.vmap(lambda b, n, at: jax.lax.dynamic_update_slice(b, n, (zero, at, zero)))(buffer, new, length)
+
+
+def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> Layer:
+    """Writes one entry to the only row, by a scatter of the entry and itself.
+
+    On a CPU, XLA computes an update of one slice again for each of its readers, for which it copies the whole buffer; a
+    scatter of two entries it computes once, in place.
+    """
+    twice = jnp.stack([start[2], start[2]])
+    return buffer.at[:, :, twice].set(jnp.concatenate([new, new], axis=2), mode="clip")
 
 
 def _write_to_ring(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:

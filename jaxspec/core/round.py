@@ -30,11 +30,25 @@ from jaxspec.core import (
     TreeSize,
     Verdict,
     Weights,
+    branches,
     token_rows,
     tree,
 )
 
-Outputs = TypeVar("Outputs", Forward, Distribution)
+Outputs = TypeVar("Outputs")
+
+
+class TargetPass(NamedTuple):
+    """The target's pass over a draft.
+
+    Attributes:
+        forward, distribution: its outputs at every fed token, and the distribution there.
+        unusable: positions after which nothing can be generated: see `unusable`.
+    """
+
+    forward: Forward
+    distribution: Distribution
+    unusable: Bool[Array, "B T"]
 
 
 class RoundResult(NamedTuple):
@@ -44,7 +58,7 @@ class RoundResult(NamedTuple):
         draft: as it was judged.
         verdict: of the rule.
         tokens: the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real.
-        forward, distribution: the target's at every fed token.
+        target: the target's pass.
         caches: after the pass; the target's holds the accepted path right after the committed row, and is to be
             rewound to what is committed of it.
     """
@@ -52,8 +66,7 @@ class RoundResult(NamedTuple):
     draft: Draft
     verdict: Verdict
     tokens: Int[Array, "B depth+1"]
-    forward: Forward
-    distribution: Distribution
+    target: TargetPass
     caches: Caches
 
 
@@ -114,7 +127,7 @@ def run_round(
     fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
     parent = None if draft.parent is None else tree.fed(draft.parent)
 
-    def forward_over(width: int, cache: Cache) -> TargetPass:
+    def pass_over(width: int, cache: Cache) -> tuple[TargetPass, Cache]:
         branch = None if parent is None else parent[:, :width]
         if drafter.complete_target_pass is None:
             forward, cache = target.extend(weights.target, cache, fed[:, :width], branch)
@@ -123,23 +136,25 @@ def run_round(
                 weights, caches._replace(target=cache), fed[:, :width], branch
             )
         if width == 1:
-            return TargetPass(forward, cache, to_distribution(forward.logits))
-        # Which draft tokens [.., N] precede the position after each fed token [.., T]: for penalties on repetition.
-        chain = jnp.tri(width, width - 1, -1, bool)[None]
-        seen = chain if branch is None else tree.ancestors(branch)[:, :, 1:]
-        return TargetPass(forward, cache, to_distribution(forward.logits, draft.tokens[:, : width - 1], seen))
+            distribution = to_distribution(forward.logits)
+        else:
+            # Which draft tokens [.., N] precede the position after each fed token [.., T]: for penalties on repetition.
+            chain = jnp.tri(width, width - 1, -1, bool)[None]
+            seen = chain if branch is None else tree.ancestors(branch)[:, :, 1:]
+            distribution = to_distribution(forward.logits, draft.tokens[:, : width - 1], seen)
+        return TargetPass(forward, distribution, unusable(forward, distribution)), cache
 
     with jax.named_scope("target"):
         cache = target.rewind(caches.target, row.length - 1)  # a drafter may have used it
-        forward, cache, distribution = bucketed_pass(forward_over, cache, jnp.max(draft.length), widths)
+        target_pass, cache = bucketed_pass(pass_over, cache, jnp.max(draft.length), widths)
     with jax.named_scope("accept"):
-        verdict = rule.verify(context.keys, row.length, draft, distribution)
+        verdict = rule.verify(context.keys, row.length, draft, target_pass.distribution)
         _check_verdict(verdict, rule, draft)
     with jax.named_scope("commit"):
         tokens = committed_tokens(draft, verdict, depth)
         if verdict.path is not None and target.select is not None:
             cache = target.select(cache, row.length, verdict.path[:, :depth])
-    return RoundResult(draft, verdict, tokens, forward, distribution, caches._replace(target=cache))
+    return RoundResult(draft, verdict, tokens, target_pass, caches._replace(target=cache))
 
 
 def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
@@ -238,12 +253,18 @@ def _check_verdict(verdict: Verdict, rule: Rule, draft: Draft) -> None:
             raise ValueError(f"the rule {rule.name} returned {name} of {got}: expected integers of shape {shape}")
 
 
-class TargetPass(NamedTuple):
-    """The target's pass over a draft: its outputs, the cache after it, and the distribution at each position."""
+def unusable(forward: Forward, distribution: Distribution) -> Bool[Array, "B T"]:
+    """Finds positions after which nothing can be generated.
 
-    forward: Forward
-    cache: Cache
-    distribution: Distribution
+    Logits hold NaN or +inf, or nothing but -inf; or bans, with what the model rules out, leave nothing.
+    """
+    if distribution.tokens is not None:
+        none_allowed = distribution.tokens < 0
+    else:
+        assert distribution.log_probs is not None
+        none_allowed = jnp.isnan(distribution.log_probs[..., 0])  # normalising nothing makes every entry NaN
+    not_finite = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
+    return jnp.logical_or(not_finite, none_allowed)
 
 
 def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[int, ...]:
@@ -264,29 +285,29 @@ def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[in
 
 
 def bucketed_pass(
-    forward_over: Callable[[int, Cache], TargetPass],
+    pass_over: Callable[[int, Cache], tuple[TargetPass, Cache]],
     cache: Cache,
     needed: Int[Array, ""],
     widths: tuple[int, ...],
-) -> TargetPass:
-    """The narrowest pass that reads each row's last token and all draft tokens.
+) -> tuple[TargetPass, Cache]:
+    """Makes the narrowest pass that reads each row's last token and all draft tokens.
 
     Args:
-        forward_over: makes a pass over so many tokens.
+        pass_over: makes a pass over so many tokens.
         cache: of the target.
         needed: the number of the last draft token, counted from 1, that any row has; what follows need not be read.
             There is a position for each token of the widest pass nonetheless, zeros where nothing was read.
         widths: of `bucket_widths`.
     """
     if len(widths) == 1:
-        return forward_over(widths[0], cache)
+        return pass_over(widths[0], cache)
 
-    def padded(width: int, cache: Cache) -> TargetPass:
-        forward, cache, distribution = forward_over(width, cache)
-        return TargetPass(_pad(forward, widths[-1]), cache, _pad(distribution, widths[-1]))
+    def padded(width: int, cache: Cache) -> tuple[TargetPass, Cache]:
+        outputs, cache = pass_over(width, cache)
+        return _pad(outputs, widths[-1]), cache
 
-    index = jnp.sum(jnp.asarray(widths[:-1]) < needed + 1)
-    return jax.lax.switch(index, [functools.partial(padded, width) for width in widths], cache)
+    index = jnp.sum(jnp.asarray(widths[:-1]) < needed + 1, dtype=jnp.int32)
+    return branches.switch(index, [functools.partial(padded, width) for width in widths], cache)
 
 
 def _pad(outputs: Outputs, width: int) -> Outputs:

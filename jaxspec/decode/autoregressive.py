@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxspec import core
 from jaxspec.core import token_rows
+from jaxspec.core.round import unusable
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 
@@ -42,7 +43,7 @@ def _autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_p
             forward, cache = target.extend(weights.target, state.caches.target, states.last_token(state))
         distribution = sampler(state.request.sampling_params, forward.logits, states.prefix(state))
         verdict = core.Verdict(empty.length, states.sample(state, distribution), empty.length)
-        bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        bad = unusable(forward, distribution)[:, 0]
         new = verdict.next_token[:, None]
         state, committed = states.commit(state, new, empty.length + 1, bad)
         state = log_probs.record(state, committed, new, forward, distribution)

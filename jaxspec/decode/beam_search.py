@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling, sharding
-from jaxspec.core import kv_cache, programs, token_rows
+from jaxspec.core import branches, kv_cache, programs, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
@@ -320,7 +320,7 @@ def _search(
             if draft is not None:
                 wanted = jnp.any(walk.retained[:, -size.draft_beams :])
                 read = functools.partial(read_last_level, draft)
-                draft_cache = jax.lax.cond(wanted, read, lambda cache: cache, draft_cache)
+                draft_cache = branches.run_if(wanted, read, draft_cache)
                 draft_cache = keep(draft, draft_cache)
             caches = core.Caches(keep(target, cache), draft_cache)
         failed = jnp.logical_or(state.failed, walk.failed)

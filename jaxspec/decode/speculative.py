@@ -127,10 +127,10 @@ def speculative(
         if policy is not None and policy.shorten is not None:
             shorten = functools.partial(policy.shorten, state.request.policy, state.memory, live=live)
         done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths, shorten)
-        draft, verdict, new, forward, distribution, caches = done
+        draft, verdict, new, (forward, distribution, unusable), caches = done
         with jax.named_scope("commit"):
             # Rows end as failed where a position that was read is not finite, or the rule's answer is no token.
-            invalid = states.is_invalid(forward, distribution, fed_on_path(verdict, nodes + 1))
+            invalid = jnp.any(jnp.logical_and(unusable, fed_on_path(verdict, nodes + 1)), axis=1)
             impossible = states.is_impossible(draft, verdict, target.vocab_size)
             bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
             state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)

@@ -33,6 +33,7 @@ from jaxspec.core import (
     token_rows,
     tree,
 )
+from jaxspec.core.round import unusable
 from jaxspec.decode import log_probs
 
 
@@ -84,7 +85,7 @@ def init_state(
         log_probs=None if top_log_probs is None else log_probs.empty(len(zero), headroom, top_log_probs),
     )
     distribution = sampler(request.sampling_params, forward.logits, prefix(state))
-    bad = is_invalid(forward, distribution, (zero == 0)[:, None])
+    bad = unusable(forward, distribution)[:, 0]
     first = sample(state, distribution)[:, None]
     state, committed = commit(state, first, zero + 1, bad)
     return log_probs.record(state, committed, first, forward, distribution)
@@ -107,24 +108,6 @@ def sample(state: State, distribution: Distribution) -> Int[Array, " B"]:
     assert distribution.log_probs is not None
     at = noise.at(state.request.keys, state.length, noise.Purpose.TOKEN)
     return noise.categorical(at, distribution.log_probs[:, 0])
-
-
-def is_invalid(forward: Forward, distribution: Distribution, read: Bool[Array, "B T"]) -> Bool[Array, " B"]:
-    """Rows that cannot go on: at a position that matters the target's logits are not finite, or no token is allowed.
-
-    Logits hold NaN or +inf, or nothing but -inf; or bans, with what the model rules out, leave nothing.
-
-    Args:
-        forward, distribution: the target's outputs [B, T, V].
-        read: the positions that matter, [B, T] or [B, 1]; what follows a rejected token is ignored.
-    """
-    if distribution.tokens is not None:
-        none_allowed = distribution.tokens < 0
-    else:
-        assert distribution.log_probs is not None
-        none_allowed = jnp.isnan(distribution.log_probs[..., 0])  # normalising nothing makes every entry NaN
-    not_finite = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
-    return jnp.any(jnp.logical_and(jnp.logical_or(not_finite, none_allowed), read), axis=-1)
 
 
 def is_impossible(draft: Draft, verdict: Verdict, vocab: int) -> Bool[Array, " B"]:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import core
-from jaxspec.core import chunks, token_rows
+from jaxspec.core import branches, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
@@ -245,7 +245,7 @@ def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
             hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
             return HiddenState(head.rewind(cache, row.length - 1), row.length - 1, hidden)
 
-        return jax.lax.cond(jnp.any(open_pair), feed, lambda state: state, state)
+        return branches.run_if(jnp.any(open_pair), feed, state)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

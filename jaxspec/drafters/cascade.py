@@ -195,19 +195,19 @@ def _cascade(
             row = full._replace(length=jnp.where(live, full.length, drafting.row.length))
             cache = lm.rewind(result.caches.target, full.length - 1)
             inner_caches = result.caches._replace(target=cache)
-            moved = inner.commit(inner_weights, inner_caches, full, result.verdict, result.forward)
+            moved = inner.commit(inner_weights, inner_caches, full, result.verdict, result.target.forward)
             assert inner.rollback is not None
             moved = core.Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
             drafting = drafting._replace(row=row, caches=moved)
             if drafting.log_probs is not None:
-                assert result.distribution.log_probs is not None
+                assert result.target.distribution.log_probs is not None
                 # B I+1 V: the distribution after the token before each; into B W V from the row's own place on
-                log_probs = jnp.take_along_axis(result.distribution.log_probs, at[:, :, None], axis=1)
+                log_probs = jnp.take_along_axis(result.target.distribution.log_probs, at[:, :, None], axis=1)
                 drafting = drafting._replace(log_probs=token_rows.append(drafting.log_probs, count, log_probs))
             if drafting.confidence is None:
                 return drafting
             assert context.confidence is not None
-            positions = [_at_position(result.distribution, at[:, i : i + 1]) for i in range(depth + 1)]
+            positions = [_at_position(result.target.distribution, at[:, i : i + 1]) for i in range(depth + 1)]
             confidence = jnp.stack([context.confidence(position) for position in positions], axis=1)
             confidence = token_rows.append(drafting.confidence, count, confidence.astype(jnp.float32))
             drafting = drafting._replace(confidence=confidence)

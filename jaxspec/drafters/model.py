@@ -95,7 +95,8 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
         def first(carry) -> Logits:
             width = context.gamma + 1 if context.adaptive or can_continue is not None else 0
-            forward, cache = read_last_two(lm, weights.draft, state, row, context.max_draft > 0, width)
+            before = state._replace(cache=carry[0])  # by way of the carry, which is updated in place
+            forward, cache = read_last_two(lm, weights.draft, before, row, context.max_draft > 0, width)
             return output(forward, cache, carry[1])
 
         def following(i: Int[Array, ""], last: Int[Array, " B"], carry) -> Logits:

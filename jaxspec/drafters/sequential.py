@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Distribution, Draft, DraftContext, noise
+from jaxspec.core import Distribution, Draft, DraftContext, branches, noise
 
 Logits = tuple[Float[Array, "B W"], Bool[Array, " B"] | None, Any]
 """Logits of the next token; whether a row can be continued here (None: every row can); the drafter's carry."""
@@ -78,7 +78,6 @@ def sequential(
     dynamic = context.adaptive or may_be_empty
     keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
     position = context.row.length
-    everywhere = jnp.ones(limit.shape, bool)
 
     def draw(i: Int[Array, ""], logits: Logits, loop: DraftLoop) -> DraftLoop:
         values, can_continue, carry = logits
@@ -111,16 +110,15 @@ def sequential(
         last = jax.lax.dynamic_index_in_dim(loop.tokens, i - 1, axis=1, keepdims=False)
         return draw(i, following(i, last, loop.carry), loop)
 
-    def begin(carry: Any) -> Logits:
+    def begin(carry: Any) -> tuple[tuple[Float[Array, "B W"], Bool[Array, " B"]], Any]:
         values, can_continue, carry = first(carry)
-        return values, everywhere if can_continue is None else can_continue, carry
+        return (values, jnp.ones(limit.shape, bool) if can_continue is None else can_continue), carry
 
-    def nothing(carry: Any) -> Logits:
-        values, _, _ = jax.eval_shape(first, carry)
-        return jnp.zeros(values.shape, values.dtype), jnp.logical_not(everywhere), carry
-
-    logits = jax.lax.cond(jnp.any(limit > 0), begin, nothing, carry) if dynamic else begin(carry)
-    loop = draw(jnp.zeros((), jnp.int32), logits, _empty(context, logits[0], logits[2], coupled))
+    # Where nothing is begun no row can be continued: zeros are False.
+    begun = branches.run_or_zeros(jnp.any(limit > 0), begin, carry) if dynamic else begin(carry)
+    (values, can_continue), carry = begun
+    empty = _empty(context, values, carry, coupled)
+    loop = draw(jnp.zeros((), jnp.int32), (values, can_continue, carry), empty)
     if dynamic:
 
         def unfinished(state: tuple[Int[Array, ""], DraftLoop]) -> Bool[Array, ""]:

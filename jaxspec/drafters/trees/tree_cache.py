@@ -10,12 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import core
-from jaxspec.core import token_rows
+from jaxspec.core import branches, token_rows
 from jaxspec.drafters.common import name_of
 from jaxspec.drafters.model import ModelState, known, last_logits, prefill, read_last_two, take_back
 
@@ -148,6 +147,4 @@ def read_if_wanted(context: core.DraftContext, depth: int, read: Callable[[Any],
     """Reads logits by way of a cache; where no row may draft so deep, zeros for logits, and the cache as it is."""
     if not context.adaptive:
         return read(cache)
-    logits, _ = jax.eval_shape(read, cache)
-    zeros = jnp.zeros(logits.shape, logits.dtype)
-    return jax.lax.cond(jnp.any(context.max_draft > depth), read, lambda cache: (zeros, cache), cache)
+    return branches.run_or_zeros(jnp.any(context.max_draft > depth), read, cache)
