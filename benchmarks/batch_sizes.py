@@ -3,11 +3,11 @@
     python -m benchmarks.batch_sizes --target debian-t5-base --draft debian-t5-small --units 9216
     python -m benchmarks.batch_sizes --target debian-gpt-base --draft debian-gpt-small --units 24576
 
-Any machine; some 8 minutes each on two quiet cores of a CPU. The policy is given what passes over that batch cost,
-measured before (`analysis.cost.policy_costs`). With `--units` the target's feed-forward blocks are widened, since
-pairs as small as those shipped have nothing to gain on a CPU. Greedily, to the full length, interleaved. Printed are
-new tokens a second of plain decoding and the others' speed over it (median and range over the repeats), draft tokens
-and tokens of a round, and how many texts are those of plain decoding.
+Any machine; some 8 minutes each on two quiet cores of a CPU. The policy is given what rounds over that batch cost,
+measured before (`analysis.policy_cost`). With `--units` the target's feed-forward blocks are widened, since pairs as
+small as those shipped have nothing to gain on a CPU. Greedily, to the full length, interleaved. Printed are new
+tokens a second of plain decoding and the others' speed over it (median and range over the repeats), draft tokens and
+tokens of a round, and how many texts are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.table import Table
 import jaxspec
 from benchmarks.synthetic import widened
 from jaxspec import policies
-from jaxspec.analysis import cost
+from jaxspec.analysis.policy_cost import policy_costs
 from jaxspec.analysis.statistics import Spread
 from jaxspec.analysis.timing import interleave, run_all
 from jaxspec.core import Model
@@ -38,10 +38,10 @@ def measure(
 ) -> list[tuple[str, ...]]:
     """Decodes one batch of texts in all ways; returns rows of a table."""
     prepared = prepare(target, texts, drafter=draft, gamma=most, max_new_tokens=new, eos_ids=())
-    c, v = cost.policy_costs(prepared, repeats=repeats)
+    c, v = policy_costs(prepared, repeats=repeats)
     ways = {"plain": prepared.plain()}
     ways |= {f"γ = {gamma}": prepared.replace(gamma=gamma) for gamma in gammas}
-    ways[f"adaptive, at most {most}"] = prepared.replace(policy=policies.adaptive(c, v, together=True))
+    ways[f"adaptive, at most {most}"] = prepared.replace(policy=policies.adaptive(c, v, together="batch"))
     outcomes = {way: batches.run(side) for way, side in ways.items()}  # compiles
     seconds = interleave([functools.partial(run_all, [side]) for side in ways.values()], repeats)
     expected, table = batches.texts([outcomes["plain"]]), []

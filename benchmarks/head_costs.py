@@ -58,7 +58,8 @@ def main():
         costs = []
         for temperature in (0.0, 1.0):
             how = dict(gamma=options.gamma, max_new_tokens=32, temperature=temperature, key=jax.random.key(0))
-            costs.append(cost.policy_costs(prepare(plain, prompt, drafter=drafter, **how), repeats=options.repeats).c)
+            prepared = prepare(plain, prompt, drafter=drafter, **how)
+            costs.append(cost.draft_cost(prepared, options.repeats) / options.gamma)
         return ", ".join(f"{c:.3f}" for c in costs)
 
     print(f"target of {quantisation.count(plain.params):,} parameters, γ = {options.gamma}; c at T = 0 and 1\n")

@@ -158,45 +158,6 @@ def interpolated_v(costs: Sequence[Any], most: int) -> np.ndarray:
     return np.interp(np.arange(most + 1), [0, *(timed.gamma for timed in costs)], [1.0, *(timed.v for timed in costs)])
 
 
-class PolicyCosts(NamedTuple):
-    """The first two arguments of `policies.adaptive`, in one-token passes of the target.
-
-    Attributes:
-        c: of one draft token.
-        v: of a pass that judges 0, 1, .. gamma draft tokens [gamma + 1].
-    """
-
-    c: float
-    v: np.ndarray
-
-
-def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
-    """Measures c and v of `policies.adaptive` for a generation.
-
-    c is that of the model that drafts; of cascades and fallbacks, of the target's own layers and of networks that
-    read its hidden states, that of a whole draft over its tokens; 0 for look-ups, whose search is a part of v, from one
-    draft token on. v is that of the whole target; a target that drafts with its own layers spares some of it.
-
-    Args:
-        prepared: with the drafter, and the most draft tokens as its gamma.
-        repeats, inner: as `measure` takes them.
-
-    Example:
-        >>> from jaxspec.testing import prepared_table
-        >>> costs = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
-        >>> costs.c > 0, costs.v.shape, float(costs.v[0]), bool(costs.v[2] == costs.v[3])
-        (True, (5,), 1.0, True)
-    """
-    gamma, model = prepared.decoder.gamma, paid_model(prepared)
-    pair = prepared.replace(drafter=model or prepared.target, policy=None, prefix=None)
-    costs = measure_all(pair, measured_drafts(gamma), repeats=repeats, inner=inner)
-    v = monotone_costs(gamma, {cost.gamma: cost.v for cost in costs})
-    if drafts_as_a_whole(prepared):
-        return PolicyCosts(draft_cost(prepared, repeats, inner) / gamma, v)
-    v[1:] += search_cost(prepared, repeats=repeats, inner=inner)
-    return PolicyCosts(costs[0].c if model else 0.0, v)
-
-
 def drafts_as_a_whole(prepared: Prepared) -> bool:
     """Tells whether drafts are timed whole: they cost the target's layers, a head, or more than one model's passes.
 
@@ -363,7 +324,7 @@ def timed_loops(
             last, cache = passes(lm, model.params, cache, length, tokens, jnp.asarray(count, jnp.int32), keys)
             last.block_until_ready()
 
-        return _counted(call, inner)
+        return counted(call, inner)
 
     return loop_over
 
@@ -406,10 +367,10 @@ def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoo
         caches, row = drafts(*static, weights, caches, row, verified, jnp.asarray(count, jnp.int32))
         row.tokens.block_until_ready()
 
-    return _counted(call, inner)
+    return counted(call, inner)
 
 
-def _counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
+def counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
     """Compiles and warms up a call of a number of passes, and settles on as many as take `MIN_SECONDS`."""
     call(inner or WARMUP)
     if inner is None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxspec import policies
-from jaxspec.analysis import acceptance, cost, formulas
+from jaxspec.analysis import acceptance, cost, formulas, policy_cost
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis.result import Costs, Spread
 from jaxspec.analysis.setting import ADAPTIVE, PLANNED, Setting
@@ -83,7 +83,9 @@ class Predictor:
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]
         key = "policy", part.decoder.gamma
-        return policies.adaptive(*self._once(key, setting, lambda: cost.policy_costs(part, repeats=self._repeats)))
+        return policies.adaptive(
+            *self._once(key, setting, lambda: policy_cost.policy_costs(part, repeats=self._repeats))
+        )
 
     def theorem(self, setting: Setting, prepared: Prepared, costs: Costs | None) -> float | None:
         """Computes the speed by Theorem 3.8; None of trees, of policies, and where alpha is not known."""

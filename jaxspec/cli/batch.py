@@ -118,9 +118,7 @@ def batch(
     done = output.begin(manifest_of(source, output, models, described))
     if settings.policy.partition("=")[0] == "adaptive":
         costs = output.costs(lambda: _costs(settings, target, drafter, generation, err))
-        # Rows that agree on their drafts have the same texts as alone if what is drafted does not matter to a text.
-        rule, temperature = generation["rule"], sampling.get("temperature") or 0
-        together = temperature == 0 or (rule is not None and rule.shares_noise)
+        together = names.together("slots", sampling.get("temperature"), generation["rule"])
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
@@ -141,12 +139,12 @@ def batch(
 
 def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str, Any], err: Console) -> dict[str, Any]:
     """Measures what passes over as many rows as there are slots cost."""
-    from jaxspec.analysis import cost
+    from jaxspec.analysis.policy_cost import policy_costs
 
     with err.status("measuring what passes cost"):
         options: dict[str, Any] = generation | {"policy": None, "drafter": drafter}
         prepared = prepare(target, [[0]] * settings.slots, **options)
-        costs = cost.policy_costs(prepared, repeats=COST_REPEATS)
+        costs = policy_costs(prepared, repeats=COST_REPEATS)
     return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 

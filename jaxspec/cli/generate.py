@@ -196,12 +196,13 @@ def _check_head(prepared: Prepared, settings: Settings, err: Console) -> None:
 
 def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
     """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
-    from jaxspec.analysis import cost
+    from jaxspec.analysis.policy_cost import policy_costs
 
     if settings.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
         return prepared
-    costs = cost.policy_costs(next(in_batches(prepared, settings.batch)).prepared, repeats=COST_REPEATS)
-    return prepared.replace(policy=names.policy(settings.policy, **costs._asdict()))
+    costs = policy_costs(next(in_batches(prepared, settings.batch)).prepared, repeats=COST_REPEATS)
+    together = names.together("batch", prepared.is_sampled, prepared.options["rule"])
+    return prepared.replace(policy=names.policy(settings.policy, **costs._asdict(), together=together))
 
 
 def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop.Begin | None = None) -> None:

@@ -125,7 +125,8 @@ def speculative(
         judges = functools.partial(to_distribution, params)
         shorten = None
         if policy is not None and policy.shorten is not None:
-            shorten = functools.partial(policy.shorten, state.request.policy, state.memory, live=live)
+            left = states.tokens_left(state)
+            shorten = functools.partial(policy.shorten, state.request.policy, state.memory, left=left)
         done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths, shorten)
         draft, verdict, new, (forward, distribution, unusable), caches = done
         with jax.named_scope("commit"):

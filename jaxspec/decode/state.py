@@ -137,10 +137,8 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
     )
     if policy is None:
         return context
-    chosen = jnp.clip(policy.max_draft(values, memory, gamma, jnp.logical_not(state.done)), 0, limit).astype(
-        state.length.dtype
-    )
-    context = context._replace(max_draft=chosen)
+    chosen = jnp.clip(policy.max_draft(values, memory, gamma, tokens_left(state)), 0, limit)
+    context = context._replace(max_draft=chosen.astype(state.length.dtype))
     if policy.should_continue is None:
         return context
     should_continue = functools.partial(policy.should_continue, values, memory)
@@ -153,8 +151,12 @@ def max_useful_draft(state: State) -> Int[Array, " B"]:
     A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and counting them would
     describe the limit, not the drafter. A finished row has use for none.
     """
-    left = state.request.max_new_tokens - (state.length - state.start)
-    return jnp.where(state.done, 0, jnp.maximum(left - 1, 0))
+    return jnp.maximum(tokens_left(state) - 1, 0)
+
+
+def tokens_left(state: State) -> Int[Array, " B"]:
+    """Counts the new tokens that each row may still get; 0 for one that has ended."""
+    return jnp.where(state.done, 0, state.request.max_new_tokens - (state.length - state.start))
 
 
 def commit(

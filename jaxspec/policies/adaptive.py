@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
+from jaxspec.core.checks import one_of
 from jaxspec.policies.common import checked, draft_depth
 
 
@@ -24,7 +25,9 @@ class Params(NamedTuple):
     pause: Any
 
 
+Together = Literal["batch", "slots"]
 LONGEST = 16  # the longest pause, in first ones
+MARGIN = 0.03  # that drafting must be better by, for all rows together: costs are not known to less
 WIDTH = 64  # increments of v, or a multiple: the shape is part of the program
 
 
@@ -44,9 +47,9 @@ def adaptive(
     *,
     alpha: Any = 0.6,
     weight: Any = 3.0,
-    forget: Any = 0.2,
-    pause: Any = 4,
-    together: bool = False,
+    forget: Any = None,
+    pause: Any = None,
+    together: Together | None = None,
 ) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
@@ -57,25 +60,30 @@ def adaptive(
     the cost.
 
     A pass over a batch costs what its longest draft costs, so that one row that drafts much slows all. With `together`
-    the rows agree: all that have not ended draft the same n, which maximises the sum of their expected tokens over the
-    cost of the round. With c and v of the batch (`cost.policy_costs` on as many rows), a batch that leaves no
-    arithmetic to spare then drafts nothing, and drafts again when few rows, which guess well, are left. Of drafts that
-    are looked up some rows find much and others nothing: once that is known, the rows agree again on how many of the
-    tokens are verified, so that one row's long draft does not make a pass wider than pays for all. A row's draft
-    then depends on the others: its text keeps its distribution, and is the same text at temperature 0 or with
-    `rules.coupled`.
+    the rows agree: all that have not ended draft the same n. In "slots", where a row that ends is replaced
+    (`generate_many`), that is the n which maximises the sum of their expected tokens over the cost of the round. A
+    "batch" (`generate`) ends with its slowest row, so there it is the n which minimises the cost until all have reached
+    their limits, the largest of what each has left over what it may expect of a round: the tokens that others would
+    gain by drafts are of no use if that row gains none. With c and v of the batch (`analysis.policy_cost` of as many
+    rows), one that leaves no arithmetic to spare then drafts nothing, and drafts again when few rows, which guess well,
+    are left. Of drafts that are looked up some rows find much and others nothing: once that is known, the rows agree
+    again on how many of the tokens are verified, so that one row's long draft does not make a pass wider than pays for
+    all. A row's draft then depends on the others: its text keeps its distribution, and is the same text at temperature
+    0 or with `rules.coupled`. Their pauses grow until a trial is followed by drafts, since some row's trial is accepted
+    always.
 
     Args:
         c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost`; 0 for a
             look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.cost`).
         v: costs of the verify pass in the same unit, with 0, 1, 2, ... draft tokens, as
-            `jaxspec.analysis.cost.policy_costs` measures them; each draft token beyond these adds the mean of
+            `jaxspec.analysis.policy_cost.policy_costs` measures them; each draft token beyond these adds the mean of
             what they add. Or one number, what each draft token adds to 1. Either is for all rows.
         alpha, weight: what is believed at the start, and how many trials that is worth.
-        forget: share of the evidence that a round with draft tokens loses. The default looks back some five rounds:
-            right draft tokens cluster in text.
-        pause: rounds, at first.
-        together: whether all rows draft the same number of tokens, the best for the batch.
+        forget: share of the evidence that a round with draft tokens loses. By default 0.2, which looks back some five
+            rounds, since right draft tokens cluster in text; of a batch 0.05, since what counts there is how rows do
+            in all that they have left.
+        pause: rounds, at first; by default 4, of a batch 24.
+        together: "batch" or "slots", if all rows draft the same number of tokens; None: each decides for itself.
 
     Raises:
         ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
@@ -84,12 +92,15 @@ def adaptive(
     Example:
         >>> policy = adaptive(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
         >>> state = policy.functions.init(policy.params, Prompt(jnp.zeros((3, 1), jnp.int32), jnp.array([1, 1, 1])))
-        >>> policy.functions.max_draft(policy.params, state, 8, jnp.ones(3, bool)).tolist()
+        >>> policy.functions.max_draft(policy.params, state, 8, jnp.full(3, 9)).tolist()
         [8, 2, 0]
 
     Reference: section 3.5 of arXiv 2211.17192, with alpha estimated as generation goes on.
     """
-    most = float("inf")
+    one_of(together, "together", (None, *get_args(Together)))
+    most, is_batch = float("inf"), together == "batch"
+    forget = (0.05 if is_batch else 0.2) if forget is None else forget
+    pause = (24 if is_batch else 4) if pause is None else pause
     values = Params(
         checked(c, "c", 0, most),
         _increments(v),
@@ -98,11 +109,19 @@ def adaptive(
         checked(forget, "forget", 0, 1),
         checked(pause, "pause", 0, most, int),
     )
-    return BoundPolicy(_adaptive(together), values, name="adaptive, together" if together else "adaptive")
+    return BoundPolicy(_adaptive(together), values, name="adaptive" if together is None else f"adaptive, {together}")
 
 
 @functools.lru_cache
-def _adaptive(together: bool) -> Policy:
+def _adaptive(together: Together | None) -> Policy:
+    def of_all(tokens: Float[Array, "B gamma+1"], left: Int[Array, " B"]) -> Float[Array, "1 gamma+1"]:
+        """The progress of a round with 0, 1, ..., gamma draft tokens a row; rows that have ended count for nothing."""
+        live, left = (left > 0)[:, None], left[:, None].astype(jnp.float32)
+        if together == "slots":
+            return jnp.sum(jnp.where(live, tokens, 0.0), axis=0, keepdims=True)
+        # Of what the slowest row has left, the part that the round does.
+        return jnp.min(jnp.where(live, tokens / jnp.maximum(left, 1.0), 1e9), axis=0, keepdims=True)
+
     def init(params: Params, prompt: Prompt) -> AcceptanceState:
         rows = prompt.length.shape
         accepted, num_tested = (
@@ -112,17 +131,17 @@ def _adaptive(together: bool) -> Policy:
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
         return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
 
-    def max_draft(params: Params, state: AcceptanceState, gamma: int, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: AcceptanceState, gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
         tokens = expected_tokens(state.accepted / state.num_tested, gamma)
         is_due = state.idle >= state.pause
         if together:
-            # Rows that have ended count for nothing; the trial after a pause is the batch's, when any row's is due.
-            tokens = jnp.sum(jnp.where(live[:, None], tokens, 0.0), axis=0, keepdims=True)
-            is_due = jnp.any(jnp.logical_and(live, is_due), keepdims=True)
+            # The trial after a pause is that of all rows, when any row's is due.
+            tokens = of_all(tokens, left).at[:, 0].multiply(1.0 + MARGIN)
+            is_due = jnp.any(jnp.logical_and(left > 0, is_due), keepdims=True)
         best = best_length(tokens, params.c, params.verify)
-        return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), live.shape)
+        return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), left.shape)
 
-    def shorten(params: Params, state: AcceptanceState, draft: Draft, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+    def shorten(params: Params, state: AcceptanceState, draft: Draft, left: Int[Array, " B"]) -> Int[Array, " B"]:
         depth = draft_depth(draft)
         if draft.log_probs is not None:  # drawn: how many there are may depend on what was drawn
             return depth
@@ -130,26 +149,30 @@ def _adaptive(together: bool) -> Policy:
         tokens = expected_tokens(state.accepted / state.num_tested, most)
         reach = jnp.minimum(jnp.arange(most + 1, dtype=depth.dtype)[None], depth[:, None])
         tokens = jnp.take_along_axis(tokens, reach, axis=1)  # a row gains nothing beyond its own draft
-        tokens = jnp.sum(jnp.where(live[:, None], tokens, 0.0), axis=0, keepdims=True)
-        best = best_length(tokens, jnp.zeros(1), params.verify)  # what drafting cost is spent
-        is_due = jnp.any(jnp.logical_and(live, state.idle >= state.pause))
-        return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), live.shape)
+        best = best_length(of_all(tokens, left), jnp.zeros(1), params.verify)  # what drafting cost is spent
+        is_due = jnp.any(jnp.logical_and(left > 0, state.idle >= state.pause))
+        return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), left.shape)
 
     def update(
         params: Params, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> AcceptanceState:
         drafted, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
-        left = jnp.where(drafted, 1.0 - params.forget, 1.0)
+        kept = jnp.where(drafted, 1.0 - params.forget, 1.0)
         # One trial a level: of siblings that were tried, one is accepted or none.
         trials = jnp.minimum(verdict.num_accepted + 1, draft_depth(draft)).astype(jnp.float32)
-        longer = jnp.minimum(2 * state.pause, LONGEST * params.pause).astype(state.pause.dtype)
+        succeeded = accepted > 0
+        if together:  # some row's trial always is accepted: it has succeeded when a draft follows it
+            drafted = jnp.broadcast_to(jnp.any(drafted), drafted.shape)
+            succeeded = jnp.logical_and(drafted, state.idle == 0)
+        longer = jnp.minimum(2 * state.pause, LONGEST * params.pause)
         in_vain = jnp.where(jnp.logical_and(drafted, state.idle > 0), longer, state.pause)
+        pause = jnp.where(succeeded, params.pause, in_vain)
         # What is forgotten makes room for the first belief, so that the estimate never rests on nothing.
         return AcceptanceState(
-            left * state.accepted + (1.0 - left) * params.alpha * params.weight + accepted,
-            left * state.num_tested + (1.0 - left) * params.weight + trials,
+            kept * state.accepted + (1.0 - kept) * params.alpha * params.weight + accepted,
+            kept * state.num_tested + (1.0 - kept) * params.weight + trials,
             jnp.where(drafted, 0, state.idle + 1),
-            jnp.where(accepted > 0, params.pause, in_vain).astype(state.pause.dtype),
+            pause.astype(state.pause.dtype),
         )
 
     return Policy(init, max_draft, update, shorten=shorten if together else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxspec.core import BoundPolicy, Params, Policy
 from jaxspec.policies.common import checked, no_update, stateless_init
@@ -37,7 +37,7 @@ def constant(draft_tokens: Any) -> BoundPolicy:
 
 @functools.lru_cache
 def _constant() -> Policy:
-    def max_draft(params: Int[Array, " B"], state: Params, gamma: int, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Int[Array, " B"], state: Params, gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
         return params
 
     return Policy(stateless_init, max_draft, no_update)

@@ -52,7 +52,7 @@ def _entropy() -> Policy:
     def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.zeros(prompt.length.shape, jnp.float32)
 
-    def max_draft(params: Params, state: Float[Array, " B"], gamma: int, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
         return as_length(jnp.minimum(params.most, gamma))
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:

@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, draft_depth
@@ -38,7 +38,7 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
         >>> draft = Draft(jnp.zeros((2, 8), jnp.int32), jnp.array([2, 2]))
         >>> verdict = Verdict(*[jnp.array([2, 1])] * 3)
         >>> memory = policy.functions.update(policy.params, memory, draft, verdict, jnp.array([3, 2]))
-        >>> policy.functions.max_draft(policy.params, memory, 8, jnp.ones(1, bool)).tolist()
+        >>> policy.functions.max_draft(policy.params, memory, 8, jnp.array([9, 9])).tolist()
         [4, 1]
     """
     most = float("inf")
@@ -53,7 +53,7 @@ def _heuristic() -> Policy:
     def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)
 
-    def max_draft(params: Params, state: Float[Array, " B"], gamma: int, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
         return as_length(jnp.minimum(state, gamma))
 
     def update(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 
@@ -34,7 +34,7 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> BoundPolicy:
         >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
         >>> draft, two = Draft(jnp.zeros((1, 8), jnp.int32), jnp.array([2])), jnp.array([2])
         >>> later = policy.functions.update(policy.params, memory, draft, Verdict(two, two, two), jnp.array([3]))
-        >>> [policy.functions.max_draft(policy.params, at, 8, two > 0).tolist() for at in (memory, later)]
+        >>> [policy.functions.max_draft(policy.params, at, 8, two).tolist() for at in (memory, later)]
         [[2], [3]]
     """
     array = np.asarray(accepted)
@@ -50,7 +50,7 @@ def _oracle() -> Policy:
     def init(params: Params, prompt: Prompt) -> Int[Array, " B"]:
         return jnp.zeros_like(prompt.length)
 
-    def max_draft(params: Params, state: Int[Array, " B"], gamma: int, live: Bool[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Int[Array, " B"], gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
         at = jnp.minimum(state, params.accepted.shape[1] - 1)
         return jnp.take_along_axis(params.accepted, at[:, None], axis=1)[:, 0]
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxspec import rules
 from jaxspec.core import (
@@ -99,22 +99,23 @@ def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
     """Returns the policy, asked for each row as if the row were alone: the rows of a batch are paths here."""
     functions, params = policy[:2] if isinstance(policy, BoundPolicy) else (policy, None)
 
-    def alone(function: Callable, *rows: Any) -> Int[Array, " N"]:
-        def of_one(row: Any) -> Int[Array, ""]:
-            return function(*jax.tree.map(lambda leaf: leaf[None], row))[0]  # a batch of one
+    def alone(function: Callable, *rows: Any) -> Any:
+        def of_one(row: Any) -> Any:
+            of_batch = function(*jax.tree.map(lambda leaf: leaf[None], row))  # of one
+            return jax.tree.map(lambda leaf: leaf[0], of_batch)
 
         return jax.vmap(of_one)(rows)
 
-    def max_draft(params: Any, state: Any, gamma: int, live: Bool[Array, " N"]) -> Int[Array, " N"]:
-        return alone(lambda params, state, live: functions.max_draft(params, state, gamma, live), params, state, live)
+    def max_draft(params: Any, state: Any, gamma: int, left: Int[Array, " N"]) -> Int[Array, " N"]:
+        return alone(lambda params, state, left: functions.max_draft(params, state, gamma, left), params, state, left)
 
-    row_by_row = functions._replace(max_draft=max_draft)
+    row_by_row = functions._replace(max_draft=max_draft, update=functools.partial(alone, functions.update))
     if (shorten_rows := functions.shorten) is not None:
 
         def shorten(
-            params: Any, state: Any, draft: Draft, live: Bool[Array, " N"], shorten_rows: PolicyShorten = shorten_rows
+            params: Any, state: Any, draft: Draft, left: Int[Array, " N"], shorten_rows: PolicyShorten = shorten_rows
         ) -> Int[Array, " N"]:
-            return alone(shorten_rows, params, state, draft, live)
+            return alone(shorten_rows, params, state, draft, left)
 
         row_by_row = row_by_row._replace(shorten=shorten)
     return BoundPolicy(row_by_row, params)

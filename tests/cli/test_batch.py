@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec import files
-from jaxspec.analysis import cost
+from jaxspec.analysis import policy_cost
 from jaxspec.cli.main import TERMINATED, app
 from jaxspec.cli.prompts import heldout
 from jaxspec.jobs.files import Source
@@ -93,8 +93,8 @@ def test_shards_must_be_of_one_job(batch, tmp_path):
 
 def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path, monkeypatch):
     """Other costs may make other drafts, and these another text: they are measured once for all parts of a job."""
-    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: measured.pop())
-    measured = [cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))]
+    monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: measured.pop())
+    measured = [policy_cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))]
     adaptive = ("--policy", "adaptive", "-t", "1", "--chunk", "2", "--num-shards", "2")
     assert (result := batch(*adaptive, "--shard", "1")).exit_code == 0, result.output
     chunks = sorted((tmp_path / "out").glob("part-*"))

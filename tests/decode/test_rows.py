@@ -169,9 +169,9 @@ def each_its_own_policy(parts):
     def init(params, prompt):
         return tuple(part.init(values, prompt) for part, values in zip(parts, params[1], strict=True))
 
-    def max_draft(params, state, gamma, live):
+    def max_draft(params, state, gamma, left):
         limits = [
-            part.max_draft(values, memory, gamma, live)
+            part.max_draft(values, memory, gamma, left)
             for part, values, memory in zip(parts, params[1], state, strict=True)
         ]
         return of_row(params[0], limits)

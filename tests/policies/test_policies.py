@@ -24,9 +24,10 @@ POLICIES = {
     "confidence": policies.confidence(0.35),
     "entropy": policies.entropy(1, 4, 0.5),
     "adaptive": policies.adaptive(0.1, 0.1, pause=2),
-    "adaptive, together": policies.adaptive(0.1, 0.1, pause=2, together=True),
+    "adaptive, slots": policies.adaptive(0.1, 0.1, pause=2, together="slots"),
+    "adaptive, batch": policies.adaptive(0.1, 0.1, pause=2, together="batch"),
 }
-LIVE = jnp.ones(1, bool)
+LEFT = jnp.array([9])
 FEW = Prompt(jnp.array([[0]]), jnp.array([1]))  # a prompt, where nothing else matters
 THREE, OTHER = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 
@@ -58,7 +59,7 @@ def test_the_distribution_of_the_text_with_another_rule(name):
 @pytest.mark.slow
 def test_rows_that_agree_on_what_of_a_look_up_is_verified_keep_their_distribution():
     """How much of a draft is verified depends on what was found, which is no draw."""
-    policy = POLICIES["adaptive, together"]
+    policy = POLICIES["adaptive, slots"]
     prompt = Prompt(jnp.array([[0, 1, 0, 1, 0]]), jnp.array([5]))
     lookup = drafters.prompt_lookup()
     assert certify(THREE, drafter=lookup, gamma=3, policy=policy, prompt=prompt, steps=3) < 1e-5
@@ -177,8 +178,13 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
         (policies.adaptive(0.1, 0.1, pause=2), policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
         (
-            policies.adaptive(0.1, 0.1, pause=2, together=True),
-            policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9], together=True),
+            policies.adaptive(0.1, 0.1, pause=2, together="slots"),
+            policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9], together="slots"),
+        ),
+        pytest.param(
+            policies.adaptive(0.1, 0.1, pause=2, together="batch"),
+            policies.adaptive(0.0, 0.3, alpha=0.9, together="batch"),
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow
@@ -221,7 +227,7 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
         draft = Draft(jnp.zeros((1, 6), jnp.int32), jnp.array([draft_tokens]))
         verdict = Verdict(jnp.array([accepted]), None, jnp.array([min(accepted + 1, draft_tokens)]))
         memory = policy.update(params, memory, draft, verdict, jnp.array([accepted + 1]))
-        limit = int(policy.max_draft(params, memory, 6, LIVE)[0])
+        limit = int(policy.max_draft(params, memory, 6, LEFT)[0])
         assert limit == then
 
 
@@ -233,9 +239,9 @@ def test_heuristic_counts_the_depth_of_a_tree_and_not_its_nodes():
     draft = Draft(jnp.zeros((1, 12), jnp.int32), jnp.array([12]), parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]))
     for _ in range(10):
         memory = policy.update(params, memory, draft, Verdict(two, None, two), two + 1)
-    assert policy.max_draft(params, memory, 2, LIVE).tolist() == [2]
+    assert policy.max_draft(params, memory, 2, LEFT).tolist() == [2]
     memory = policy.update(params, memory, draft, Verdict(ones, None, two), two)
-    assert policy.max_draft(params, memory, 2, LIVE).tolist() == [1]
+    assert policy.max_draft(params, memory, 2, LEFT).tolist() == [1]
 
 
 ENTROPIES = {  # of four tokens, in units of log 4
@@ -265,7 +271,7 @@ def test_entropy_sets_the_number_of_draft_tokens(beta, gamma, rounds):
             confidence = policy.confidence(Distribution(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]]))))
             np.testing.assert_allclose(confidence, entropy, atol=1e-6)
             confidences = confidences.at[:, 0].set(confidence)
-            limit, draft_tokens = int(policy.max_draft(params, memory, gamma, LIVE)), 1
+            limit, draft_tokens = int(policy.max_draft(params, memory, gamma, LEFT)), 1
             while draft_tokens < limit and policy.should_continue(params, memory, draft_tokens - 1, confidences)[0]:
                 draft_tokens += 1
             assert draft_tokens == expected
@@ -394,7 +400,7 @@ def test_adaptive_fills_the_pass_that_it_pays_for():
 )
 def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, draft_tokens):
     policy, params, *_ = policies.adaptive(0.0, v, alpha=alpha, weight=1e6)
-    assert policy.max_draft(params, policy.init(params, FEW), gamma, LIVE).tolist() == [draft_tokens]
+    assert policy.max_draft(params, policy.init(params, FEW), gamma, LEFT).tolist() == [draft_tokens]
 
 
 @pytest.mark.slow
@@ -467,21 +473,58 @@ def test_a_tree_of_one_branch_is_drafted_as_far_as_a_chain(policy):
     assert chain.stats.accepted.tolist() == branch.stats.accepted.tolist()
 
 
-def test_a_batch_agrees_on_the_draft_that_is_best_for_all_of_it():
-    """Two rows that guess badly outvote one that guesses well, until they have ended."""
-    policy = policies.adaptive(c=0.1, v=[1.0, 1.4, 1.8, 2.2], alpha=[0.95, 0.05, 0.05], weight=1e6, together=True)
-    functions = policy.functions
+def with_beliefs(alpha, v, together, **state):
+    """The functions of a policy for three rows, of whose acceptance rates it is sure, their params and their state."""
+    policy = policies.adaptive(c=0.1, v=v, alpha=alpha, weight=1e6, pause=4, together=together)
     params = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (3, *np.shape(x)[1:])), policy.params)
-    state = functions.init(params, PROMPT)
+    return policy.functions, params, policy.functions.init(params, PROMPT)._replace(**state)
+
+
+def test_slots_agree_on_the_draft_that_is_best_for_all_of_them():
+    """Two rows that guess badly outvote one that guesses well, until they have ended."""
+    functions, params, state = with_beliefs([0.95, 0.05, 0.05], [1.0, 1.4, 1.8, 2.2], "slots")
     drafts = [
-        functions.max_draft(params, state, 3, jnp.array(live)).tolist()
-        for live in ([True, True, True], [True, False, False], [False, True, True])
+        functions.max_draft(params, state, 3, jnp.array(left)).tolist() for left in ([9, 9, 9], [9, 0, 0], [0, 9, 9])
     ]
     assert drafts == [[0, 0, 0], [3, 3, 3], [0, 0, 0]]
     # After a pause of no drafts, any live row's trial is all rows'.
     rested = state._replace(idle=jnp.array([4, 0, 0]))
-    assert functions.max_draft(params, rested, 3, jnp.array([True, True, True])).tolist() == [1, 1, 1]
-    assert functions.max_draft(params, rested, 3, jnp.array([False, True, True])).tolist() == [0, 0, 0]
+    assert functions.max_draft(params, rested, 3, jnp.array([9, 9, 9])).tolist() == [1, 1, 1]
+    assert functions.max_draft(params, rested, 3, jnp.array([0, 9, 9])).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("left", "slots", "batch"),
+    [
+        ([9, 9, 9], 3, 0),  # two of three rows gain, and the third, which does not, has as much to do
+        ([9, 9, 1], 3, 3),  # that one is almost done
+        ([9, 9, 4], 3, 2),  # some four rounds, whatever is drafted: with two tokens the others are done then
+        ([0, 0, 9], 0, 0),
+        ([0, 9, 0], 3, 3),
+    ],
+)
+def test_a_batch_agrees_on_the_draft_that_ends_it_soonest(left, slots, batch):
+    """Slots get a new row for each that ends; a batch waits for its slowest."""
+    for together, expected in (("slots", slots), ("batch", batch)):
+        functions, params, state = with_beliefs([0.9, 0.9, 0.05], [1.0, 1.1, 1.2, 1.3], together)
+        assert functions.max_draft(params, state, 3, jnp.array(left)).tolist() == [expected] * 3
+
+
+def test_a_gain_that_is_less_than_what_costs_are_known_to_is_none():
+    for alpha, expected in ((0.22, 0), (0.26, 1)):  # expected: 1.22 and 1.26 tokens for 1.2 rounds
+        functions, params, state = with_beliefs([alpha] * 3, [1.0, 1.1], "slots")
+        assert functions.max_draft(params, state, 1, jnp.array([9, 9, 9])).tolist() == [expected] * 3
+
+
+def test_a_trial_of_a_batch_is_in_vain_if_no_draft_follows():
+    """Though some row's draft token was accepted: some row's always is."""
+    functions, params, state = with_beliefs([0.05] * 3, [1.0, 1.9], "slots", idle=jnp.full(3, 4))
+    draft, accepted = Draft(jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32)), jnp.array([1, 0, 0])
+    verdict = Verdict(accepted, jnp.zeros(3, jnp.int32), jnp.ones(3, jnp.int32))
+    tried = functions.update(params, state, draft, verdict, accepted + 1)
+    assert tried.pause.tolist() == [8] * 3 and tried.idle.tolist() == [0] * 3
+    again = functions.update(params, tried, draft, verdict, accepted + 1)
+    assert again.pause.tolist() == [4] * 3  # drafting has been found to pay
 
 
 def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
@@ -490,7 +533,7 @@ def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
     for sampling in (dict(), dict(temperature=1.0, rule=rules.coupled())):
         plain = jaxspec.generate(TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1), **options, **sampling)
         agreed = jaxspec.generate(
-            TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1, together=True), **options, **sampling
+            TARGET, PROMPT, policy=policies.adaptive(0.1, 0.1, together="slots"), **options, **sampling
         )
         assert (plain.tokens == agreed.tokens).all()
 
@@ -506,20 +549,17 @@ def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
     ],
 )
 def test_a_batch_agrees_on_how_much_of_what_was_looked_up_is_verified(lengths, alpha, idle, expected):
-    policy = policies.adaptive(c=0.0, v=[1.0, 1.4, 1.8, 2.2], alpha=alpha, weight=1e6, together=True)
-    params = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (3, *np.shape(x)[1:])), policy.params)
-    state = policy.functions.init(params, PROMPT)._replace(idle=jnp.full(3, idle))
-    draft = Draft(jnp.zeros((3, 3), jnp.int32), jnp.array(lengths))
-    shortened = policy.functions.shorten(params, state, draft, jnp.ones(3, bool))
-    assert shortened.tolist() == [expected] * 3
+    functions, params, state = with_beliefs(alpha, [1.0, 1.4, 1.8, 2.2], "slots", idle=jnp.full(3, idle))
+    draft, left = Draft(jnp.zeros((3, 3), jnp.int32), jnp.array(lengths)), jnp.full(3, 9)
+    assert functions.shorten(params, state, draft, left).tolist() == [expected] * 3
     drawn = draft._replace(log_probs=jnp.zeros((3, 3, 5)))  # whose length may tell what was drawn
-    assert policy.functions.shorten(params, state, drawn, jnp.ones(3, bool)).tolist() == lengths
-    ended = policy.functions.shorten(params, state, draft, jnp.array([True, False, False]))
+    assert functions.shorten(params, state, drawn, left).tolist() == lengths
+    ended = functions.shorten(params, state, draft, jnp.array([9, 0, 0]))
     assert ended.tolist() == [3 if alpha > 0.5 else int(idle > 0)] * 3
 
 
 def test_what_is_verified_of_a_look_up_leaves_the_distribution_as_it_is():
-    policy = policies.adaptive(0.0, 0.3, pause=1, together=True)
+    policy = policies.adaptive(0.0, 0.3, pause=1, together="slots")
     found = drafters.prompt_lookup(1, 1)
     assert certify(THREE, drafter=found, gamma=2, policy=policy, steps=4) < 1e-5
     options = dict(drafter=found, gamma=3, max_new_tokens=24)

@@ -1,0 +1,155 @@
+"""The costs of whole rounds by the number of their draft tokens: what `policies.adaptive` is told.
+
+The rounds are those of the very program that a policy runs in, and not its passes timed one by one: drafting, the pass
+of the width that so many tokens need, the verdict, and what is done with it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxspec import policies
+from jaxspec.analysis import cost
+from jaxspec.core import (
+    Caches,
+    Decoder,
+    Draft,
+    DraftContext,
+    Drafter,
+    State,
+    Weights,
+    programs,
+)
+from jaxspec.decode import loop
+from jaxspec.decode.request import Prepared
+from jaxspec.drafters.common import as_drafter
+
+FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
+
+
+class PolicyCosts(NamedTuple):
+    """The first two arguments of `policies.adaptive`, in rounds without a draft.
+
+    Attributes:
+        c: of one draft token.
+        v: of a round that judges 0, 1, .. gamma draft tokens, but for c of each [gamma + 1].
+    """
+
+    c: float
+    v: np.ndarray
+
+
+def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int | None = None) -> PolicyCosts:
+    """Measures c and v of `policies.adaptive` for a generation.
+
+    Timed are whole rounds, over all its rows and at the length that prefill leaves, with as many draft tokens as each
+    width of the verify pass can judge. Tokens that are looked up are taken to be found, since what they cost matters
+    where they are; a search is a part of v, from one draft token on. What drafting one token more costs at one width is
+    c; of trees, where a level more is no wider pass, c is 0, and v has all.
+
+    Args:
+        prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
+            which a pass reads.
+        repeats, inner: as `cost.measure` takes them.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> costs = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
+        >>> costs.c >= 0, costs.v.shape, float(costs.v[0]), bool(costs.v[2] == costs.v[3])
+        (True, (5,), 1.0, True)
+    """
+    gamma = prepared.decoder.gamma
+    possible = prepared.max_new_tokens - 2  # prefill makes a token, and the last one is never drafted
+    ends = [n for n in _ends(prepared) if n <= possible]
+    if not ends:
+        return PolicyCosts(0.0, np.ones(gamma + 1))
+    begins = [before + 1 for before in (0, *ends[:-1])]
+    timed = sorted({0, *begins, *ends})
+    loop_of = _round_loops(prepared, inner)
+    plain, *drafted = cost.seconds_per_pass([loop_of(n) for n in timed], repeats)
+    ratio = dict(zip(timed[1:], (float(np.median(seconds / plain)) for seconds in drafted), strict=True))
+    slopes = [
+        (ratio[end] - ratio[begin]) / (end - begin) for begin, end in zip(begins, ends, strict=True) if end > begin
+    ]
+    c = max(0.0, float(np.median(slopes))) if slopes else 0.0
+    v = np.maximum.accumulate([1.0, *(ratio[end] - c * end for end in ends)])  # noise makes some round cheaper
+    return PolicyCosts(c, v[np.minimum(np.searchsorted((0, *ends), np.arange(gamma + 1)), len(ends))])
+
+
+def _ends(prepared: Prepared) -> tuple[int, ...]:
+    """Lists the most draft tokens that each width of the verify pass can judge; of a tree, all depths."""
+    gamma = prepared.decoder.gamma
+    return tuple(range(1, gamma + 1)) if prepared.decoder.trees else cost.measured_drafts(gamma)
+
+
+def _round_loops(prepared: Prepared, inner: int | None) -> Any:
+    """Returns a function from a number of draft tokens to a warm loop of rounds; all loops share a state."""
+    bound = as_drafter(prepared.options["drafter"], "drafter")
+    full = bound._replace(functions=_full(bound.functions))
+    gamma = prepared.decoder.gamma
+    forced = [prepared.replace(drafter=full, policy=_always(n, gamma), eos_ids=()) for n in range(gamma + 1)]
+    first = forced[0]
+    limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
+    state = loop.begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
+
+    def loop_of(count: int) -> cost.TimedLoop:
+        values = forced[count].request.policy
+
+        def call(times: int) -> None:
+            nonlocal state
+            state = rounds(first.decoder, first.weights, state, values, jnp.asarray(times, jnp.int32))
+            state.length.block_until_ready()
+
+        return cost.counted(call, inner)
+
+    return loop_of
+
+
+def _always(count: int, gamma: int) -> Any:
+    """A policy that drafts `count` tokens a round: a sure thing, up to there, and then one at any price."""
+    v = [1.0] * (count + 1) + [FAR] * (gamma - count)
+    return policies.adaptive(0.0, v, alpha=1.0, weight=FAR, pause=int(FAR))
+
+
+@functools.lru_cache
+def _full(drafter: Drafter) -> Drafter:
+    """A drafter that may find nothing, made to find as many tokens as it may draft, whatever they are."""
+    if not drafter.may_be_empty:
+        return drafter
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        draft, caches = drafter.propose(weights, caches, context)
+        if draft.parent is None:
+            return draft._replace(length=jnp.broadcast_to(context.max_draft, draft.length.shape)), caches
+        # All nodes of a tree are read as soon as there is a draft: here they all follow the last committed token.
+        drafts = (context.max_draft > 0)[:, None]
+        parent = jnp.where(drafts, jnp.zeros_like(draft.parent), -1)
+        return draft._replace(length=jnp.where(drafts[:, 0], draft.tokens.shape[1], 0), parent=parent), caches
+
+    return drafter._replace(propose=propose)
+
+
+@programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
+def rounds(decoder: Decoder, weights: Weights, state: State, policy: Any, count: Int[Array, ""]) -> State:
+    """Runs a number of rounds, each at the same place: what one has committed is taken back. The state is consumed.
+
+    Args:
+        decoder, weights, state: what is run.
+        policy: values of the decoder's policy.
+        count: of rounds.
+    """
+    state = state._replace(request=state.request._replace(policy=policy))
+    nothing = jnp.zeros_like(state.failed)
+    first = state._replace(done=nothing > 0, failed=nothing)
+
+    def one_round(_: Int[Array, ""], state: State) -> State:
+        after = decoder.step(weights, state)[0]
+        return first._replace(caches=after.caches, memory=after.memory)
+
+    return jax.lax.fori_loop(0, count, one_round, first)

@@ -1,0 +1,103 @@
+"""Rounds that are timed for a policy have as many draft tokens as is said, and c and v are what rounds take."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import drafters
+from jaxspec.analysis import cost, policy_cost
+from jaxspec.analysis.policy_cost import policy_costs
+from jaxspec.core import Prompt
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
+from jaxspec.drafters.common import as_drafter
+from jaxspec.testing import table_model
+
+PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
+TARGET, DRAFT = (table_model(jax.random.key(seed), 5) for seed in (1, 2))
+DRAFTERS = {
+    "a model": as_drafter(DRAFT),
+    "prompt_lookup": drafters.prompt_lookup(),  # finds nothing in these prompts
+    "a tree": drafters.tree(DRAFT, (2, 1, 1)),
+    "token_recycling": drafters.token_recycling(),
+}
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """Rounds that take what the test says, by the number of their draft tokens; those that were timed are kept."""
+
+    def install(of_round):
+        timed = []
+        monkeypatch.setattr(policy_cost, "_round_loops", lambda prepared, inner: lambda count: count)
+
+        def seconds_per_pass(counts, repeats):
+            timed.extend(counts)
+            return np.array([[of_round(count)] * repeats for count in counts])
+
+        monkeypatch.setattr(cost, "seconds_per_pass", seconds_per_pass)
+        return timed
+
+    return install
+
+
+def prepared(drafter, gamma=7, **options):
+    return prepare(TARGET, PROMPT, drafter=drafter, gamma=gamma, **dict(max_new_tokens=16) | options)
+
+
+def test_a_chain_costs_its_width_and_its_draft_tokens(seconds):
+    """Widths of 2, 4 and 8 tokens, and 0.1 for each draft token: rounds of 2 tokens and of 3 tell them apart."""
+    timed = seconds(lambda n: 2.0 * (0.1 * n + {0: 1.0, 1: 1.5, 2: 2.0, 3: 2.0}.get(n, 4.0)))
+    costs = policy_costs(prepared(DRAFT))
+    assert timed == [0, 1, 2, 3, 4, 7]
+    np.testing.assert_allclose(costs.c, 0.1)
+    np.testing.assert_allclose(costs.v, [1.0, 1.5, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0])
+
+
+def test_a_tree_costs_what_each_depth_does(seconds):
+    timed = seconds(lambda depth: [1.0, 2.0, 2.5, 2.25][depth])
+    costs = policy_costs(prepared(DRAFTERS["a tree"]))
+    assert timed == [0, 1, 2, 3]
+    assert costs.c == 0 and costs.v.tolist() == [1.0, 2.0, 2.5, 2.5]  # never falling
+
+
+@pytest.mark.parametrize(("new", "expected"), [(9, [0, 1, 2, 3, 4, 7]), (8, [0, 1, 2, 3]), (3, [0, 1]), (2, [])])
+def test_drafts_that_no_row_has_room_for_are_not_timed(seconds, new, expected):
+    """The first token is prefill's, and the last one no draft's."""
+    timed = seconds(lambda n: 1.0 + n)
+    costs = policy_costs(prepared(DRAFT)._replace(max_new_tokens=new))
+    assert timed == expected
+    assert costs.v.shape == (8,) and costs.v[0] == 1 and np.all(np.diff(costs.v) >= 0)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rounds_have_as_many_draft_tokens_as_is_said(name):
+    bound, gamma = DRAFTERS[name], 3
+    full = bound._replace(functions=policy_cost._full(bound.functions))
+    depth = prepared(bound, gamma).decoder.gamma
+    for count in range(depth + 1):
+        forced = prepared(full, gamma, policy=policy_cost._always(count, depth), eos_ids=())
+        _, info = forced.decoder.step(forced.weights, loop.begin(forced))
+        if bound.functions.tree is None:
+            assert info.draft_length.tolist() == [count] * 2
+        else:  # a tree's nodes: none, or those of so many levels
+            assert (info.draft_length.min() > 0) == (count > 0)
+
+
+def test_rounds_are_all_at_one_place():
+    generation = prepared(DRAFT, 3, policy=policy_cost._always(3, 3), eos_ids=())
+    begun = loop.begin(generation)
+    tokens, length = begun.tokens.tolist(), begun.length.tolist()
+    count = jnp.asarray(5, jnp.int32)
+    after = policy_cost.rounds(generation.decoder, generation.weights, begun, generation.request.policy, count)
+    assert (after.tokens.tolist(), after.length.tolist()) == (tokens, length) and not after.done.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_costs_are_measured_for_every_drafter(name, temperature):
+    options = dict(temperature=temperature, key=jax.random.key(0))
+    costs = policy_costs(prepared(DRAFTERS[name], 3, **options), repeats=1, inner=1)
+    assert costs.c >= 0 and costs.v[0] == 1 and np.all(np.diff(costs.v) >= 0)
