@@ -6,6 +6,9 @@ Any machine. On two quiet cores of a CPU some 8 minutes; half as many for `--dec
 refuses for batches. A target that is wider (`--units 9216`, see `benchmarks.synthetic`) is so much slower: fewer
 prompts will do.
 
+`--decoding adaptive` compares other things: refilled slots that decode plainly, with a fixed gamma, and with
+`policies.adaptive(together="slots")`, told what rounds over so many rows cost.
+
 All sides decode the same prompts with the same limits and no end tokens: fixed batches, refilled slots, and, with
 `--transformers`, that library's `generate` on the same batches, in PyTorch, eagerly, as it is. A fixed batch ends with
 its longest row. The prompts are cut into parts, which the sides decode in turn, so that a busy machine slows all.
@@ -34,7 +37,9 @@ from rich.table import Table
 import jaxspec
 from benchmarks import peer
 from benchmarks.synthetic import widened
+from jaxspec import policies
 from jaxspec.analysis import environment
+from jaxspec.analysis.policy_cost import policy_costs
 from jaxspec.analysis.statistics import Spread
 from jaxspec.core import Model, token_rows
 from jaxspec.decode import batches
@@ -67,7 +72,7 @@ def refilled(prepared: Prepared, size: int, most: int, longest: int) -> Decoded:
     prompts = token_rows.to_lists(prepared.prompt.tokens, prepared.prompt.length)
     limits, seen = np.asarray(prepared.request.max_new_tokens).tolist(), [Progress()]
     requests = [{"prompt": ids, "max_new_tokens": limit} for ids, limit in zip(prompts, limits, strict=True)]
-    options = {name: prepared.options[name] for name in ("drafter", "gamma", "eos_ids")}
+    options = {name: prepared.options[name] for name in ("drafter", "gamma", "policy", "eos_ids")}
     job = jaxspec.generate_many(
         prepared.target,
         requests,
@@ -161,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--slots", default="8,16")
     parser.add_argument("--limits", default="8,96", help="smallest and largest number of new tokens")
-    parser.add_argument("--decoding", default="plain,speculative")
+    parser.add_argument("--decoding", default="plain,speculative", help="also: adaptive")
     parser.add_argument("--gamma", type=int, default=3)
     parser.add_argument("--parts", type=int, default=4, help="of the prompts, which the sides decode in turn")
     parser.add_argument("--transformers", action="store_true", help="decode plainly with that library, too")
@@ -172,14 +177,22 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.transformers:
         peer.check()
     ids, limits = prompts_and_limits(target, settings.prompts, *map(int, settings.limits.split(",")))
-    table = Table("slots", "decoding", "side", "tokens/s", "idle", "over fixed batches", "same texts")
+    table = Table("slots", "decoding", "side", "tokens/s", "idle", "over the first", "same texts")
     with tempfile.TemporaryDirectory() as folder:
         for slots, name in itertools.product(settings.slots.split(","), settings.decoding.split(",")):
             size = int(slots)
-            drafter = {"plain": None, "speculative": draft}[name]
+            drafter = {"plain": None, "speculative": draft, "adaptive": draft}[name]
             prepared = prepare(target, ids, drafter=drafter, gamma=settings.gamma, max_new_tokens=limits, eos_ids=())
             refill = functools.partial(refilled, size=size, most=int(limits.max()), longest=max(map(len, ids)))
             ways = {"fixed batches": functools.partial(fixed, size=size), "refilled slots": refill}
+            if name == "adaptive":
+                costs = policy_costs(batches.take(prepared, np.arange(size)), repeats=5)
+                together = policies.adaptive(*costs, together="slots")
+                ways = {
+                    "plain": lambda part, refill=refill: refill(part.plain()),
+                    f"γ = {settings.gamma}": refill,
+                    "adaptive": lambda part, refill=refill, policy=together: refill(part.replace(policy=policy)),
+                }
             if settings.transformers and drafter is None:
                 ways["transformers"] = functools.partial(transformers, size=size, folder=Path(folder))
             for row in compare(prepared, ways, settings.parts):

@@ -87,7 +87,7 @@ def adaptive(
 
     Raises:
         ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
-            a weight that is not positive, a number that is not finite.
+            a weight that is not positive, a number that is not finite, another `together`.
 
     Example:
         >>> policy = adaptive(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
@@ -97,7 +97,8 @@ def adaptive(
 
     Reference: section 3.5 of arXiv 2211.17192, with alpha estimated as generation goes on.
     """
-    one_of(together, "together", (None, *get_args(Together)))
+    if together is not None:
+        one_of(together, "together", get_args(Together))
     most, is_batch = float("inf"), together == "batch"
     forget = (0.05 if is_batch else 0.2) if forget is None else forget
     pause = (24 if is_batch else 4) if pause is None else pause

@@ -318,10 +318,11 @@ def test_ways_of_distilling_are_compared(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_is_timed_against_fixed_batches(loading, capsys):
-    jobs.main(["--prompts", "5", "--slots", "2", "--limits", "2,8", "--parts", "2"])
+    every = ("--decoding", "plain,speculative,adaptive")
+    jobs.main(["--prompts", "5", "--slots", "2", "--limits", "2,8", "--parts", "2", *every])
     printed = capsys.readouterr().out
     assert printed.startswith("5 prompts")
-    assert printed.count("5 of 5") == 4
+    assert printed.count("5 of 5") == 7
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def model(layers: int) -> Model:
 
 
 TARGET, DRAFT = model(2), model(1)
-ADAPTIVE = policies.adaptive(together=True)
+ADAPTIVE = policies.adaptive(together="slots")
 CASES = {
     "plain": (None, None),
     "a model": (DRAFT, None),
