@@ -11,19 +11,30 @@ most of the model's tokens that one of the target's is read as.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Before, Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt, chunks, token_rows
+from jaxspec.core import (
+    Before,
+    Cache,
+    Encoder,
+    Forward,
+    Head,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    branches,
+    chunks,
+    token_rows,
+)
 from jaxspec.core.kv_cache import MappedCache
 from jaxspec.sampling import match_vocab
-
-Outputs = TypeVar("Outputs")
 
 NONE = -1  # in `to_target`: the target has no such token
 
@@ -238,10 +249,6 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
 
-    def narrowest(read: Callable[[int], Outputs], needed: Int[Array, " B"], width: int) -> Outputs:
-        """Runs a pass over `width` tokens if no row has more, otherwise over all that there may be."""
-        return jax.lax.cond(jnp.max(needed) <= width, lambda: read(width), lambda: read(width * longest))
-
     def at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
         """Takes features and taps at the last of the tokens that each of the target's is read as."""
         place, taps = jnp.maximum(ends - 1, 0), forward.taps
@@ -268,7 +275,9 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             forward, cache = lm.prefill(params.model, row, room(capacity))
             return (forward if encoder else at_ends(forward, ends)), cache
 
-        forward, cache = narrowest(read, ends[:, -1] - lead, width)
+        # The narrower pass, if no row has more tokens.
+        is_narrow = jnp.max(ends[:, -1]) - lead <= width
+        forward, cache = jax.lax.cond(is_narrow, lambda: read(width), lambda: read(width * longest))
         forward = forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
         # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
         if encoder:  # the row is its start token
@@ -292,15 +301,18 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             # A head is applied outside, where a program that does not read logits has none.
             return forward._replace(logits=forward.logits[..., :0]) if lm.head else forward, inner
 
-        def read(wide: int) -> tuple[Forward, Cache]:
+        def read(wide: int, inner: Cache) -> tuple[Forward, Cache]:
             # Chunk by chunk, since rows of fewer tokens than `wide` take back what pads them, and rings can take back
             # little more than a chunk.
-            before, end = Before(cache.inner, start, wide), start + ends[:, -1]
-            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, capacity: cache.inner)
+            before, end = Before(inner, start, wide), start + ends[:, -1]
+            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, capacity: before.state)
             forward, _, inner = read_chunks(spelled[:, :wide], end, capacity=0, before=before)
             return at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
 
-        forward, inner = narrowest(read, ends[:, -1], tokens.shape[1])
+        width = tokens.shape[1]
+        is_wide = (jnp.max(ends[:, -1]) > width).astype(jnp.int32)
+        widths = [functools.partial(read, wide) for wide in (width, width * longest)]
+        forward, inner = branches.switch(is_wide, widths, cache.inner)
         logits = own_head(params, forward.features) if lm.head else match_vocab(forward.logits, vocab, params.to_target)
         after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
         length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)

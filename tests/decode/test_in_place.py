@@ -5,6 +5,7 @@ import re
 import jax
 import pytest
 
+import jaxspec
 from jaxspec import drafters, policies
 from jaxspec.core import Model
 from jaxspec.decode import loop
@@ -19,6 +20,7 @@ def model(layers: int) -> Model:
 
 TARGET, DRAFT = model(2), model(1)
 ADAPTIVE = policies.adaptive(together="slots")
+SPELLS = jaxspec.map_vocabulary(DRAFT, range(17), 17, [*([n] for n in range(16)), [1, 2]])
 CASES = {
     "plain": (None, None),
     "a model": (DRAFT, None),
@@ -26,6 +28,7 @@ CASES = {
     "prompt_lookup": (drafters.prompt_lookup(), None),
     "a tree, adaptive": (drafters.tree(DRAFT, (2, 1)), ADAPTIVE),
     "early_exit, adaptive": (drafters.early_exit(TARGET, 1), ADAPTIVE),
+    "a model that spells": (SPELLS, None),
     "cascade, adaptive": (drafters.cascade(DRAFT, drafters.prompt_lookup()), ADAPTIVE),
 }
 
