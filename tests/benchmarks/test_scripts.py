@@ -277,7 +277,7 @@ def test_examples_hold(path):
     ("script", "arguments", "shown"),
     [
         ("beam_search", "--count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
-        ("compare_commits", ". . --repeats 1 --only gpt", "same"),
+        ("compare_commits", ". . --repeats 1 --only gpt8", "same"),
         ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
         ("head_costs", "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3", "| EAGLE-3 |"),
         ("online", "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected --steps 1", "English"),
