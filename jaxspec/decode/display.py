@@ -97,7 +97,12 @@ def log_probs(row: LogProbs) -> dict[str, Any]:
     named = {"raw_log_probs": row.raw, "sampled_log_probs": row.sampled}
     if row.top_tokens.shape[-1]:
         named |= {"top_tokens": row.top_tokens, "top_log_probs": row.top_raw}
-    return {name: np.where(np.isfinite(values), values, np.array(None)).tolist() for name, values in named.items()}
+    return {name: plain(values) for name, values in named.items()}
+
+
+def plain(values: np.ndarray) -> list[Any]:
+    """Returns numbers as lists for JSON, with None for -inf."""
+    return np.where(np.isfinite(values), values, np.array(None)).tolist()
 
 
 def metrics(out: Generation) -> dict[str, Any]:
