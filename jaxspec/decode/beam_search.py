@@ -262,7 +262,6 @@ def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Siz
 def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, size: Size, prepared: Prepared) -> None:
     """Refuses a search whose caches do not fit the memory."""
     weights, (rows, width) = prepared.weights, prepared.prompt.tokens.shape
-    reported = 4 * 2 * rows * size.retained * (1 + 2 * size.best)  # of running beams, and of hypotheses
     if not size.best and not inputs.is_large(rows, width, size.retained + size.fed):
         return
 
@@ -272,8 +271,8 @@ def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, si
 
     cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
     parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
-    if size.top is not None:
-        parts |= {"log probabilities": reported}
+    beams = jax.eval_shape(lambda: bookkeeping.start(rows, size.beams, size.new, size.top))
+    parts["beams and what is reported"] = inputs.size_of(beams)
     what = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
     inputs.check_memory(parts, what, "one of these", devices(weights))
 

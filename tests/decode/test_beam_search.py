@@ -13,6 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
+from jaxspec.decode import inputs
 from jaxspec.testing import table_model, table_model_from
 from jaxspec.weights.loading import shipped
 from tests.marks import marked
@@ -179,9 +180,11 @@ def test_the_best_tokens_of_an_encoder_decoder(drafter):
             np.testing.assert_allclose(record["top_log_probs"][at], np.sort(expected)[::-1][:3], atol=1e-5)
 
 
-def test_what_is_reported_is_counted_with_the_memory():
-    with pytest.raises(ValueError, match="log probabilities .* max_new_tokens"):
-        jaxspec.beam_search(TARGET, PROMPTS, beams=2, max_new_tokens=2**29, top_log_probs=VOCAB)
+def test_what_is_reported_is_counted_with_the_memory(monkeypatch):
+    seen = list[dict[str, int]]()
+    monkeypatch.setattr(inputs, "check_memory", lambda parts, *_: seen.append(parts))
+    jaxspec.beam_search(TARGET, PROMPTS, beams=2, max_new_tokens=NEW, eos_ids=[2], top_log_probs=2)
+    assert seen[-1]["beams and what is reported"] > 3 * 2 * NEW * 2 * (1 + 2 * 2) * 4
 
 
 CHAINS = TARGET._replace(lm=TARGET.lm._replace(select=None))
