@@ -21,16 +21,16 @@ MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stop
 
 
 class TokenLogProbs(NamedTuple):
-    """What is reported of tokens.
+    """What is reported of tokens: of candidates [B, C], of beams [B, K, T].
 
     Attributes:
         raw: the log probability of each, after the node that it follows.
         top_tokens, top_raw: the k most probable tokens there, the best first, and their log probabilities.
     """
 
-    raw: Float[Array, "B *n"]
-    top_tokens: Int[Array, "B *n k"]
-    top_raw: Float[Array, "B *n k"]
+    raw: Float[Array, "*tokens"]
+    top_tokens: Int[Array, "*tokens k"]
+    top_raw: Float[Array, "*tokens k"]
 
 
 class Beams(NamedTuple):

@@ -338,7 +338,9 @@ def test_beams_are_the_librarys(zoo, report, run):
     options = ("--beams", "3", "--length-penalty", "0.6", "--draft", "debian-t5-draft")
     reported = report(PROMPT, *options, "--top-log-probs", "2")
     models = dict(target=zoo["debian-t5-large"], drafter=zoo["debian-t5-draft"])
-    out = jaxspec.beam_search(prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, top_log_probs=2, **models)
+    out = jaxspec.beam_search(
+        prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, top_log_probs=2, **models
+    )
     assert reported["hypotheses"] == out.records()
     assert [reported["settings"][name] for name in ("beams", "length_penalty", "early_stopping")] == [3, 0.6, "no"]
     shown = run(PROMPT, *options)
