@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec import progress as bars
-from jaxspec.cli import names, pair
+from jaxspec.cli import console, names, pair
 from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
@@ -68,6 +68,7 @@ class Settings(NamedTuple):
 def batch(
     settings: Settings,
     resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
+    as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
     *,
     sampling: dict[str, Any],
 ) -> None:
@@ -122,19 +123,28 @@ def batch(
         rule, temperature = generation["rule"], sampling.get("temperature") or 0
         together = temperature == 0 or (rule is not None and rule.shares_noise)
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
+    with err.status("reading the chunks that are there"):
+        summary = output.summarised(done)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
 
     def record(completion: Completion) -> dict[str, Any]:
         fields = completion.to_dict() | {"new_tokens": len(completion.tokens)}
+        summary.add(fields)
         return fields if wants_tokens else {name: value for name, value in fields.items() if name != "tokens"}
 
     with _Bar(total, min(feed.place, total), err) as bar, feed.until_terminated():
         results = run(feed, progress=bar.update, **generation)
         for _ in output.write(results, done, lambda: feed.place, record):
             pass
+    is_complete = feed.place >= total
+    if is_complete:
+        output.finish(summary)
     err.print(Text(bar.sentence(settings.output)))
-    if feed.is_terminated and feed.place < total:
+    if as_json:
+        whole = summary.to_dict() | {"lines": feed.place, "complete": is_complete}
+        console.print_measured(output=str(settings.output), whole=whole, run=bar.report())
+    if not is_complete:
         err.print("terminated: give the same command with --resume to go on")
         raise typer.Exit(TERMINATED)
 
@@ -210,6 +220,13 @@ class _Bar:
     def _per_round(self) -> float:
         p = self._progress  # of a prompt that is no error, prefill has made one token
         return (p.tokens - (p.done - p.failed)) / max(1, p.rounds)
+
+    def report(self) -> dict[str, Any]:
+        """Returns what was done as plain values, with the seconds that it took."""
+        return self._progress.to_dict() | {
+            "seconds": time.perf_counter() - self._began,
+            "tokens_per_second": self._rate,
+        }
 
     def sentence(self, folder: Path) -> str:
         """Says what was done."""

@@ -46,12 +46,31 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     rows, contents = rows_in(tmp_path / "out"), [path.read_bytes() for path in chunks]
     assert [row["id"] for row in rows] == [f"p{n}" for n in range(7)]
     assert "7 prompts" in result.stderr
+    summary = tmp_path / "out" / "summary-00000-of-00001.json"
+    whole, written = json.loads(summary.read_text()), summary.read_text()
+    assert (whole["prompts"], whole["failed"], sum(whole["finish"].values())) == (7, 0, 7)
+    assert whole["new_tokens"] == sum(len(row["tokens"]) for row in rows)
     chunks[1].unlink()
     chunks[2].unlink()
     refused = batch("--tokens")
     assert refused.exit_code == 2 and "give --resume" in refused.stderr
     assert batch("--tokens", "--resume").exit_code == 0
     assert [path.read_bytes() for path in chunks] == contents
+    assert summary.read_text() == written  # also of the chunk that was there
+
+
+def test_what_was_done_is_printed_as_json(batch, zoo, tmp_path):
+    """The counts of what this call has decoded, and those of the whole job, under the names of vLLM."""
+    first = json.loads(batch("--json").stdout)
+    assert first["environment"]["jax"] and first["whole"]["complete"] and first["run"]["tokens_per_second"] > 0
+    target, draft = zoo["debian-t5-large"], zoo["debian-t5-draft"]
+    out = jaxspec.generate(target, PROMPTS, drafter=draft, gamma=3, max_new_tokens=12)
+    assert first["run"]["metrics"] == first["whole"]["metrics"] == out.to_dict()["metrics"]
+    sorted((tmp_path / "out").glob("part-*"))[-1].unlink()
+    again = json.loads(batch("--json", "--resume").stdout)
+    assert again["whole"] == first["whole"] and again["run"]["done"] == 1
+    histogram = again["run"]["metrics"]["speculative_decoding"]["acceptance_histogram"]
+    assert histogram == rows_in(tmp_path / "out")[-1]["acceptance_histogram"]
 
 
 @pytest.mark.parametrize("change", [("--seed", "1"), ("-n", "13"), ("--temperature", "1"), ("--chunk", "4")])

@@ -27,7 +27,7 @@ PROMPTS = [RNG.integers(0, 6, size).tolist() for size in RNG.integers(1, 20, 13)
 LIMITS = RNG.integers(1, 17, len(PROMPTS)).astype(np.int32)
 KEY = jax.random.key(3)
 OPTIONS = dict(gamma=2, max_new_tokens=16, key=KEY, temperature=0.8, eos_ids=[4])
-FEW = ("a model", "prompt_lookup", "suffix", "a tree")
+FEW = ("n-gram samples", "prompt_lookup", "suffix", "a tree")
 LARGE = {name: case.large for name, case in CASES.items() if case.large is not None}
 REQUESTS = [dict(prompt=prompt, max_new_tokens=int(n)) for prompt, n in zip(PROMPTS, LIMITS, strict=True)]
 
@@ -154,6 +154,26 @@ def test_a_stop_string_ends_a_row_as_in_generate():
     assert counts == list(
         zip(*(getattr(out.stats, n).tolist() for n in ("rounds", "drafted", "accepted")), strict=True)
     )
+    seen = []
+    assert list(jaxspec.generate_many(SPEAKER, texts, slots=2, in_order=True, progress=seen.append, **options)) == rows
+    assert seen[-1].to_dict()["metrics"] == out.to_dict()["metrics"]
+
+
+@pytest.mark.parametrize("name", ["n-gram samples", pytest.param("a tree", marks=pytest.mark.slow), None])
+def test_metrics_of_a_job_are_those_of_generate(name):
+    """Rows of several blocks of rounds, in slots that are refilled; nothing is left over from a slot's former row."""
+    options = OPTIONS | {"drafter": None if name is None else LARGE[name], "max_new_tokens": 90, "eos_ids": ()}
+    requests = [request | {"max_new_tokens": 90 if n % 4 == 0 else 3} for n, request in enumerate(REQUESTS)]
+    limits = np.array([request["max_new_tokens"] for request in requests], np.int32)
+    seen = []
+    rows = list(jaxspec.generate_many(LARGE_TARGET, requests, slots=3, group=1, progress=seen.append, **options))
+    out = jaxspec.generate(LARGE_TARGET, PROMPTS, **options | {"max_new_tokens": limits})
+    assert seen[-1].to_dict()["metrics"] == out.to_dict()["metrics"]
+    assert json.loads(json.dumps(seen[-1].to_dict()))["rounds"] == out.stats.rounds.sum()
+    for row in rows:
+        counts = row.to_dict().get("acceptance_histogram", [])
+        assert sum(counts) == (row.rounds if name else 0) and np.dot(counts, range(len(counts))) == row.accepted
+    assert (name is None) == all("acceptance_histogram" not in row.to_dict() for row in rows)
 
 
 def test_log_probabilities_are_those_of_generate():
