@@ -370,9 +370,12 @@ COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-smal
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
-    """kill -9 at random moments, from the loading of the models on; the files are the same, byte for byte."""
+    """kill -9 ten times: three times before the first chunk, from the loading of libraries on, and then in the middle.
+
+    The files are the same, byte for byte, after every kill those that are there, and in the end all.
+    """
     path, environment = tmp_path / "prompts.jsonl", dict(os.environ, PYTHONWARNINGS="ignore")
-    prompts = [f"translate English to German: This package has {n} small tools." for n in range(40)]
+    prompts = [f"translate English to German: This package has {n} small tools." for n in range(320)]
     path.write_text("".join(json.dumps({"id": f"a{n}", "prompt": prompt}) + "\n" for n, prompt in enumerate(prompts)))
     shared = ["--input", str(path), "-n", "24", "-t", "0.7", "--slots", "4", "--chunk", "8"]
 
@@ -380,24 +383,38 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
         command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
         return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
-    began = time.monotonic()
-    assert start("whole").wait() == 0
-    seconds = time.monotonic() - began
-    written = lambda folder: sorted((tmp_path / folder).glob("part-*"))  # noqa: E731
-    moments = np.random.default_rng(0).uniform(0, seconds, 4)
-    for index, moment in enumerate([*moments, None]):
+    def written(folder):
+        return sorted((tmp_path / folder).glob("part-*"))
+
+    def wait_for(process, folder, chunks):
+        while len(written(folder)) < chunks and process.poll() is None:
+            time.sleep(0.002)
+
+    began, whole = time.monotonic(), start("whole")
+    wait_for(whole, "whole", 1)
+    seconds = time.monotonic() - began  # of loading, and of compiling what the next ones find compiled
+    assert whole.wait() == 0
+    rng = np.random.default_rng(0)
+    early = [(0, delay) for delay in rng.uniform(0, seconds / 2, 3)]
+    places = np.sort(rng.choice(np.arange(1, 36), 7, replace=False)).tolist()
+    late = list(zip(places, rng.uniform(0, 0.05, 7), strict=True))  # so many chunks, and then so many seconds
+    codes = []
+    for index, (chunks, delay) in enumerate([*early, *late]):
         process = start("killed", *(["--resume"] if index else []))
-        if moment is not None:
-            time.sleep(moment)
-            process.send_signal(signal.SIGKILL)
-        assert process.wait() in (0, -signal.SIGKILL)
+        wait_for(process, "killed", chunks)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        codes.append(process.wait())
         for chunk in written("killed"):  # whole, whenever it was
             assert chunk.read_bytes() == (tmp_path / "whole" / chunk.name).read_bytes()
-    assert process.returncode == 0
-    assert [p.read_bytes() for p in written("killed")] == [p.read_bytes() for p in written("whole")]
+    assert set(codes) <= {0, -signal.SIGKILL} and codes.count(-signal.SIGKILL) > 5, codes
+    assert start("killed", "--resume").wait() == 0
+    names = [[path.name for path in sorted((tmp_path / folder).iterdir())] for folder in ("killed", "whole")]
+    assert names[0] == names[1]  # nothing half-written has stayed
+    for name in names[0]:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for index in (0, 1):
-        shard = start("shards", "--shard", str(index), "--num-shards", "2")
-        assert shard.wait() == 0
+        assert start("shards", "--shard", str(index), "--num-shards", "2").wait() == 0
     rows = [json.loads(line) for p in written("shards") for line in p.read_text().splitlines()]
     one = [json.loads(line) for p in written("whole") for line in p.read_text().splitlines()]
     assert sorted(rows, key=lambda row: row["number"]) == one
