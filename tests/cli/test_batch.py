@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from jaxspec import files
 from jaxspec.analysis import cost
 from jaxspec.cli.main import TERMINATED, app
 from jaxspec.cli.prompts import heldout
+from jaxspec.files import folders
 from jaxspec.jobs.files import Source
 from tests.conftest import tokenizer
 
@@ -138,32 +140,74 @@ def test_rows_that_agree_on_their_drafts_have_the_texts_of_any_restart(batch, tm
     assert again == [row | dict.fromkeys(counts) for row in rows]
 
 
-def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch):
-    """The second chunk finds no space; the first stays, and what is written later is what would have been."""
-    assert batch("--tokens").exit_code == 0
-    chunks = sorted((tmp_path / "out").glob("part-*"))
-    contents = [path.read_bytes() for path in chunks]
-    for path in (tmp_path / "out").iterdir():
-        path.unlink()
-    write = files.write_jsonl
+class FullDisk:
+    """A disk on which one file finds no space, at one step of writing it: so it stays until `is_full` is False."""
 
-    def cut(rows):
-        yield json.dumps(rows[0])
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def __init__(self, monkeypatch, name, step):
+        self.is_full, self._name = True, name
+        patched = {
+            "touch": [(Path, "touch")],
+            "fsync": [(folders, "flush")],
+            "rename": [(os, "replace"), (os, "link")],
+            "write": [],
+        }
+        for owner, function in patched[step]:
+            monkeypatch.setattr(owner, function, self._failing(getattr(owner, function)))
+        if step == "write":
+            write = files.write_text
 
-    def full(path, rows):
-        files.write_text(path, cut(rows)) if chunks[0].exists() else write(path, rows)
+            def cut(path, chunks, **options):
+                write(path, self._cut(chunks) if self._is_hit(path) else chunks, **options)
 
-    monkeypatch.setattr(files, "write_jsonl", full)
-    result = batch("--tokens")
-    assert result.exit_code == 2 and "Traceback" not in result.output
-    said = " ".join(result.stderr.split())
-    assert f"the disk is full, and the chunks before {chunks[1].name} are whole" in said
-    assert [path.name for path in sorted((tmp_path / "out").glob("*part-*"))] == [chunks[0].name]
-    assert batch("--tokens", "--resume").exit_code == 2  # still full
-    monkeypatch.setattr(files, "write_jsonl", write)
-    assert batch("--tokens", "--resume").exit_code == 0
-    assert [path.read_bytes() for path in chunks] == contents
+            monkeypatch.setattr(files, "write_text", cut)
+
+    def _is_hit(self, *paths):
+        return self.is_full and any(self._name in Path(path).name for path in paths)
+
+    def _failing(self, function):
+        def call(*paths, **options):
+            if self._is_hit(*paths):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*paths, **options)
+
+        return call
+
+    def _cut(self, chunks):
+        """The first half of the first piece of a text."""
+        piece = next(iter(chunks))
+        yield piece[: len(piece) // 2]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+CHUNK = "part-00000-of-00001-000001.jsonl"
+FULL = {"manifest": "no chunk was begun", "costs": "no chunk was begun", "summary": "all chunks are whole"}
+PLACES = [(CHUNK, step) for step in ("touch", "write", "fsync", "rename")]
+PLACES += [("manifest", "write"), ("costs", "rename"), ("summary", "fsync"), ("summary", "touch")]
+
+
+@pytest.mark.parametrize(("name", "step"), PLACES)
+def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch, name, step):
+    """What was whole stays, nothing half-written does, and what is written later is what would have been."""
+    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6])))
+    options = ("--tokens", "--slots", "1", "--policy", "adaptive", "--output")
+    assert batch(*options, str(tmp_path / "reference")).exit_code == 0
+    reference, folder = ({path.name: path for path in (tmp_path / "reference").iterdir()}, tmp_path / "out")
+    disk = FullDisk(monkeypatch, name, step)
+    for resume in ((), ("--resume",)):  # it stays full
+        result = batch(*options, str(folder), *resume)
+        assert result.exit_code == 2 and "Traceback" not in result.output, result.output
+        said = " ".join(result.stderr.split())
+        assert f"the disk is full, and {FULL.get(name, f'the chunks before {CHUNK} are whole')}" in said
+        for path in folder.iterdir():
+            assert path.read_bytes() == reference[path.name].read_bytes()
+        chunks = sorted(path.name for path in folder.glob("part-*"))
+        assert chunks == sorted(n for n in reference if n.startswith("part-") and (name == "summary" or n < name))
+    disk.is_full = False
+    result = batch(*options, str(folder), "--resume")
+    assert result.exit_code == 0, result.output
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: path.read_bytes() for name, path in reference.items()
+    }
 
 
 def test_lines_follow_a_prefix(batch, zoo, tmp_path):
