@@ -94,10 +94,18 @@ def samples(target: Model, drafter: Model | None, count: int, every: int, **opti
         if done % every and done < count:
             continue
         now = time.perf_counter(), time.process_time()
-        took = (new - old for new, old in zip(now, clocks, strict=True))
+        seconds, processor_seconds = now[0] - clocks[0], now[1] - clocks[1]
         sizes_alive = [array.nbytes for array in jax.live_arrays()]  # not the arrays: they would then stay alive
-        memory = process.memory_info().rss, len(sizes_alive), sum(sizes_alive)
-        yield Sample(done, tokens, *took, *memory, counter["compiled"])
+        yield Sample(
+            done=done,
+            tokens=tokens,
+            seconds=seconds,
+            processor_seconds=processor_seconds,
+            resident=process.memory_info().rss,
+            arrays=len(sizes_alive),
+            array_bytes=sum(sizes_alive),
+            compiled=counter["compiled"],
+        )
         tokens, clocks = 0, now
 
 

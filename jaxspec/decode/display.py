@@ -101,8 +101,8 @@ def log_probs(row: LogProbs) -> dict[str, Any]:
     return {name: plain(values) for name, values in named.items()}
 
 
-def plain(values: np.ndarray) -> list[Any]:
-    """Returns numbers as lists for JSON, with None for -inf."""
+def plain(values: Any) -> list[Any]:
+    """Returns an array as lists for JSON, with None for -inf."""
     return np.where(np.isfinite(values), values, np.array(None)).tolist()
 
 
