@@ -21,7 +21,7 @@ MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stop
 
 
 class TokenLogProbs(NamedTuple):
-    """What is reported of tokens: of candidates [B, C], of beams [B, K, T].
+    """The log probabilities of tokens: of candidates [B, C], of beams [B, K, T].
 
     Attributes:
         raw: the log probability of each, after the node that it follows.

@@ -28,6 +28,7 @@ from jaxspec.decode import display
 from jaxspec.files import digests, folders
 from jaxspec.jobs.many import Completion
 
+OTHER_FILES = (".json", ".parquet", ".arrow", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # often given
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
@@ -134,21 +135,27 @@ class Summary:
     """Counts of the results that a job has written.
 
     They are those of the whole job wherever it was stopped, since they are counted from the lines of its chunks.
+
+    Attributes:
+        first_error: the number of the first prompt that has one, and the error, in words; None if none has.
     """
 
     def __init__(self) -> None:
+        self.first_error: str | None = None
         self._counts = dict.fromkeys(("prompts", "failed", "prompt_tokens", "new_tokens", "rounds", "drafted"), 0)
         self._finish = dict.fromkeys((reason.name.lower() for reason in Finish), 0)
         self._histogram = list[int]()
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Counts a line of a chunk."""
-        one = {"prompts": 1, "failed": int(row["error"] is not None)}
+        counts = {"prompts": 1, "failed": int(row["error"] is not None), **row}
         for name in self._counts:
-            self._counts[name] += row[name] if name in row else one[name]
+            self._counts[name] += counts[name]
         self._finish[row["finish"]] += 1
-        counts = row.get("acceptance_histogram", ())
-        self._histogram = list(map(sum, itertools.zip_longest(self._histogram, counts, fillvalue=0)))
+        if self.first_error is None and row["error"] is not None:
+            self.first_error = f"the first, number {row['number']}: {row['error']}"
+        columns = itertools.zip_longest(self._histogram, row.get("acceptance_histogram", ()), fillvalue=0)
+        self._histogram = list(map(sum, columns))
 
     def to_dict(self) -> dict[str, Any]:
         """The counts as plain values, with the `metrics` of `Generation.to_dict`."""
@@ -367,11 +374,21 @@ def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, w
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """Refuses input files that are not there.
+    """Refuses input files that are not there, or would be read as lines and are something else.
 
     Raises:
         OSError: as the operating system says it.
+        ValueError: by its name a file is none of lines.
+
+    >>> check_paths([Path("prompts.json")])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: prompts.json is no file of lines ...
     """
     for path in paths:
+        if path.suffix in OTHER_FILES or path.name.endswith(".json.gz"):
+            raise ValueError(
+                f"{path} is no file of lines by its name: expected text with a prompt a line, or JSON lines (.jsonl), "
+                "either also compressed by gzip (.gz)"
+            )
         with path.open("rb"):
             pass

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec import files
 from jaxspec.analysis import cost
-from jaxspec.cli.main import TERMINATED, app
+from jaxspec.cli.main import INTERRUPTED, TERMINATED, app
 from jaxspec.cli.prompts import heldout
 from jaxspec.files import folders
 from jaxspec.jobs.files import Source
@@ -56,7 +56,8 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     chunks[2].unlink()
     refused = batch("--tokens")
     assert refused.exit_code == 2 and "give --resume" in refused.stderr
-    assert batch("--tokens", "--resume").exit_code == 0
+    result = batch("--tokens", "--resume")
+    assert result.exit_code == 0 and "3 of 7 lines were done before" in result.stderr
     assert [path.read_bytes() for path in chunks] == contents
     assert summary.read_text() == written  # also of the chunk that was there
 
@@ -93,7 +94,32 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     said = ["no JSON", "not UTF-8", "--field", "expected a JSON object"]
     assert all(word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True))
     assert [row["number"] for row in wrong] == list(range(7, 13))
-    assert "13 prompts" in result.stderr and "4 prompts with errors" in result.stderr
+    assert "13 prompts" in result.stderr
+    assert "4 of 13 prompts with errors; the first, number 8: the line is no JSON" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst"])
+def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, name):
+    (tmp_path / name).write_text('[{"text": "a file"}]')
+    result = batch("--input", str(tmp_path / name))
+    assert result.exit_code == 2 and f"{name} is no file of lines by its name" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_says_how_to_go_on(batch, tmp_path, monkeypatch):
+    read = Source.prompts
+
+    def prompts(self, start=0):
+        yield from list(read(self, start))[:4]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Source, "prompts", prompts)
+        result = batch("--tokens")
+    assert result.exit_code == INTERRUPTED and "interrupted: give the same command with --resume" in result.stderr
+    result = batch("--tokens", "--resume")
+    assert result.exit_code == 0, result.output
+    assert len(rows_in(tmp_path / "out")) == 7
 
 
 @pytest.mark.parametrize("command", ["batch", "chat"])
