@@ -144,12 +144,13 @@ def batch(
     is_complete = feed.place >= total
     if is_complete:
         output.finish(summary)
-    err.print(Text(bar.sentence(settings.output)), soft_wrap=True)
+    if before < total or not total:
+        err.print(Text(bar.sentence(settings.output)), soft_wrap=True)
     if before:
-        err.print(f"{before:,} of {total:,} lines were done before", soft_wrap=True)
+        err.print(Text(f"{settings.output}: {before:,} of {total:,} lines were done before"), soft_wrap=True)
     if summary.first_error is not None:
         counts = summary.to_dict()
-        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts with errors; {summary.first_error}"
+        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts have errors; {summary.first_error}"
         err.print(Text(said), soft_wrap=True)
     if as_json:
         counts = summary.to_dict() | {"lines": feed.place, "complete": is_complete}

@@ -95,7 +95,7 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     assert all(word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True))
     assert [row["number"] for row in wrong] == list(range(7, 13))
     assert "13 prompts" in result.stderr
-    assert "4 of 13 prompts with errors; the first, number 8: the line is no JSON" in result.stderr
+    assert "4 of 13 prompts have errors; the first, number 8: the line is no JSON" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst"])
