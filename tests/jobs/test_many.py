@@ -375,9 +375,10 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     The files are the same, byte for byte, after every kill those that are there, and in the end all.
     """
     path, environment = tmp_path / "prompts.jsonl", dict(os.environ, PYTHONWARNINGS="ignore")
-    prompts = [f"translate English to German: This package has {n} small tools." for n in range(320)]
+    prompts = [f"translate English to German: This package has {n} small tools." for n in range(200)]
     path.write_text("".join(json.dumps({"id": f"a{n}", "prompt": prompt}) + "\n" for n, prompt in enumerate(prompts)))
-    shared = ["--input", str(path), "-n", "24", "-t", "0.7", "--slots", "4", "--chunk", "8"]
+    shared = ["--input", str(path), "-n", "16", "-t", "0.7", "--slots", "4", "--chunk", "5"]
+    shared += ["--draft", "debian-t5-draft", "--max-prompt-tokens", "32"]  # every program is the same
 
     def start(folder, *options):
         command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
