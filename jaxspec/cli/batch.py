@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec import progress as bars
-from jaxspec.cli import names, pair
+from jaxspec.cli import console, names, pair
 from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
@@ -33,13 +33,16 @@ DESCRIBED = (  # options that a job's results depend on
 )
 
 
+GO_ON = "give the same command with --resume to go on"
+
+
 class Settings(NamedTuple):
     """The options of `batch`, but for those of sampling."""
 
-    input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz.")]
-    output: Annotated[Path, text("FOLDER", "Of the results, in chunks.")]
+    input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")]
+    output: Annotated[Path, text("FOLDER", "Where the results are written.")]
     target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
-    draft: Annotated[str | None, text("NAME", "What drafts, as in `jaxspec generate`.", "--draft", "-d")] = None
+    draft: Annotated[str | None, text("NAME", "What drafts; by default what suits the target.", "--draft", "-d")] = None
     gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
     policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, ...")] = ""
     rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
@@ -48,10 +51,10 @@ class Settings(NamedTuple):
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
     slots: Annotated[int, number("Rows decoded at a time.")] = 16
     max_new_tokens: Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
-    max_prompt_tokens: Annotated[int | None, number("Longest prompt to accept.")] = None
+    max_prompt_tokens: Annotated[int | None, number("Longest prompt; by default what models read.")] = None
     too_long: Annotated[str, text("WHAT", "Of longer ones: error, truncate, skip.")] = "error"
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
-    chunk: Annotated[int, number("Lines of the input to a file.")] = 1024
+    chunk: Annotated[int, number("Lines of the input to a file of results.")] = 1024
     shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
     log_probs: Annotated[bool, flag("Write log probabilities of tokens.", "--log-probs")] = False
@@ -68,13 +71,14 @@ class Settings(NamedTuple):
 def batch(
     settings: Settings,
     resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
+    as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
     *,
     sampling: dict[str, Any],
 ) -> None:
-    """Decode a file of prompts; rows that are done are replaced.
+    """Decode files of prompts, many prompts at a time.
 
-    A prompt that cannot be decoded has its error in the output. With --resume a job that was stopped, or killed, goes
-    on, and writes what it would have written.
+    Each prompt has a line in the output, with its text or its error. A job that was stopped, or killed, goes on with
+    the same command and --resume, and writes what it would have written.
 
     \b
         jaxspec batch --input prompts.jsonl --output results --shard 0 --num-shards 4
@@ -120,21 +124,47 @@ def batch(
         costs = output.costs(lambda: _costs(settings, target, drafter, generation, err))
         together = names.together("slots", sampling.get("temperature"), generation["rule"])
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
+    with err.status("reading the chunks that are there"):
+        summary = output.summarised(done)
     feed = _Feed(source, settings.chunk, done * settings.chunk)
     wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
 
     def record(completion: Completion) -> dict[str, Any]:
         fields = completion.to_dict() | {"new_tokens": len(completion.tokens)}
+        summary.add(fields)
         return fields if wants_tokens else {name: value for name, value in fields.items() if name != "tokens"}
 
-    with _Bar(total, min(feed.place, total), err) as bar, feed.until_terminated():
+    before = min(feed.place, total)
+    with _Bar(total, before, err) as bar, _saying_how_to_go_on(err), feed.until_terminated():
         results = run(feed, progress=bar.update, **generation)
         for _ in output.write(results, done, lambda: feed.place, record):
             pass
-    err.print(Text(bar.sentence(settings.output)))
-    if feed.is_terminated and feed.place < total:
-        err.print("terminated: give the same command with --resume to go on")
+    is_complete = feed.place >= total
+    if is_complete:
+        output.finish(summary)
+    if before < total or not total:
+        err.print(Text(bar.sentence(settings.output)), soft_wrap=True)
+    if before:
+        err.print(Text(f"{settings.output}: {before:,} of {total:,} lines were done before"), soft_wrap=True)
+    if summary.first_error is not None:
+        counts = summary.to_dict()
+        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts have errors; {summary.first_error}"
+        err.print(Text(said), soft_wrap=True)
+    if as_json:
+        counts = summary.to_dict() | {"lines": feed.place, "complete": is_complete}
+        console.print_measured(output=str(settings.output), whole=counts, run=bar.report())
+    if not is_complete:
+        err.print(f"terminated: {GO_ON}")
         raise typer.Exit(TERMINATED)
+
+
+@contextlib.contextmanager
+def _saying_how_to_go_on(err: Console) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"interrupted: {GO_ON}")
+        raise
 
 
 def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str, Any], err: Console) -> dict[str, Any]:
@@ -209,11 +239,18 @@ class _Bar:
         p = self._progress  # of a prompt that is no error, prefill has made one token
         return (p.tokens - (p.done - p.failed)) / max(1, p.rounds)
 
+    def report(self) -> dict[str, Any]:
+        """Returns what was done as plain values, with the seconds that it took."""
+        return self._progress.to_dict() | {
+            "seconds": time.perf_counter() - self._began,
+            "tokens_per_second": self._rate,
+        }
+
     def sentence(self, folder: Path) -> str:
         """Says what was done."""
         p = self._progress
+        idle = p.idle / max(1, p.idle + p.rounds)
         return (
-            f"{folder}: {p.done:,} prompts, {p.tokens:,} tokens ({self._rate:,.0f} a second, {self._per_round:.2f} a "
-            f"round), {p.failed:,} prompts with errors; slots were idle in {p.idle / max(1, p.idle + p.rounds):.0%} of "
-            "their rounds"
+            f"{folder}: {p.done:,} prompt{'s' * (p.done != 1)}, {p.tokens:,} tokens ({self._rate:,.0f} a second, "
+            f"{self._per_round:.2f} a round); slots were idle in {idle:.0%} of their rounds"
         )

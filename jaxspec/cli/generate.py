@@ -155,8 +155,8 @@ def generate(
 def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], shown: dict[str, Any]) -> None:
     """Refuses options that a search does not have."""
     refused = shown | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
-    refused |= {"--top-log-probs": settings.top_log_probs is not None, "--prefix": settings.prefix is not None}
-    refused |= {"--ban": settings.ban} | {options.spelling(name): True for name in sampling}
+    refused |= {"--prefix": settings.prefix is not None, "--ban": settings.ban}
+    refused |= {options.spelling(name): True for name in sampling}
     if any(refused.values()):
         named = ", ".join(name for name, value in refused.items() if value)
         raise ValueError(f"--beams does not sample, and shows no rounds: drop {named}")
@@ -293,7 +293,8 @@ def _search(
     stopping: Any = STOPS[search.early_stopping]
     assert search.beams is not None
     shared = {"beams": search.beams, "length_penalty": search.length_penalty, "early_stopping": stopping}
-    shared |= {name: prepared.options[name] for name in ("drafter", "gamma", "max_new_tokens", "eos_ids", "log_probs")}
+    kept = ("drafter", "gamma", "max_new_tokens", "eos_ids", "log_probs", "top_log_probs")
+    shared |= {name: prepared.options[name] for name in kept}
     parts = list(in_batches(prepared, settings.batch))
     beam_search(prepared.target, parts[0].prepared.prompt, **shared)  # compiles
     if not as_json:

@@ -36,9 +36,9 @@ from jaxspec.core import branches, kv_cache, programs, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
-from jaxspec.decode import inputs, stopping
+from jaxspec.decode import display, inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
-from jaxspec.decode.request import Prepared, Prompts, devices, prepare
+from jaxspec.decode.request import Prepared, Prompts, devices, prepare, reported_tokens
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import OPTIONS
 
@@ -58,6 +58,8 @@ class BeamSearch:
         finish: of each prompt, why its hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
         log_probs: of the tokens [batch, beams, longest], if they were asked for: under the softmax of the model's
             logits, from which a search does not depart. 0 where there is no token.
+        top_tokens, top_log_probs: the most probable tokens at the place of each token [batch, beams, longest, k], the
+            best first, and their log probabilities, if `top_log_probs` asked for them; else None.
     """
 
     texts: list[list[str]]
@@ -68,6 +70,8 @@ class BeamSearch:
     passes: np.ndarray
     finish: list[list[str]]
     log_probs: np.ndarray | None = None
+    top_tokens: np.ndarray | None = None
+    top_log_probs: np.ndarray | None = None
 
     @property
     def steps_per_pass(self) -> np.ndarray:
@@ -81,15 +85,16 @@ class BeamSearch:
             | {"tokens": self.tokens[row, rank, : self.lengths[row, rank]].tolist()}
             | {"finish": self.finish[row][rank], "score": float(self.scores[row, rank])}
             | {"steps": int(self.steps[row]), "passes": int(self.passes[row])}
-            | ({} if self.log_probs is None else {"raw_log_probs": self._log_probs(row, rank)})
+            | self._log_probs(row, rank)
             for row in range(len(self.steps))
             for rank in range(self.scores.shape[1])
             if self.lengths[row, rank]
         ]
 
-    def _log_probs(self, row: int, rank: int) -> list[float]:
-        assert self.log_probs is not None
-        return self.log_probs[row, rank, : self.lengths[row, rank]].tolist()
+    def _log_probs(self, row: int, rank: int) -> dict[str, Any]:
+        named = dict(raw_log_probs=self.log_probs, top_tokens=self.top_tokens, top_log_probs=self.top_log_probs)
+        real = slice(int(self.lengths[row, rank]))
+        return {name: display.plain(x[row, rank, real]) for name, x in named.items() if x is not None}
 
 
 def beam_search(
@@ -105,6 +110,7 @@ def beam_search(
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
     log_probs: bool = False,
+    top_log_probs: int | None = None,
     **options: Any,
 ) -> BeamSearch:
     """Beam search: the `beams` most probable continuations that a search of that width finds, as transformers' does.
@@ -129,7 +135,8 @@ def beam_search(
         length_penalty: scores are sums of log probabilities over length ** length_penalty (traced).
         early_stopping: True stops with so many finished hypotheses; False when the best running beam is no better, at
             its present length, than the worst of them; "never" when it cannot become better.
-        log_probs: whether to report the log probability of every token.
+        log_probs: whether to report the log probability of every token. Such programs are compiled apart.
+        top_log_probs: at the place of each token report, too, so many of the most probable ones; 0 is log_probs=True.
         **options: none: a search does not sample. Sampling options of `generate` are refused by name.
 
     Raises:
@@ -165,7 +172,8 @@ def beam_search(
     draft_beams = 2 * beams if draft_beams is None else integer(draft_beams, "draft_beams", "an integer")
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
-    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids, log_probs=log_probs)
+    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
+    shared |= dict(log_probs=log_probs, top_log_probs=top_log_probs)
     prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
     draft = None if prepared.drafter is None else prepared.drafter.functions.lm
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
@@ -179,7 +187,8 @@ def beam_search(
     )
     if draft is None:
         draft_beams = gamma = 0
-    size = Size(beams, draft_beams, gamma, prepared.max_new_tokens, log_probs)
+    top = reported_tokens(log_probs, top_log_probs, target.lm.vocab_size)
+    size = Size(beams, draft_beams, gamma, prepared.max_new_tokens, top)
     _check_fits(target.lm, draft, size, prepared)
     final = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
     if final.failed.any():
@@ -188,18 +197,26 @@ def beam_search(
 
 
 class Size(NamedTuple):
-    """The static sizes of a search: beams, draft beams, steps that are drafted, most new tokens; what is reported."""
+    """The static sizes of a search: beams, draft beams, steps that are drafted, most new tokens, and what is reported.
+
+    `top` is how many of the most probable tokens are reported beside each; None where no log probabilities are.
+    """
 
     beams: int
     draft_beams: int
     gamma: int
     new: int
-    log_probs: bool = False
+    top: int | None = None
 
     @property
     def retained(self) -> int:
         """Entries that the cache must hold after the prompt."""
         return self.beams * self.new
+
+    @property
+    def best(self) -> int:
+        """The most probable tokens at each place that are reported."""
+        return self.top or 0
 
     @property
     def fed(self) -> int:
@@ -245,7 +262,7 @@ def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Siz
 def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, size: Size, prepared: Prepared) -> None:
     """Refuses a search whose caches do not fit the memory."""
     weights, (rows, width) = prepared.weights, prepared.prompt.tokens.shape
-    if not inputs.is_large(rows, width, size.retained + size.fed):
+    if not size.best and not inputs.is_large(rows, width, size.retained + size.fed):
         return
 
     def caches(weights: core.Weights, prompt: core.Prompt) -> list[core.Cache]:
@@ -254,6 +271,8 @@ def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, si
 
     cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
     parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
+    beams = jax.eval_shape(lambda: bookkeeping.start(rows, size.beams, size.new, size.top))
+    parts["beams and what is reported"] = inputs.size_of(beams)
     what = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
     inputs.check_memory(parts, what, "one of these", devices(weights))
 
@@ -276,9 +295,9 @@ def _search(
         forward, cache = _prefill(target, weights.target, prompt, size)
         caches = core.Caches(cache, () if draft is None else _prefill(draft, weights.draft, prompt, size)[1])
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
-    log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
-    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count)
-    beams = bookkeeping.start(batch, size.beams, size.new, size.log_probs)
+    log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
+    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
+    beams = bookkeeping.start(batch, size.beams, size.new, size.top)
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
@@ -300,7 +319,7 @@ def _search(
         with jax.named_scope("target"):
             cache = target.rewind(state.caches.target, base + size.retained)
             forward, cache = target.extend(weights.target, cache, fed, parent)
-            log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
+            log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
         with jax.named_scope("steps"):
             beams, walk = _steps(state.beams, log_probs, tokens, drafted, size, goal)
         with jax.named_scope("commit"):
@@ -399,7 +418,7 @@ def _steps(
         alive = beams.scores > -jnp.inf
         bad = jnp.any(jnp.logical_and(jnp.isnan(at_node[..., 0]), alive), axis=1)
         at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
-        candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count)
+        candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, size.best)
         after, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
@@ -461,6 +480,7 @@ def _check_options(options: dict[str, Any]) -> None:
         "length_penalty",
         "early_stopping",
         "log_probs",
+        "top_log_probs",
     )
     inputs.check_names(options, names)
 
@@ -492,5 +512,9 @@ def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSear
         ["eos" if ends else "length" for ends, n in zip(row, lengths, strict=True) if n]
         for row, lengths in zip(is_end, b.lengths, strict=True)
     ]
-    log_probs = None if b.final_log_probs is None else np.where(real, b.final_log_probs[:, :, :width], 0)
-    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, passes, finish, log_probs)
+    reported = []
+    if b.final_log_probs is not None:
+        is_shown = (real, real[..., None], real[..., None])
+        reported = [np.where(shown, x[:, :, :width], 0) for shown, x in zip(is_shown, b.final_log_probs, strict=True)]
+        reported = reported if reported[1].shape[-1] else reported[:1]
+    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, passes, finish, *reported)

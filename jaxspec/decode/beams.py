@@ -3,7 +3,7 @@
 Nothing here knows where logits come from, so that plain and speculative search take the same steps. Candidates, scores
 and stopping are those of transformers' beam search; of equal scores the lower (beam, token) comes first.
 
-Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V vocabulary, n nodes.
+Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V vocabulary, n nodes, k best tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,19 @@ EarlyStopping = bool | Literal["never"]
 MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stops` is a number
 
 
+class TokenLogProbs(NamedTuple):
+    """The log probabilities of tokens: of candidates [B, C], of beams [B, K, T].
+
+    Attributes:
+        raw: the log probability of each, after the node that it follows.
+        top_tokens, top_raw: the k most probable tokens there, the best first, and their log probabilities.
+    """
+
+    raw: Float[Array, "*tokens"]
+    top_tokens: Int[Array, "*tokens k"]
+    top_raw: Float[Array, "*tokens k"]
+
+
 class Beams(NamedTuple):
     """The beams and hypotheses of each prompt. All of its running beams have the same number of tokens.
 
@@ -30,8 +43,8 @@ class Beams(NamedTuple):
         hypotheses, lengths, final_scores: the finished ones, the best first: their new tokens, how many, the end token
             included, and the sum of their log probabilities over length ** penalty; -inf where there are fewer.
         done: whether the search is over.
-        log_probs, final_log_probs: log probabilities of the tokens of running beams and of hypotheses; None where
-            nobody asked for them.
+        log_probs, final_log_probs: of the tokens of running beams and of hypotheses, [B, K, T]; None where nobody asked
+            for them.
     """
 
     tokens: Int[Array, "B K T"]
@@ -41,8 +54,8 @@ class Beams(NamedTuple):
     lengths: Int[Array, "B K"]
     final_scores: Float[Array, "B K"]
     done: Bool[Array, " B"]
-    log_probs: Float[Array, "B K T"] | None = None
-    final_log_probs: Float[Array, "B K T"] | None = None
+    log_probs: TokenLogProbs | None = None
+    final_log_probs: TokenLogProbs | None = None
 
 
 class Goal(NamedTuple):
@@ -70,21 +83,29 @@ class Candidates(NamedTuple):
         scores: the node's score plus the log probability of the token; -inf: there is no such continuation.
         origins: the node.
         tokens: the token.
-        log_probs: its log probability after the node.
+        log_probs: of the token, [B, C].
     """
 
     scores: Float[Array, "B C"]
     origins: Int[Array, "B C"]
     tokens: Int[Array, "B C"]
-    log_probs: Float[Array, "B C"]
+    log_probs: TokenLogProbs
 
 
-def start(batch: int, beams: int, most: int, log_probs: bool) -> Beams:
-    """Starts with one beam of no tokens for each prompt."""
+def start(batch: int, beams: int, most: int, top: int | None) -> Beams:
+    """Starts with one beam of no tokens for each prompt.
+
+    Args:
+        batch, beams, most: the sizes: prompts, beams, most new tokens.
+        top: how many of the most probable tokens to report beside each token; None: nothing is reported.
+    """
     tokens, none = jnp.zeros((batch, beams, most), jnp.int32), jnp.full((batch, beams), -jnp.inf)
     zero = jnp.zeros((batch,), jnp.int32)
-    reported = (jnp.zeros(tokens.shape),) * 2 if log_probs else ()
-    return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0, *reported)
+    reported = None
+    if top is not None:
+        best = jnp.zeros((*tokens.shape, top))
+        reported = TokenLogProbs(jnp.zeros(tokens.shape), best.astype(jnp.int32), best)
+    return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0, reported, reported)
 
 
 def num_candidates(beams: int, ends: int) -> int:
@@ -115,14 +136,22 @@ def best_tokens(
 
 
 def best_candidates(
-    scores: Float[Array, "B n"], log_probs: Float[Array, "B n k"], tokens: Int[Array, "B n k"], count: int
+    scores: Float[Array, "B n"], log_probs: Float[Array, "B n C"], tokens: Int[Array, "B n C"], count: int, top: int = 0
 ) -> Candidates:
     """The best continuations of all nodes together.
 
+    Args:
+        scores: of the nodes.
+        log_probs, tokens: of the most probable tokens after each, as `best_tokens` returns them.
+        count: how many continuations.
+        top: how many of these tokens to report beside each.
+
     >>> log_probs, tokens = jnp.log(jnp.array([[[0.6, 0.4], [0.9, 0.1]]])), jnp.array([[[7, 8], [5, 6]]])
-    >>> found = best_candidates(jnp.log(jnp.array([[0.5, 0.4]])), log_probs, tokens, 2)
+    >>> found = best_candidates(jnp.log(jnp.array([[0.5, 0.4]])), log_probs, tokens, 2, top=2)
     >>> found.origins.tolist(), found.tokens.tolist()  # 0.36 and 0.3
     ([[1, 0]], [[5, 7]])
+    >>> found.log_probs.top_tokens.tolist()  # after the second node, and after the first
+    [[[5, 6], [7, 8]]]
     """
     width = log_probs.shape[-1]
     flat = (scores[:, :, None] + log_probs).reshape(scores.shape[0], -1)
@@ -130,10 +159,10 @@ def best_candidates(
     flat = jnp.pad(flat, ((0, 0), (0, missing)), constant_values=-jnp.inf)
     best, index = jax.lax.top_k(flat, count)  # of equals the first
     index = jnp.minimum(index, flat.shape[1] - missing - 1).astype(jnp.int32)
-    tokens, log_probs = (
-        jnp.take_along_axis(x.reshape(scores.shape[0], -1), index, axis=1) for x in (tokens, log_probs)
-    )
-    return Candidates(best, index // width, tokens, log_probs)
+    origins = index // width
+    token, raw = (jnp.take_along_axis(x.reshape(scores.shape[0], -1), index, axis=1) for x in (tokens, log_probs))
+    of_node = (_take(x[..., :top], origins) for x in (tokens, log_probs))
+    return Candidates(best, origins, token, TokenLogProbs(raw, *of_node))
 
 
 def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
@@ -157,18 +186,17 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     ends = jnp.logical_or(ends, last[:, None])
 
     first = slice(0, beam_count)
-    best = Candidates(*(x[:, first] for x in candidates))
+    best: Candidates = jax.tree.map(lambda x: x[:, first], candidates)
     extended = _extend(beams.tokens, best.origins, best.tokens, beams.steps)
     worth = best.scores / _penalty(length, goal)[:, None]
     worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
     final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
-    both = jnp.concatenate([beams.hypotheses, extended], axis=1)
     new_length = jnp.broadcast_to(length[:, None], beams.lengths.shape)
-    lengths = jnp.take_along_axis(jnp.concatenate([beams.lengths, new_length], axis=1), chosen, axis=1)
+    lengths = _take(jnp.concatenate([beams.lengths, new_length], axis=1), chosen)
 
     stay = jnp.argsort(ends, axis=1, stable=True)[:, first]
-    scores, origins, tokens, log_probs = (jnp.take_along_axis(x, stay, axis=1) for x in candidates)
-    scores = jnp.where(jnp.take_along_axis(ends, stay, axis=1), -jnp.inf, scores)
+    scores, origins, tokens, log_probs = jax.tree.map(lambda x: _take(x, stay), candidates)
+    scores = jnp.where(_take(ends, stay), -jnp.inf, scores)
 
     longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
     at_best = jnp.where(longest, goal.max_new_tokens, length)
@@ -179,18 +207,22 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
         tokens=_extend(beams.tokens, origins, tokens, beams.steps),
         scores=scores,
         steps=length,
-        hypotheses=jnp.take_along_axis(both, chosen[:, :, None], axis=1),
+        hypotheses=_take(jnp.concatenate([beams.hypotheses, extended], axis=1), chosen),
         lengths=jnp.where(final_scores > -jnp.inf, lengths, 0),
         final_scores=final_scores,
         done=done,
     )
     if beams.log_probs is not None:
-        assert beams.final_log_probs is not None
-        extended = _extend(beams.log_probs, best.origins, best.log_probs, beams.steps)
-        both = jnp.concatenate([beams.final_log_probs, extended], axis=1)
+
+        def extend(of_beams: TokenLogProbs, origins: Int[Array, "B n"], new: TokenLogProbs) -> TokenLogProbs:
+            return jax.tree.map(lambda x, y: _extend(x, origins, y, beams.steps), of_beams, new)
+
+        extended = extend(beams.log_probs, best.origins, best.log_probs)
         after = after._replace(
-            log_probs=_extend(beams.log_probs, origins, log_probs, beams.steps),
-            final_log_probs=jnp.take_along_axis(both, chosen[:, :, None], axis=1),
+            log_probs=extend(beams.log_probs, origins, log_probs),
+            final_log_probs=jax.tree.map(
+                lambda x, y: _take(jnp.concatenate([x, y], axis=1), chosen), beams.final_log_probs, extended
+            ),
         )
     return where(beams.done, beams, after), origins, tokens
 
@@ -206,12 +238,18 @@ def last_tokens(beams: Beams) -> Int[Array, "B K"]:
     return jnp.take_along_axis(beams.tokens, at, axis=2)[..., 0]
 
 
+def _take(values: Shaped[Array, "B K *n"], chosen: Int[Array, "B m"]) -> Shaped[Array, "B m *n"]:
+    """Takes the values of some beams, or candidates, of each prompt."""
+    return jnp.take_along_axis(values, chosen.reshape(*chosen.shape, *[1] * (values.ndim - 2)), axis=1)
+
+
 def _extend(
-    tokens: Shaped[Array, "B K T"], origins: Int[Array, "B n"], new: Shaped[Array, "B n"], at: Int[Array, " B"]
-) -> Shaped[Array, "B n T"]:
-    """Appends a further token, or its log probability, to each of some beams."""
+    tokens: Shaped[Array, "B K T *k"], origins: Int[Array, "B n"], new: Shaped[Array, "B n *k"], at: Int[Array, " B"]
+) -> Shaped[Array, "B n T *k"]:
+    """Appends a further token, or what is reported of it, to each of some beams."""
     is_place = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
-    return jnp.where(is_place, new[:, :, None], jnp.take_along_axis(tokens, origins[:, :, None], axis=1))
+    is_place = is_place.reshape(*is_place.shape, *[1] * (tokens.ndim - 3))
+    return jnp.where(is_place, new[:, :, None], _take(tokens, origins))
 
 
 def _penalty(length: Int[Array, " B"], goal: Goal) -> Float[Array, " B"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -97,29 +98,47 @@ def log_probs(row: LogProbs) -> dict[str, Any]:
     named = {"raw_log_probs": row.raw, "sampled_log_probs": row.sampled}
     if row.top_tokens.shape[-1]:
         named |= {"top_tokens": row.top_tokens, "top_log_probs": row.top_raw}
-    return {name: np.where(np.isfinite(values), values, np.array(None)).tolist() for name, values in named.items()}
+    return {name: plain(values) for name, values in named.items()}
+
+
+def plain(values: Any) -> list[Any]:
+    """Returns an array as lists for JSON, with None for -inf."""
+    return np.where(np.isfinite(values), values, np.array(None)).tolist()
 
 
 def metrics(out: Generation) -> dict[str, Any]:
-    """Returns counts of all rows together, named and nested as in vLLM's responses; {} where nothing was drafted.
+    """Returns counts of all rows together, named and nested as in vLLM's responses; {} where nothing was drafted."""
+    nodes, committed = out.trace.draft.shape[2], np.asarray(out.trace.num_committed)
+    emitted = np.minimum(out.trace.num_accepted, committed)[committed > 0]
+    histogram = np.bincount(emitted, minlength=nodes + 1).tolist() if nodes else ()
+    return metrics_of(histogram, int(np.sum(out.stats.drafted)))
 
-    `acceptance_histogram[n]` counts the rounds of which n draft tokens were emitted, `mean_acceptance_length` is 1 +
-    accepted tokens over rounds: a round emits the token after them, too, unless an end token or the limit is before it.
-    `num_spec_tokens` is the most that a round drafts.
+
+def metrics_of(acceptance_histogram: Sequence[int], drafted: int) -> dict[str, Any]:
+    """Returns counts of rounds under the names of vLLM's responses.
+
+    Args:
+        acceptance_histogram: at n how many rounds there were of which n draft tokens were emitted; as long as the most
+            that a round drafts, `num_spec_tokens`, and 1. Empty where nothing is drafted: there are then no metrics.
+        drafted: tokens in these rounds.
+
+    `mean_acceptance_length` is 1 + accepted tokens over rounds: a round emits the token after them, too, unless an end
+    token or the limit is before it.
+
+    >>> metrics_of([1, 0, 3], drafted=8)["speculative_decoding"]["mean_acceptance_length"]
+    2.5
     """
-    nodes = out.trace.draft.shape[2]
-    if not nodes:
+    if not len(acceptance_histogram):
         return {}
-    emitted = np.minimum(out.trace.num_accepted, out.trace.num_committed)[np.asarray(out.trace.num_committed) > 0]
-    steps, drafted, accepted = (int(np.sum(x)) for x in (out.stats.rounds, out.stats.drafted, out.stats.accepted))
+    steps, accepted = sum(acceptance_histogram), sum(n * count for n, count in enumerate(acceptance_histogram))
     counts = {
         "mean_acceptance_length": 1 + accepted / max(steps, 1),
         "draft_acceptance_rate": accepted / max(drafted, 1),
-        "acceptance_histogram": np.bincount(emitted, minlength=nodes + 1).tolist(),
+        "acceptance_histogram": list(acceptance_histogram),
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
-        "num_spec_tokens": nodes,
+        "num_spec_tokens": len(acceptance_histogram) - 1,
     }
     return {"speculative_decoding": counts}
 

@@ -175,7 +175,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     samples = integer(samples, "num_samples", "an integer, 1 or more")
     if samples < 1:
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
-    top = _top_log_probs(log_probs, top, target.lm.vocab_size)
+    top = reported_tokens(log_probs, top, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
     if samples > 1 and not _is_elsewhere(target.params):  # the least that they take
         least = 4 * batch * (target.lm.vocab_size + 64)
@@ -270,7 +270,7 @@ def _is_elsewhere(weights: Any) -> bool:
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(weights))
 
 
-def _top_log_probs(log_probs: Any, top: Any, vocab: int) -> int | None:
+def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:
     """Returns how many of the most probable tokens are reported; None if no log probabilities are asked for."""
     if not isinstance(log_probs, bool):
         raise TypeError(f"log_probs is {log_probs!r}: expected True or False; top_log_probs is the number of tokens")

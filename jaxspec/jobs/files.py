@@ -23,10 +23,12 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxspec import files
-from jaxspec.core import BoundDrafter, Model
+from jaxspec.core import BoundDrafter, Finish, Model
+from jaxspec.decode import display
 from jaxspec.files import digests, folders
 from jaxspec.jobs.many import Completion
 
+OTHER_FILES = (".json", ".parquet", ".arrow", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # often given
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
@@ -129,6 +131,38 @@ class Source(NamedTuple):
         return [*before, {"role": "user", "content": prompt}]
 
 
+class Summary:
+    """Counts of the results that a job has written.
+
+    They are those of the whole job wherever it was stopped, since they are counted from the lines of its chunks.
+
+    Attributes:
+        first_error: the number of the first prompt that has one, and the error, in words; None if none has.
+    """
+
+    def __init__(self) -> None:
+        self.first_error: str | None = None
+        self._counts = dict.fromkeys(("prompts", "failed", "prompt_tokens", "new_tokens", "rounds", "drafted"), 0)
+        self._finish = dict.fromkeys((reason.name.lower() for reason in Finish), 0)
+        self._histogram = list[int]()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Counts a line of a chunk."""
+        counts = {"prompts": 1, "failed": int(row["error"] is not None), **row}
+        for name in self._counts:
+            self._counts[name] += counts[name]
+        self._finish[row["finish"]] += 1
+        if self.first_error is None and row["error"] is not None:
+            self.first_error = f"the first, number {row['number']}: {row['error']}"
+        columns = itertools.zip_longest(self._histogram, row.get("acceptance_histogram", ()), fillvalue=0)
+        self._histogram = list(map(sum, columns))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts as plain values, with the `metrics` of `Generation.to_dict`."""
+        metrics = display.metrics_of(self._histogram, self._counts["drafted"])
+        return self._counts | {"finish": self._finish, "metrics": metrics}
+
+
 class Output(NamedTuple):
     """The folder that a job writes.
 
@@ -155,6 +189,11 @@ class Output(NamedTuple):
         """The path of this part's manifest."""
         return self.folder / f"manifest-{self.shard.suffix}.json"
 
+    @property
+    def summary(self) -> Path:
+        """The path of this part's summary, which is there when all chunks are."""
+        return self.folder / f"summary-{self.shard.suffix}.json"
+
     def check(self, *, resume: bool) -> None:
         """Refuses a folder that cannot be written, or holds a job that is not to be resumed.
 
@@ -172,7 +211,9 @@ class Output(NamedTuple):
         """
         path = self.folder / "costs.json"
         if not path.exists():
-            files.write_text(path, [json.dumps(measure()) + "\n"], overwrite=False)  # another part may have been first
+            measured = json.dumps(measure()) + "\n"
+            with folders.full_disk(self.folder, "no chunk was begun"):
+                files.write_text(path, [measured], overwrite=False)  # another part may have been first
         return json.loads(files.read_text(path))
 
     def begin(self, manifest: Mapping[str, Any]) -> int:
@@ -185,9 +226,26 @@ class Output(NamedTuple):
         for path in [self.manifest] if self.manifest.exists() else sorted(self.folder.glob("manifest-*.json"))[:1]:
             _compare(json.loads(files.read_text(path)) | {"shard": self.shard.index}, wanted, path)
         if self.manifest.exists():
+            self.summary.unlink(missing_ok=True)
             return self.done()
-        files.write_text(self.manifest, [json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"])
+        self._write_whole(self.manifest, manifest, "no chunk was begun")
         return 0
+
+    def summarised(self, done: int) -> Summary:
+        """Counts what is in the chunks that are done."""
+        summary = Summary()
+        for index in range(done):
+            for row in files.read_jsonl(self.path(index)):
+                summary.add(row)
+        return summary
+
+    def finish(self, summary: Summary) -> None:
+        """Writes the summary of a job whose chunks are all there.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self._write_whole(self.summary, summary.to_dict(), "all chunks are whole")
 
     def write(
         self, results: Iterable[Completion], done: int, lines: Callable[[], int], record: Callable[[Completion], Any]
@@ -216,6 +274,10 @@ class Output(NamedTuple):
         while index * self.chunk < lines():
             yield self._write(index, rows)
             index, rows = index + 1, []
+
+    def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
+        with folders.full_disk(self.folder, outcome):
+            files.write_text(path, [json.dumps(report, indent=2, ensure_ascii=False) + "\n"])
 
     def _write(self, index: int, rows: list[dict[str, Any]]) -> int:
         with folders.full_disk(self.folder, f"the chunks before {self.path(index).name} are whole"):
@@ -312,11 +374,21 @@ def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, w
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """Refuses input files that are not there.
+    """Refuses input files that are not there, or would be read as lines and are something else.
 
     Raises:
         OSError: as the operating system says it.
+        ValueError: by its name a file is none of lines.
+
+    >>> check_paths([Path("prompts.json")])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: prompts.json is no file of lines ...
     """
     for path in paths:
+        if path.suffix in OTHER_FILES or path.name.endswith(".json.gz"):
+            raise ValueError(
+                f"{path} is no file of lines by its name: expected text with a prompt a line, or JSON lines (.jsonl), "
+                "either also compressed by gzip (.gz)"
+            )
         with path.open("rb"):
             pass

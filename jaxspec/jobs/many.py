@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from jaxspec.core.checks import integer, one_of
 from jaxspec.decode import display, inputs, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs.prompts import Reader, Request, limits_of
-from jaxspec.jobs.slots import Report, Slots
+from jaxspec.jobs.slots import Report, Rounds, Slots
 from jaxspec.sampling.params import OPTIONS
 
 ROUNDS = 64  # between two looks of the host at the slots, at most
@@ -40,6 +41,7 @@ class Completion:
         finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
         prompt_tokens: how many the prompt has.
         rounds, drafted, accepted: as in `core.Stats`.
+        acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
         error: what went wrong; None if nothing did.
         log_probs: of the tokens, if they were asked for; see `core.LogProbs`.
     """
@@ -53,13 +55,15 @@ class Completion:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
     error: str | None = None
     log_probs: LogProbs | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON; log probabilities are named as in `Generation.records`."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        log_probs = fields.pop("log_probs")
+        log_probs, histogram = fields.pop("log_probs"), fields.pop("acceptance_histogram")
+        fields |= {"acceptance_histogram": list(histogram)} if histogram else {}
         return fields | ({} if log_probs is None else display.log_probs(log_probs))
 
 
@@ -71,6 +75,8 @@ class Progress(NamedTuple):
         tokens, rounds: the new tokens of the prompts that are done, and the rounds that made them.
         live: rows that are being decoded.
         idle: rounds of slots in which they had no row to decode.
+        drafted, accepted: draft tokens of these rounds, and those of them that were emitted.
+        acceptance_histogram: of these rounds, as in `Completion`.
     """
 
     done: int = 0
@@ -79,6 +85,19 @@ class Progress(NamedTuple):
     rounds: int = 0
     live: int = 0
     idle: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place of the histogram.
+
+        >>> progress = Progress(done=1, tokens=6, rounds=2, drafted=6, accepted=3, acceptance_histogram=(1, 0, 0, 1))
+        >>> progress.to_dict()["metrics"]["speculative_decoding"]["mean_acceptance_length"]
+        2.5
+        """
+        fields = self._asdict()
+        return fields | {"metrics": display.metrics_of(fields.pop("acceptance_histogram"), self.drafted)}
 
 
 def generate_many(
@@ -207,6 +226,8 @@ class _Job:
         self._report = report
         self._progress = Progress()
         self._max_ahead = max_ahead  # None: results are yielded as they are done
+        self._nodes = prepared.decoder.nodes
+        self._emitted = np.zeros((slots, self._nodes + 1), int)  # a histogram of the rounds of each slot's row
         self._finished = dict[int, Completion]()  # by place; not yielded yet
         self._first = 0  # of the places, the first that is not done, if results are yielded in order
 
@@ -238,6 +259,7 @@ class _Job:
                 places = [free.pop() for _ in group]
                 new = slots.prefill([request.row for request in group]) if new is None else new
                 slots.insert(new, places)
+                self._emitted[places] = 0
                 live |= {place: _Live(request) for place, request in zip(places, group, strict=True)}
                 group, new = [], None
             if live:
@@ -282,6 +304,7 @@ class _Job:
         """Takes out the rows that are done, and returns their slots."""
         free = []
         rounds = np.any(report.rounds.committed > 0, axis=1)
+        self._emitted += _histograms(report.rounds, self._nodes)
         for place, row in list(live.items()):
             tokens = report.tokens[place, : report.length[place]].tolist()
             needed = None
@@ -294,6 +317,7 @@ class _Job:
                 del live[place]
                 free.append(place)
                 stats = {name: int(counts[place]) for name, counts in report.stats._asdict().items()}
+                stats |= {"acceptance_histogram": tuple(self._emitted[place].tolist())}
                 self._finish(row.request, self._completion(row, tokens, needed, stats, report, place))
         slots.end(free)
         idle = int(np.sum(report.rounds.committed[rounds] == 0))
@@ -307,11 +331,12 @@ class _Job:
             self._report(self._progress)
 
     def _completion(
-        self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, int], report: Report, place: int
+        self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, Any], report: Report, place: int
     ) -> Completion:
         failed, finish = int(report.failed[place]), int(report.finish[place])
         if needed is not None:  # a round that fails commits nothing, so it came after the string
-            tokens, stats, finish, failed = tokens[:needed], _until(row.rounds, needed), Finish.STOP, 0
+            stats = _until(row.rounds, needed, self._nodes)
+            tokens, finish, failed = tokens[:needed], Finish.STOP, 0
         log_probs = report.log_probs
         if log_probs is not None:
             log_probs = LogProbs(*(values[place, : len(tokens)].copy() for values in log_probs))
@@ -326,6 +351,7 @@ class _Job:
             rounds=stats["rounds"],
             drafted=stats["drafted"],
             accepted=stats["accepted"],
+            acceptance_histogram=stats["acceptance_histogram"] if self._nodes else (),
             error=FAILURES[Failure(failed)] if failed else None,
             log_probs=log_probs,
         )
@@ -334,30 +360,46 @@ class _Job:
         self._finished[request.place] = completion
         while self._first in self._finished:
             self._first += 1
-        p = self._progress
+        p, counts = self._progress, completion.acceptance_histogram
         self._progress = p._replace(
             done=p.done + 1,
             failed=p.failed + (completion.error is not None),
             tokens=p.tokens + len(completion.tokens),
             rounds=p.rounds + completion.rounds,
+            drafted=p.drafted + completion.drafted,
+            accepted=p.accepted + completion.accepted,
+            acceptance_histogram=tuple(map(sum, itertools.zip_longest(p.acceptance_histogram, counts, fillvalue=0))),
         )
 
 
-def _until(rounds: tuple[np.ndarray, ...], needed: int) -> dict[str, int]:
+def _histograms(rounds: Rounds, nodes: int) -> np.ndarray:
+    """Counts for each slot, of those of the rounds in which it had a row, how many emitted how many draft tokens.
+
+    >>> committed = np.array([[3, 1], [2, 0]])
+    >>> _histograms(Rounds(np.full((2, 2), 2), np.array([[2, 1], [1, 0]]), committed), nodes=2).tolist()
+    [[0, 1, 1], [0, 1, 0]]
+    """
+    emitted, slots = np.minimum(rounds.accepted, rounds.committed), rounds.committed.shape[1]
+    at = np.arange(slots) * (nodes + 1) + np.minimum(emitted, nodes)
+    return np.bincount(at[rounds.committed > 0], minlength=slots * (nodes + 1)).reshape(slots, nodes + 1)
+
+
+def _until(rounds: tuple[np.ndarray, ...], needed: int, nodes: int) -> dict[str, Any]:
     """Counts what the first tokens of a row took, of which prefill has made one.
 
     >>> drafted, accepted, committed = np.array([3, 3]), np.array([2, 1]), np.array([3, 2])
-    >>> _until((drafted, accepted, committed), 3)  # the third token is the second one of the first round
-    {'rounds': 1, 'drafted': 3, 'accepted': 2}
+    >>> _until((drafted, accepted, committed), 3, nodes=3)  # the third token is the second one of the first round
+    {'rounds': 1, 'drafted': 3, 'accepted': 2, 'acceptance_histogram': (0, 0, 1, 0)}
     """
     drafted, accepted, committed = rounds
     before = 1 + np.cumsum(committed) - committed
     ran = before < needed
-    kept = np.minimum(committed, needed - before)[ran]
+    emitted = np.minimum(accepted, np.minimum(committed, needed - before))[ran]
     return {
         "rounds": int(ran.sum()),
         "drafted": int(drafted[ran].sum()),
-        "accepted": int(np.minimum(accepted[ran], kept).sum()),
+        "accepted": int(emitted.sum()),
+        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist()),
     }
 
 

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 import jax
 import pytest
 
+import jaxspec
 from benchmarks import (
     accelerator,
     batch_sizes,
     goodness_of_fit,
+    job_overhead,
     jobs,
     loading,
     model_card,
@@ -323,6 +326,24 @@ def test_a_job_is_timed_against_fixed_batches(loading, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("5 prompts")
     assert printed.count("5 of 5") == 7
+
+
+@pytest.mark.slow
+def test_what_a_job_costs_beside_its_rounds_is_printed(loading, capsys):
+    job_overhead.main(["--prompts", "7", "--slots", "2", "--limits", "2,8", "--repeats", "1"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("7 prompts") and printed.count("speculative") == 1
+    assert len(re.findall(r"[+-]\d+\.\d% \([+-]", printed)) == 2
+
+
+@pytest.mark.slow
+def test_slots_may_be_prefilled_when_they_are_free(loading):
+    """The texts and counts of a job are the same; what differs is when its prompts are read."""
+    target, draft = (jaxspec.load(name) for name in PAIR[1::2])
+    prompts, limits = jobs.prompts_and_limits(target, 9, 2, 8)
+    work = job_overhead.Work(target, draft, prompts, limits, slots=2, gamma=2)
+    ahead, late = (job_overhead.run_job(work, ahead=way)._replace(live=0, idle=0) for way in (True, False))
+    assert ahead == late and (ahead.done, ahead.tokens) == (9, limits.sum())
 
 
 @pytest.mark.slow

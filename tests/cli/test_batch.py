@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec import files
 from jaxspec.analysis import policy_cost
-from jaxspec.cli.main import TERMINATED, app
+from jaxspec.cli.main import INTERRUPTED, TERMINATED, app
 from jaxspec.cli.prompts import heldout
+from jaxspec.files import folders
 from jaxspec.jobs.files import Source
 from tests.conftest import tokenizer
 
@@ -46,12 +48,32 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     rows, contents = rows_in(tmp_path / "out"), [path.read_bytes() for path in chunks]
     assert [row["id"] for row in rows] == [f"p{n}" for n in range(7)]
     assert "7 prompts" in result.stderr
+    summary = tmp_path / "out" / "summary-00000-of-00001.json"
+    whole, written = json.loads(summary.read_text()), summary.read_text()
+    assert (whole["prompts"], whole["failed"], sum(whole["finish"].values())) == (7, 0, 7)
+    assert whole["new_tokens"] == sum(len(row["tokens"]) for row in rows)
     chunks[1].unlink()
     chunks[2].unlink()
     refused = batch("--tokens")
     assert refused.exit_code == 2 and "give --resume" in refused.stderr
-    assert batch("--tokens", "--resume").exit_code == 0
+    result = batch("--tokens", "--resume")
+    assert result.exit_code == 0 and "3 of 7 lines were done before" in result.stderr
     assert [path.read_bytes() for path in chunks] == contents
+    assert summary.read_text() == written  # also of the chunk that was there
+
+
+def test_what_was_done_is_printed_as_json(batch, zoo, tmp_path):
+    """The counts of what this call has decoded, and those of the whole job, under the names of vLLM."""
+    first = json.loads(batch("--json").stdout)
+    assert first["environment"]["jax"] and first["whole"]["complete"] and first["run"]["tokens_per_second"] > 0
+    target, draft = zoo["debian-t5-large"], zoo["debian-t5-draft"]
+    out = jaxspec.generate(target, PROMPTS, drafter=draft, gamma=3, max_new_tokens=12)
+    assert first["run"]["metrics"] == first["whole"]["metrics"] == out.to_dict()["metrics"]
+    sorted((tmp_path / "out").glob("part-*"))[-1].unlink()
+    again = json.loads(batch("--json", "--resume").stdout)
+    assert again["whole"] == first["whole"] and again["run"]["done"] == 1
+    histogram = again["run"]["metrics"]["speculative_decoding"]["acceptance_histogram"]
+    assert histogram == rows_in(tmp_path / "out")[-1]["acceptance_histogram"]
 
 
 @pytest.mark.parametrize("change", [("--seed", "1"), ("-n", "13"), ("--temperature", "1"), ("--chunk", "4")])
@@ -72,7 +94,32 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     said = ["no JSON", "not UTF-8", "--field", "expected a JSON object"]
     assert all(word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True))
     assert [row["number"] for row in wrong] == list(range(7, 13))
-    assert "13 prompts" in result.stderr and "4 prompts with errors" in result.stderr
+    assert "13 prompts" in result.stderr
+    assert "4 of 13 prompts have errors; the first, number 8: the line is no JSON" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst"])
+def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, name):
+    (tmp_path / name).write_text('[{"text": "a file"}]')
+    result = batch("--input", str(tmp_path / name))
+    assert result.exit_code == 2 and f"{name} is no file of lines by its name" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_says_how_to_go_on(batch, tmp_path, monkeypatch):
+    read = Source.prompts
+
+    def prompts(self, start=0):
+        yield from list(read(self, start))[:4]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Source, "prompts", prompts)
+        result = batch("--tokens")
+    assert result.exit_code == INTERRUPTED and "interrupted: give the same command with --resume" in result.stderr
+    result = batch("--tokens", "--resume")
+    assert result.exit_code == 0, result.output
+    assert len(rows_in(tmp_path / "out")) == 7
 
 
 @pytest.mark.parametrize("command", ["batch", "chat"])
@@ -119,32 +166,74 @@ def test_rows_that_agree_on_their_drafts_have_the_texts_of_any_restart(batch, tm
     assert again == [row | dict.fromkeys(counts) for row in rows]
 
 
-def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch):
-    """The second chunk finds no space; the first stays, and what is written later is what would have been."""
-    assert batch("--tokens").exit_code == 0
-    chunks = sorted((tmp_path / "out").glob("part-*"))
-    contents = [path.read_bytes() for path in chunks]
-    for path in (tmp_path / "out").iterdir():
-        path.unlink()
-    write = files.write_jsonl
+class FullDisk:
+    """A disk on which one file finds no space, at one step of writing it: so it stays until `is_full` is False."""
 
-    def cut(rows):
-        yield json.dumps(rows[0])
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def __init__(self, monkeypatch, name, step):
+        self.is_full, self._name = True, name
+        patched = {
+            "touch": [(Path, "touch")],
+            "fsync": [(folders, "flush")],
+            "rename": [(os, "replace"), (os, "link")],
+            "write": [],
+        }
+        for owner, function in patched[step]:
+            monkeypatch.setattr(owner, function, self._failing(getattr(owner, function)))
+        if step == "write":
+            write = files.write_text
 
-    def full(path, rows):
-        files.write_text(path, cut(rows)) if chunks[0].exists() else write(path, rows)
+            def cut(path, chunks, **options):
+                write(path, self._cut(chunks) if self._is_hit(path) else chunks, **options)
 
-    monkeypatch.setattr(files, "write_jsonl", full)
-    result = batch("--tokens")
-    assert result.exit_code == 2 and "Traceback" not in result.output
-    said = " ".join(result.stderr.split())
-    assert f"the disk is full, and the chunks before {chunks[1].name} are whole" in said
-    assert [path.name for path in sorted((tmp_path / "out").glob("*part-*"))] == [chunks[0].name]
-    assert batch("--tokens", "--resume").exit_code == 2  # still full
-    monkeypatch.setattr(files, "write_jsonl", write)
-    assert batch("--tokens", "--resume").exit_code == 0
-    assert [path.read_bytes() for path in chunks] == contents
+            monkeypatch.setattr(files, "write_text", cut)
+
+    def _is_hit(self, *paths):
+        return self.is_full and any(self._name in Path(path).name for path in paths)
+
+    def _failing(self, function):
+        def call(*paths, **options):
+            if self._is_hit(*paths):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*paths, **options)
+
+        return call
+
+    def _cut(self, chunks):
+        """The first half of the first piece of a text."""
+        piece = next(iter(chunks))
+        yield piece[: len(piece) // 2]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+CHUNK = "part-00000-of-00001-000001.jsonl"
+FULL = {"manifest": "no chunk was begun", "costs": "no chunk was begun", "summary": "all chunks are whole"}
+PLACES = [(CHUNK, step) for step in ("touch", "write", "fsync", "rename")]
+PLACES += [("manifest", "write"), ("costs", "rename"), ("summary", "fsync"), ("summary", "touch")]
+
+
+@pytest.mark.parametrize(("name", "step"), PLACES)
+def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch, name, step):
+    """What was whole stays, nothing half-written does, and what is written later is what would have been."""
+    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6])))
+    options = ("--tokens", "--slots", "1", "--policy", "adaptive", "--output")
+    assert batch(*options, str(tmp_path / "reference")).exit_code == 0
+    reference, folder = ({path.name: path for path in (tmp_path / "reference").iterdir()}, tmp_path / "out")
+    disk = FullDisk(monkeypatch, name, step)
+    for resume in ((), ("--resume",)):  # it stays full
+        result = batch(*options, str(folder), *resume)
+        assert result.exit_code == 2 and "Traceback" not in result.output, result.output
+        said = " ".join(result.stderr.split())
+        assert f"the disk is full, and {FULL.get(name, f'the chunks before {CHUNK} are whole')}" in said
+        for path in folder.iterdir():
+            assert path.read_bytes() == reference[path.name].read_bytes()
+        chunks = sorted(path.name for path in folder.glob("part-*"))
+        assert chunks == sorted(n for n in reference if n.startswith("part-") and (name == "summary" or n < name))
+    disk.is_full = False
+    result = batch(*options, str(folder), "--resume")
+    assert result.exit_code == 0, result.output
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: path.read_bytes() for name, path in reference.items()
+    }
 
 
 def test_lines_follow_a_prefix(batch, zoo, tmp_path):

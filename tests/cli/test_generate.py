@@ -59,7 +59,6 @@ def test_log_probs_and_reasons_are_in_the_json(zoo, report, refused):
         np.testing.assert_allclose(reported[name], [record[name]], atol=1e-5)
     assert "raw_log_probs" not in report(PROMPT)
     assert "as JSON only: add --json" in refused(PROMPT, "--log-probs")
-    assert "drop --top-log-probs" in refused(PROMPT, "--top-log-probs", "2", "--json", "--beams", "2")
 
 
 def test_penalties_and_bans_reach_the_library(zoo, report):
@@ -337,9 +336,11 @@ def test_a_file_that_is_no_text(tmp_path, refused):
 @pytest.mark.slow
 def test_beams_are_the_librarys(zoo, report, run):
     options = ("--beams", "3", "--length-penalty", "0.6", "--draft", "debian-t5-draft")
-    reported = report(PROMPT, *options)
+    reported = report(PROMPT, *options, "--top-log-probs", "2")
     models = dict(target=zoo["debian-t5-large"], drafter=zoo["debian-t5-draft"])
-    out = jaxspec.beam_search(prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, **models)
+    out = jaxspec.beam_search(
+        prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, top_log_probs=2, **models
+    )
     assert reported["hypotheses"] == out.records()
     assert [reported["settings"][name] for name in ("beams", "length_penalty", "early_stopping")] == [3, 0.6, "no"]
     shown = run(PROMPT, *options)

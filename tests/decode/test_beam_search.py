@@ -13,6 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
+from jaxspec.decode import inputs
 from jaxspec.testing import table_model, table_model_from
 from jaxspec.weights.loading import shipped
 from tests.marks import marked
@@ -142,6 +143,48 @@ def test_log_probs_of_hypotheses_are_the_targets(drafter):
         np.testing.assert_allclose(record["raw_log_probs"], expected, atol=1e-5)
         assert sum(expected) / len(tokens) ** 0.6 == pytest.approx(record["score"], abs=1e-5)
         assert not out.log_probs[row, record["rank"], len(tokens) :].any()
+
+
+@pytest.mark.parametrize("top", [0, 2, pytest.param(VOCAB, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "drafter",
+    [None, CLOSE, pytest.param(COUNTED, marks=pytest.mark.slow)],
+    ids=["plain", "speculative", "n-gram tables"],
+)
+def test_the_best_tokens_beside_each_are_the_targets(drafter, top):
+    """At every place of every hypothesis, also where it ends inside a round, and of prompts that end before others."""
+    options = dict(beams=2, drafter=drafter, max_new_tokens=[NEW, 9, NEW], eos_ids=[2], length_penalty=0.6)
+    alone = jaxspec.beam_search(TARGET, PROMPTS, log_probs=True, **options)
+    out = jaxspec.beam_search(TARGET, PROMPTS, top_log_probs=top, **options)
+    assert (out.tokens == alone.tokens).all() and (out.log_probs == alone.log_probs).all()
+    assert (out.top_tokens is None) == (top == 0) and alone.top_log_probs is None
+    for record in out.records():
+        tokens, row = record["tokens"], record["row"]
+        assert ("top_tokens" in record) == (top > 0)
+        for at in range(len(tokens) if top else 0):
+            expected = log_probs(TARGET, PROMPTS[row], tokens[:at])
+            assert record["top_tokens"][at] == np.argsort(-expected)[:top].tolist()
+            np.testing.assert_allclose(record["top_log_probs"][at], np.sort(expected)[::-1][:top], atol=1e-5)
+        if top:
+            assert not out.top_log_probs[row, record["rank"], len(tokens) :].any()
+
+
+@pytest.mark.parametrize("drafter", [None, ITS_DRAFT], ids=["plain", "speculative"])
+@pytest.mark.slow
+def test_the_best_tokens_of_an_encoder_decoder(drafter):
+    out = jaxspec.beam_search(ENCODER, PROMPTS, beams=3, drafter=drafter, max_new_tokens=NEW, top_log_probs=3)
+    for record in out.records():
+        for at, best in enumerate(record["top_tokens"]):
+            expected = log_probs(ENCODER, PROMPTS[record["row"]], record["tokens"][:at])
+            assert best == np.argsort(-expected)[:3].tolist()
+            np.testing.assert_allclose(record["top_log_probs"][at], np.sort(expected)[::-1][:3], atol=1e-5)
+
+
+def test_what_is_reported_is_counted_with_the_memory(monkeypatch):
+    seen = list[dict[str, int]]()
+    monkeypatch.setattr(inputs, "check_memory", lambda parts, *_: seen.append(parts))
+    jaxspec.beam_search(TARGET, PROMPTS, beams=2, max_new_tokens=NEW, eos_ids=[2], top_log_probs=2)
+    assert seen[-1]["beams and what is reported"] > 3 * 2 * NEW * 2 * (1 + 2 * 2) * 4
 
 
 CHAINS = TARGET._replace(lm=TARGET.lm._replace(select=None))

@@ -27,7 +27,7 @@ PROMPTS = [RNG.integers(0, 6, size).tolist() for size in RNG.integers(1, 20, 13)
 LIMITS = RNG.integers(1, 17, len(PROMPTS)).astype(np.int32)
 KEY = jax.random.key(3)
 OPTIONS = dict(gamma=2, max_new_tokens=16, key=KEY, temperature=0.8, eos_ids=[4])
-FEW = ("a model", "prompt_lookup", "suffix", "a tree")
+FEW = ("n-gram samples", "prompt_lookup", "suffix", "a tree")
 LARGE = {name: case.large for name, case in CASES.items() if case.large is not None}
 REQUESTS = [dict(prompt=prompt, max_new_tokens=int(n)) for prompt, n in zip(PROMPTS, LIMITS, strict=True)]
 
@@ -154,6 +154,26 @@ def test_a_stop_string_ends_a_row_as_in_generate():
     assert counts == list(
         zip(*(getattr(out.stats, n).tolist() for n in ("rounds", "drafted", "accepted")), strict=True)
     )
+    seen = []
+    assert list(jaxspec.generate_many(SPEAKER, texts, slots=2, in_order=True, progress=seen.append, **options)) == rows
+    assert seen[-1].to_dict()["metrics"] == out.to_dict()["metrics"]
+
+
+@pytest.mark.parametrize("name", ["n-gram samples", pytest.param("a tree", marks=pytest.mark.slow), None])
+def test_metrics_of_a_job_are_those_of_generate(name):
+    """Rows of several blocks of rounds, in slots that are refilled; nothing is left over from a slot's former row."""
+    options = OPTIONS | {"drafter": None if name is None else LARGE[name], "max_new_tokens": 90, "eos_ids": ()}
+    requests = [request | {"max_new_tokens": 90 if n % 4 == 0 else 3} for n, request in enumerate(REQUESTS)]
+    limits = np.array([request["max_new_tokens"] for request in requests], np.int32)
+    seen = []
+    rows = list(jaxspec.generate_many(LARGE_TARGET, requests, slots=3, group=1, progress=seen.append, **options))
+    out = jaxspec.generate(LARGE_TARGET, PROMPTS, **options | {"max_new_tokens": limits})
+    assert seen[-1].to_dict()["metrics"] == out.to_dict()["metrics"]
+    assert json.loads(json.dumps(seen[-1].to_dict()))["rounds"] == out.stats.rounds.sum()
+    for row in rows:
+        counts = row.to_dict().get("acceptance_histogram", [])
+        assert sum(counts) == (row.rounds if name else 0) and np.dot(counts, range(len(counts))) == row.accepted
+    assert (name is None) == all("acceptance_histogram" not in row.to_dict() for row in rows)
 
 
 def test_log_probabilities_are_those_of_generate():
@@ -350,34 +370,52 @@ COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-smal
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
-    """kill -9 at random moments, from the loading of the models on; the files are the same, byte for byte."""
+    """kill -9 ten times: three times before the first chunk, from the loading of libraries on, and then in the middle.
+
+    The files are the same, byte for byte, after every kill those that are there, and in the end all.
+    """
     path, environment = tmp_path / "prompts.jsonl", dict(os.environ, PYTHONWARNINGS="ignore")
-    prompts = [f"translate English to German: This package has {n} small tools." for n in range(40)]
+    prompts = [f"translate English to German: This package has {n} small tools." for n in range(200)]
     path.write_text("".join(json.dumps({"id": f"a{n}", "prompt": prompt}) + "\n" for n, prompt in enumerate(prompts)))
-    shared = ["--input", str(path), "-n", "24", "-t", "0.7", "--slots", "4", "--chunk", "8"]
+    shared = ["--input", str(path), "-n", "16", "-t", "0.7", "--slots", "4", "--chunk", "5"]
+    shared += ["--draft", "debian-t5-draft", "--max-prompt-tokens", "32"]  # every program is the same
 
     def start(folder, *options):
         command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
         return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
-    began = time.monotonic()
-    assert start("whole").wait() == 0
-    seconds = time.monotonic() - began
-    written = lambda folder: sorted((tmp_path / folder).glob("part-*"))  # noqa: E731
-    moments = np.random.default_rng(0).uniform(0, seconds, 4)
-    for index, moment in enumerate([*moments, None]):
+    def written(folder):
+        return sorted((tmp_path / folder).glob("part-*"))
+
+    def wait_for(process, folder, chunks):
+        while len(written(folder)) < chunks and process.poll() is None:
+            time.sleep(0.002)
+
+    began, whole = time.monotonic(), start("whole")
+    wait_for(whole, "whole", 1)
+    seconds = time.monotonic() - began  # of loading, and of compiling what the next ones find compiled
+    assert whole.wait() == 0
+    rng = np.random.default_rng(0)
+    early = [(0, delay) for delay in rng.uniform(0, seconds / 2, 3)]
+    places = np.sort(rng.choice(np.arange(1, 36), 7, replace=False)).tolist()
+    late = list(zip(places, rng.uniform(0, 0.05, 7), strict=True))  # so many chunks, and then so many seconds
+    codes = []
+    for index, (chunks, delay) in enumerate([*early, *late]):
         process = start("killed", *(["--resume"] if index else []))
-        if moment is not None:
-            time.sleep(moment)
-            process.send_signal(signal.SIGKILL)
-        assert process.wait() in (0, -signal.SIGKILL)
+        wait_for(process, "killed", chunks)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        codes.append(process.wait())
         for chunk in written("killed"):  # whole, whenever it was
             assert chunk.read_bytes() == (tmp_path / "whole" / chunk.name).read_bytes()
-    assert process.returncode == 0
-    assert [p.read_bytes() for p in written("killed")] == [p.read_bytes() for p in written("whole")]
+    assert set(codes) <= {0, -signal.SIGKILL} and codes.count(-signal.SIGKILL) > 5, codes
+    assert start("killed", "--resume").wait() == 0
+    names = [[path.name for path in sorted((tmp_path / folder).iterdir())] for folder in ("killed", "whole")]
+    assert names[0] == names[1]  # nothing half-written has stayed
+    for name in names[0]:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for index in (0, 1):
-        shard = start("shards", "--shard", str(index), "--num-shards", "2")
-        assert shard.wait() == 0
+        assert start("shards", "--shard", str(index), "--num-shards", "2").wait() == 0
     rows = [json.loads(line) for p in written("shards") for line in p.read_text().splitlines()]
     one = [json.loads(line) for p in written("whole") for line in p.read_text().splitlines()]
     assert sorted(rows, key=lambda row: row["number"]) == one
