@@ -168,7 +168,7 @@ def _saying_how_to_go_on(err: Console) -> Iterator[None]:
 
 
 def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str, Any], err: Console) -> dict[str, Any]:
-    """Measures what passes over as many rows as there are slots cost."""
+    """Measures what rounds over as many rows as there are slots cost."""
     from jaxspec.analysis.policy_cost import policy_costs
 
     with err.status("measuring what passes cost"):

@@ -214,7 +214,8 @@ PLACES += [("manifest", "write"), ("costs", "rename"), ("summary", "fsync"), ("s
 @pytest.mark.parametrize(("name", "step"), PLACES)
 def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch, name, step):
     """What was whole stays, nothing half-written does, and what is written later is what would have been."""
-    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6])))
+    costs = policy_cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))
+    monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: costs)
     options = ("--tokens", "--slots", "1", "--policy", "adaptive", "--output")
     assert batch(*options, str(tmp_path / "reference")).exit_code == 0
     reference, folder = ({path.name: path for path in (tmp_path / "reference").iterdir()}, tmp_path / "out")
