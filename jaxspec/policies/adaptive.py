@@ -27,7 +27,7 @@ class Params(NamedTuple):
 
 Together = Literal["batch", "slots"]
 LONGEST = 16  # the longest pause, in first ones
-MARGIN = 0.03  # that drafting must be better by, for all rows together: costs are not known to less
+MARGIN = 0.03  # that drafting must be better by: costs are not known to less
 WIDTH = 64  # increments of v, or a multiple: the shape is part of the program
 
 
@@ -53,7 +53,8 @@ def adaptive(
 ) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
-    That is Theorem 3.8 with the verify pass at its real cost. a is the share of accepted draft tokens among those that
+    That is Theorem 3.8 with the verify pass at its real cost; any n must be better by 3% than none, which is what costs
+    are known to. a is the share of accepted draft tokens among those that
     were tested (draft tokens after a rejected one are not), where older rounds count less. Where even one draft token
     does not pay, none is made for `pause` rounds, and then one, to see whether things have changed. If it is not
     accepted, the next pause is twice as long, up to 16 times the first: short pauses come first, and doubling bounds
@@ -137,9 +138,9 @@ def _adaptive(together: Together | None) -> Policy:
         is_due = state.idle >= state.pause
         if together:
             # The trial after a pause is that of all rows, when any row's is due.
-            tokens = of_all(tokens, left).at[:, 0].multiply(1.0 + MARGIN)
+            tokens = of_all(tokens, left)
             is_due = jnp.any(jnp.logical_and(left > 0, is_due), keepdims=True)
-        best = best_length(tokens, params.c, params.verify)
+        best = best_length(tokens.at[:, 0].multiply(1.0 + MARGIN), params.c, params.verify)
         return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), left.shape)
 
     def shorten(params: Params, state: AcceptanceState, draft: Draft, left: Int[Array, " B"]) -> Int[Array, " B"]:
