@@ -19,12 +19,25 @@ from jax.core import Tracer
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
-# What one operation may take of the chip's own memory: 40 MB instead of libtpu's 16. A product of few rows then reads
-# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. Not on v5e and v6e, whose own
-# memory has room for the next matrix as a whole, nor on v4, whose compiler makes no use of it.
-_LARGE_BLOCKS = {"xla_tpu_scoped_vmem_limit_kib": "40960"}
-COMPILER_OPTIONS = {"TPU v5": _LARGE_BLOCKS, "TPU v5p": _LARGE_BLOCKS}
-"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a v5p has had both names).
+# What one operation may take of the chip's own memory, where libtpu's limit is 16 MB: a product of few rows then reads
+# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. More leaves less room for
+# matrices that are prefetched as a whole: hence 40 MB on v5p, 24 on v5e, and libtpu's own limit on v6e. The compiler of
+# v4 makes no use of it.
+# The optimiser of loops takes the layers of a pass over one token for a loop, and may prefetch their small matrices
+# instead of the large ones; without it the compiler decides for each matrix. docs/tpu.md has the estimates.
+_NO_LOOPS = {"xla_tpu_memory_bound_loop_optimizer_options": "enabled: false"}
+
+
+def _limit(megabytes: int) -> dict[str, str]:
+    return {"xla_tpu_scoped_vmem_limit_kib": str(1024 * megabytes), **_NO_LOOPS}
+
+
+COMPILER_OPTIONS = {
+    **dict.fromkeys(("TPU v5", "TPU v5p"), _limit(40)),
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), _limit(24)),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), _NO_LOOPS),
+}
+"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a chip has two names).
 
 A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
