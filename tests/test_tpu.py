@@ -50,9 +50,10 @@ def test_float32_is_multiplied_in_float32(programs):
 
 
 def test_no_weight_is_copied_in_the_loop(programs):
-    """The largest copies that there are, of caches and biases, are smaller than any of the matrices."""
+    """What is copied, caches, biases and activations, has no matrix's size; of large pairs it is smaller than any."""
     for name, case in programs.items():
         for program in case["programs"].values():
+            assert not set(program["copies"].values()) & set(case["matrices"]), name
             assert max(program["copies"].values(), default=0) < LEAST_MATRIX, name
 
 
