@@ -82,11 +82,11 @@ def trim_vocabulary(
     name, rows = "embedding" if tied else "head", jnp.asarray(chosen)
     # Every parameter of the head's module, a quantised matrix too, has a row for each token.
 
-    def cut(whole: Params) -> Params:
-        return {name: {leaf: quantised.take_rows(x, rows) for leaf, x in whole.items()}}
+    def cut(layer: Params) -> Params:
+        return {name: {leaf: quantised.take_rows(x, rows) for leaf, x in layer.items()}}
 
-    whole = drafter_model.params[name]
-    head_params = jax.eval_shape(cut, whole) if are_shapes(whole) else cut(whole)
+    layer = drafter_model.params[name]
+    head_params = jax.eval_shape(cut, layer) if are_shapes(layer) else cut(layer)
     head = net.language_model(config).head
     assert head is not None
     trimmed = with_head(drafter_model, head, head_params, chosen)
