@@ -117,16 +117,18 @@ def test_a_round_is_passes_and_little_else(programs, pair: str):
     assert rest < 0.04 * parts["target"]["cycles"]  # of two layers; of all 24 or 32 it is a twelfth of that
 
 
-def test_the_command_keeps_programs_of_a_mesh(tmp_path: Path):
-    """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are read."""
-    options = (
-        "--target debian-t5-base --draft debian-t5-small --gamma 2 --topology v5e --mesh model=2 --alpha 0.5 --json"
-    )
+@pytest.mark.parametrize(("topology", "name"), [("v5e --mesh model=2", "v5e:2x2"), ("v4", "v4:2x2x1")])
+def test_the_command_keeps_programs_of_a_mesh(topology: str, name: str, tmp_path: Path):
+    """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are read.
+
+    One chip, which is what is used without a mesh, is two devices of a v4.
+    """
+    options = f"--target debian-t5-base --draft debian-t5-small --gamma 2 --topology {topology} --alpha 0.5 --json"
     command = [sys.executable, "-m", "jaxspec", "compile", *options.split(), "--save", str(tmp_path)]
     done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
-    assert report["topology"] == "v5e:2x2" and report["chips"] == 2 and report["fits"]
+    assert report["topology"] == name and report["mesh"] == "model=2" and report["chips"] == 2 and report["fits"]
     assert report["expected"]["tokens_per_round"] == 1.75
     assert {path.name for path in tmp_path.glob("*.executable")} == {"plain.executable", "speculative.executable"}
     fingerprint = json.loads((tmp_path / "speculative.json").read_text())
