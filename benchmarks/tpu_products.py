@@ -23,6 +23,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
 from jaxspec.analysis import aot
+from jaxspec.analysis.program_text import read
 from jaxspec.core.programs import COMPILER_OPTIONS
 
 MATRICES = {
@@ -61,7 +62,7 @@ def estimate(shape: tuple[int, int], rows: int, limit: int, layout: str, topolog
         return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
 
     text = jax.jit(product).lower(few, matrix).compile(compiler_options={OPTION: str(limit)}).as_text() or ""
-    cycles = sum(part.cycles for part in aot.read(text)[1].values())
+    cycles = sum(part.cycles for part in read(text)[1].values())
     assert machine.clock is not None
     floor = 2 * math.prod(shape) / machine.bandwidth * machine.clock
     bounds = [json.loads(found) for found in re.findall(r'"iteration_bounds":(\[[^\]]*\])', text)]

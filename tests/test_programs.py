@@ -100,11 +100,27 @@ def test_a_device_s_options_are_given_to_the_compiler_of_the_outermost_program(m
     one = jnp.array(1.0)
     assert float(apply(jnp.negative, one)) == -1.0  # this device has none
     monkeypatch.setattr(programs, "COMPILER_OPTIONS", {jax.devices()[0].device_kind: {"no_such_option": "1"}})
+    monkeypatch.setattr(programs, "_is_known", lambda *_: True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         apply(jnp.abs, one)
     assert float(jax.jit(lambda x: apply(jnp.abs, x))(one)) == 1.0
     assert jax.vmap(lambda x: apply(jnp.abs, x))(one[None]).tolist() == [1.0]
     assert float(apply.lower(jnp.abs, one).compile()(x=one)) == 1.0
+
+
+def test_options_that_a_compiler_lacks_are_left_out(monkeypatch):
+    """Its release may be older or newer than ours; programs are then a little slower, and not refused."""
+    kind = jax.devices()[0].device_kind
+    options = {"xla_cpu_enable_fast_min_max": "True", "no_such_option": "1"}
+    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {kind: options})
+    with pytest.warns(UserWarning, match=r"without the option no_such_option: .*[Nn]o such"):
+        assert programs._accepted(kind) == {"xla_cpu_enable_fast_min_max": "True"}
+
+    @programs.jit(static_argnames=("function",))
+    def apply(function, x):
+        return function(x)
+
+    assert float(apply(jnp.abs, jnp.array(-1.0))) == 1.0
 
 
 def test_a_generation_is_compiled_once_for_its_functions():

@@ -11,75 +11,42 @@ v6e: that of a part is therefore the larger of its estimate and of the bytes it 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import math
-import os
 import pickle
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.analysis import formulas, memory, roofline, table
-from jaxspec.analysis.program_text import Part, read
-from jaxspec.core import Model, Params, Weights, token_rows
-from jaxspec.core.programs import COMPILER_OPTIONS
+from jaxspec.analysis.compiled import (
+    Compiled,
+    DoesNotFit,
+    Program,
+    compile_generation,
+    cores,
+    fingerprint,
+    lower,
+    machine_of,
+    tpu_devices,
+    with_room,
+)
+from jaxspec.analysis.program_text import Part
+from jaxspec.core import Model, Params, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.nets import net_of
 from jaxspec.weights import huggingface, loading, quantisation
 
-SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "v5e": "2x2", "v6e": "2x2"}  # shapes of the smallest hosts
 ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
 SUFFIX = ".executable"
-
-
-class Program(NamedTuple):
-    """A generation, compiled for one chip of perhaps several.
-
-    Attributes:
-        compile_seconds: what compiling it took.
-        arguments, outputs, temporaries, code: bytes of each chip; weights are arguments.
-        collectives: number and bytes of each kind, in the whole program.
-        parts: by name; those that the program has.
-        copies: operations in the loop over rounds that copy a large array into another layout, with its bytes.
-    """
-
-    compile_seconds: float
-    arguments: int
-    outputs: int
-    temporaries: int
-    code: int
-    collectives: dict[str, tuple[int, int]]
-    parts: dict[str, Part]
-    copies: dict[str, int]
-
-    memory = property(lambda self: self.arguments + self.outputs + self.temporaries + self.code, doc="Bytes of a chip.")
-
-
-class Compiled(NamedTuple):
-    """A compiled generation.
-
-    Attributes:
-        program: what it takes.
-        executable: as `jax.jit(...).lower(...).compile()` returns it.
-        fingerprint: what it is good for: versions, options, devices, shapes, and the program itself.
-    """
-
-    program: Program
-    executable: Any
-    fingerprint: dict[str, Any]
 
 
 class Expected(NamedTuple):
@@ -236,7 +203,8 @@ def estimate(
     Args:
         prepared: of `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
         topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host.
-        mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip.
+        mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip, on both
+            devices of one that is two.
         plain: plain decoding of an earlier estimate of the same target, rows and topology, not to be compiled again.
         advance: called with what is compiled next, before each of the two programs.
 
@@ -257,6 +225,8 @@ def estimate(
     """
     name, devices = tpu_devices(topology)
     machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}
+    if mesh is None and cores(devices) > 1:
+        mesh = f"model={cores(devices)}"
     compiled = {} if plain is None else {"plain": plain}
     for which, request in (("plain", prepared.plain()), ("speculative", prepared)):
         if which not in compiled and (which == "plain" or prepared.drafter is not None):
@@ -284,10 +254,6 @@ def estimate(
     )
 
 
-class DoesNotFit(ValueError):
-    """A program takes more memory than the devices have that it is compiled for."""
-
-
 def what_fits(prepared: Prepared, machine: roofline.Machine, chips: int) -> str:
     """Says in words how long prompts may be, by the sum of what cannot be done without."""
     if machine.memory is None:
@@ -299,118 +265,6 @@ def what_fits(prepared: Prepared, machine: roofline.Machine, chips: int) -> str:
         f"Of {room_size} weights take {weights}, and caches and rows {token} for each token of {prompts} prompts, so "
         f"that prompts of up to {longest:,} tokens fit, less what passes make"
     )
-
-
-def tpu_devices(topology: str) -> tuple[str, list[Any]]:
-    """Returns the full name of a topology, and its devices, of which none is here.
-
-    Raises:
-        ImportError, ValueError: as `estimate`.
-    """
-    kind, _, shape = topology.partition(":")
-    name = f"{kind}:{shape or SMALLEST.get(kind, '')}"
-    if importlib.util.find_spec("libtpu") is None:
-        wanted = [r.partition(";")[0].strip() for r in importlib.metadata.requires("jax") or () if "libtpu" in r]
-        raise ImportError(
-            "libtpu, the compiler of TPUs, is not installed (it needs no TPU): "
-            f"pip install --no-deps '{(wanted or ['libtpu'])[0]}' brings the one that this jax names"
-        )
-    # libtpu would look for a TPU, and let only one process use it; none is used here.
-    usual = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    for variable, value in usual.items():
-        os.environ.setdefault(variable, value)
-    from jax.experimental import topologies
-
-    try:
-        if kind not in SMALLEST:
-            raise ValueError(f"no chip {kind!r} is in the table")
-        return name, list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
-    except Exception as error:  # of several kinds, from libtpu
-        kinds = ", ".join(f"{kind}:{shape}" for kind, shape in SMALLEST.items())
-        raise ValueError(f"topology is {topology!r}: expected one such as {kinds} ({error})") from error
-
-
-def machine_of(topology: str, devices: Sequence[Any]) -> roofline.Machine:
-    """Returns a device of a topology as a machine: of a chip that is two devices, each has half of it."""
-    chip = roofline.machine(f"tpu-{topology.partition(':')[0]}")
-    cores = len(devices) // len({tuple(device.coords) for device in devices})
-    halved = {f: getattr(chip, f) / cores for f in ("bandwidth", "bfloat16", "memory") if getattr(chip, f)}
-    return chip._replace(**halved)
-
-
-def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | Mesh | None = None) -> Compiled:
-    """Compiles the program that `jaxspec.generate` would run, for some devices, and reads what it takes.
-
-    Args:
-        prepared: as in `estimate`; of arrays only shapes and dtypes are read.
-        devices: of a topology, or of this machine.
-        mesh: as in `estimate`.
-
-    Raises:
-        DoesNotFit: the program does not fit the device's memory.
-    """
-    place = None if mesh is None else sharding.mesh(mesh, devices)
-    lowered = _lower(prepared, place, devices[0])
-    started = time.monotonic()
-    try:
-        with _without_cache():
-            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].device_kind, ANEW))
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
-        raise DoesNotFit(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
-    seconds, stats, text = time.monotonic() - started, executable.memory_analysis(), executable.as_text() or ""
-    sizes = (
-        stats.argument_size_in_bytes,
-        stats.output_size_in_bytes - stats.alias_size_in_bytes,
-        stats.temp_size_in_bytes,
-        stats.generated_code_size_in_bytes,
-    )
-    return Compiled(Program(seconds, *sizes, *read(text)), executable, _fingerprint(lowered, devices[0], place))
-
-
-# An option at its default. What was compiled with other options is not found again in this process, where a program may
-# be one that the persistent cache gave.
-ANEW = {"xla_embed_ir_in_executable": False}
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """Compiles anew: what the persistent cache gives took no time to compile, and a CPU's cannot be stored again."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
-
-
-def _lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
-    """Lowers the generation, with weights and rows where `jaxspec.load` and `prepare` would put them."""
-    weights, prompt, request = prepared.weights, prepared.prompt, prepared.request
-    if prepared.before is not None:
-        raise ValueError("a generation that goes on from a prefix is not compiled ahead: prepare it without prefix=")
-    if mesh is None:
-        places = jax.tree.map(lambda _: SingleDeviceSharding(device), (weights, prompt, request))
-    else:
-        drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else prepared.target
-        places = (
-            Weights(
-                sharding.parameters(weights.target, prepared.target.config, mesh),
-                sharding.parameters(weights.draft, drafting.config, mesh),
-            ),
-            sharding.rows(prompt, len(prompt.length), mesh),
-            sharding.rows(request, len(request.max_new_tokens), mesh),
-        )
-    shapes = jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (weights, prompt, request), places
-    )
-    return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
 
 
 def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
@@ -501,7 +355,7 @@ def load(
         raise FileNotFoundError(f"no program at {path}: `jaxspec compile --save` and `aot.save` write them")
     devices, place = jax.devices() if devices is None else devices, sharding.mesh_of(prepared.weights)
     stored = pickle.loads(path.read_bytes())
-    expected = _fingerprint(_lower(prepared, place, devices[0]), devices[0], place)
+    expected = fingerprint(lower(prepared, place, devices[0]), devices[0], place)
     for entry, value in stored["fingerprint"].items():
         if value != expected.get(entry):
             raise ValueError(
@@ -510,20 +364,6 @@ def load(
             )
     used = list(devices[:1]) if place is None else list(place.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
-    return lambda again: program(weights=again.weights, prompt=again.prompt, request=again.request, before=None)
-
-
-def _fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
-    """Describes what a compiled program is good for; the program's own text stands for models and options."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    if device.platform == "tpu":
-        versions["libtpu"] = importlib.metadata.version("libtpu")
-    arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
-    shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
-    return versions | {
-        "options": COMPILER_OPTIONS.get(device.device_kind),
-        "device": device.device_kind,
-        "mesh": None if mesh is None else dict(mesh.shape),
-        "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),
-        "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
-    }
+    return lambda again: program(
+        weights=again.weights, prompt=again.prompt, request=with_room(again.request), before=None
+    )

@@ -1,4 +1,4 @@
-"""Checks of numbers and names that users give."""
+"""Checks of numbers and names that users give, and of parameters that are shapes alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import numbers
 from collections.abc import Iterable
 from typing import Any
+
+import jax
 
 
 def integer(value: Any, name: str, expected: str) -> int:
@@ -87,3 +89,12 @@ def suggest(wanted: str, names: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(wanted, sorted(names), n=1)
     return f": did you mean {near[0]!r}?" if near else ""
+
+
+def are_shapes(arrays: Any) -> bool:
+    """Tells whether arrays, or some of them, are shapes alone, as of a model that is compiled here and runs elsewhere.
+
+    >>> are_shapes({"weight": jax.ShapeDtypeStruct((2, 3), "float32")}), are_shapes({"weight": jax.numpy.ones(3)})
+    (True, False)
+    """
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,25 @@ from jax.core import Tracer
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
-# What one operation may take of the chip's own memory: 40 MB instead of libtpu's 16. A product of few rows then reads
-# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. Not on v5e and v6e, whose own
-# memory has room for the next matrix as a whole, nor on v4, whose compiler makes no use of it.
-_LARGE_BLOCKS = {"xla_tpu_scoped_vmem_limit_kib": "40960"}
-COMPILER_OPTIONS = {"TPU v5": _LARGE_BLOCKS, "TPU v5p": _LARGE_BLOCKS}
-"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a v5p has had both names).
+# What one operation may take of the chip's own memory, where libtpu's limit is 16 MB: a product of few rows then reads
+# its matrix in fewer and larger blocks, each of which costs some 2,000 cycles to begin. More leaves less room for
+# matrices that are prefetched as a whole: hence 40 MB on v5p, 24 on v5e, and libtpu's own limit on v6e. The compiler of
+# v4 makes no use of it.
+# The optimiser of loops takes the layers of a pass over one token for a loop, and may prefetch their small matrices
+# instead of the large ones; without it the compiler decides for each matrix. docs/tpu.md has the estimates.
+_NO_LOOPS = {"xla_tpu_memory_bound_loop_optimizer_options": "enabled: false"}
+
+
+def _limit(megabytes: int) -> dict[str, str]:
+    return {"xla_tpu_scoped_vmem_limit_kib": str(1024 * megabytes), **_NO_LOOPS}
+
+
+COMPILER_OPTIONS = {
+    **dict.fromkeys(("TPU v5", "TPU v5p"), _limit(40)),
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), _limit(24)),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), _NO_LOOPS),
+}
+"""Options that `jaxspec.generate` gives to the compiler, by `jax.Device.device_kind` (a chip has two names).
 
 A program of your own, in which `jaxspec.rollout` is, has them by `jax.jit(..., compiler_options=...)`."""
 
@@ -46,7 +60,7 @@ class Jitted(Generic[Result]):
         @functools.lru_cache(kept)
         def program(kind: str, *static: Any) -> Any:
             bound = functools.partial(function, **dict(zip(static_argnames, static, strict=True)))
-            jitted = jax.jit(bound, compiler_options=COMPILER_OPTIONS.get(kind), **options)
+            jitted = jax.jit(bound, compiler_options=_accepted(kind), **options)
             alive.add(jitted)
             return jitted
 
@@ -82,6 +96,23 @@ def _kind(arguments: Any) -> str:
         return ""  # the outermost program alone takes options
     kinds = {device.device_kind for array in arrays for device in array.devices()} or {default}
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _accepted(kind: str) -> dict[str, str] | None:
+    """Returns the options for a kind of device that its compiler knows: another release may lack some."""
+    options = {name: value for name, value in COMPILER_OPTIONS.get(kind, {}).items() if _is_known(kind, name, value)}
+    return options or None
+
+
+@functools.lru_cache
+def _is_known(kind: str, name: str, value: str) -> bool:
+    try:
+        jax.jit(lambda: jnp.zeros(())).lower().compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error).partition("\n")[0]
+        warnings.warn(f"programs for {kind} are compiled without the option {name}: {message}", stacklevel=2)
+        return False
+    return True
 
 
 def jit(

@@ -30,7 +30,7 @@ from jaxspec.core import (
     token_ids,
     token_rows,
 )
-from jaxspec.core.checks import integer
+from jaxspec.core.checks import are_shapes, integer
 from jaxspec.decode import inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -177,7 +177,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
     top = reported_tokens(log_probs, top, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
-    if samples > 1 and not _is_elsewhere(target.params):  # the least that they take
+    if samples > 1 and not are_shapes(target.params):  # the least that they take
         least = 4 * batch * (target.lm.vocab_size + 64)
         inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", devices(target.params))
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
@@ -237,7 +237,7 @@ def check_fits(prepared: Prepared) -> None:
     """
     p, batch, width = prepared, prepared.request.max_new_tokens.shape[0], prepared.prompt.tokens.shape[1]
     size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
-    if _is_elsewhere(p.weights) or not inputs.is_large(batch, width, size + nodes):
+    if are_shapes(p.weights) or not inputs.is_large(batch, width, size + nodes):
         return
     arrays = jax.eval_shape(lambda arrays: arrays, (p.weights, p.prompt, p.request, p.before))
     shapes, structure = jax.tree.flatten(arrays)
@@ -263,11 +263,6 @@ def _sizes_after_prefill(
     """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
     weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
     return inputs.sizes_of(functools.partial(decoder.init, headroom=headroom), weights, prompt, request, before=before)
-
-
-def _is_elsewhere(weights: Any) -> bool:
-    """Says whether parameters are shapes alone, of a generation that does not run here."""
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(weights))
 
 
 def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:

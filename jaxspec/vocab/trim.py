@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec import nets
-from jaxspec.core import Model, token_ids
+from jaxspec.core import Model, Params, token_ids
+from jaxspec.core.checks import are_shapes
 from jaxspec.nets import quantised
 from jaxspec.vocab.remap import MappedParams, check_model, with_head
 
@@ -79,7 +81,12 @@ def trim_vocabulary(
     config = dataclasses.replace(drafter_model.config, vocab_size=len(chosen), **unread)
     name, rows = "embedding" if tied else "head", jnp.asarray(chosen)
     # Every parameter of the head's module, a quantised matrix too, has a row for each token.
-    head_params = {name: {leaf: quantised.take_rows(x, rows) for leaf, x in drafter_model.params[name].items()}}
+
+    def cut(layer: Params) -> Params:
+        return {name: {leaf: quantised.take_rows(x, rows) for leaf, x in layer.items()}}
+
+    layer = drafter_model.params[name]
+    head_params = jax.eval_shape(cut, layer) if are_shapes(layer) else cut(layer)
     head = net.language_model(config).head
     assert head is not None
     trimmed = with_head(drafter_model, head, head_params, chosen)

@@ -9,6 +9,7 @@ import jax
 
 from jaxspec import sharding
 from jaxspec.core import BoundDrafter, Model
+from jaxspec.core.checks import are_shapes
 from jaxspec.drafters.common import check_model
 from jaxspec.drafters.model import model
 from jaxspec.drafters.share_encoder import with_shared_encoder
@@ -56,9 +57,8 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
         kind = quantisation.dtype_of(target.params, "float32")
         raise ValueError(f"{name} has {kind} matrices already, and its copy would be as slow: expected a wider dtype")
     dtype = f"int{bits}"
-    is_shape = isinstance(jax.tree.leaves(target.params)[0], jax.ShapeDtypeStruct)  # of a model that is only compiled
     quantise = functools.partial(quantisation.quantise, dtype=dtype)
-    params = jax.eval_shape(quantise, target.params) if is_shape else quantise(target.params)
+    params = jax.eval_shape(quantise, target.params) if are_shapes(target.params) else quantise(target.params)
     if target.config is None or not quantisation.has_quantised(params):
         raise ValueError(f"{name} has no matrices to quantise: expected a network of jaxspec.nets, with its config")
     config = dataclasses.replace(target.config, dtype=loading.dtype_names(dtype, compute)[1])

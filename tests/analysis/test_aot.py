@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt
-from jaxspec.analysis import aot, roofline, table
+from jaxspec.analysis import aot, compiled, roofline, table
 from jaxspec.analysis.program_text import Part
 from jaxspec.analysis.random_model import random_params
 from jaxspec.decode import loop
@@ -56,6 +56,19 @@ def test_a_loaded_program_gives_the_text_of_generate(prepared, stored):
     assert made.program.arguments > 0 and made.program.memory > made.program.arguments
 
 
+def test_a_program_of_shapes_serves_models_with_several_end_tokens(prepared, stored):
+    """A shape names no end tokens; those that a checkpoint's files name are arguments of the program."""
+    _, folder = stored
+    text = np.asarray(loop.run(prepared).tokens)
+    ends = text[0, 3:6].tolist()
+    ending = prepared.replace(eos_ids=ends)
+    assert ending.request.eos.shape == (2, 3) and prepared.request.eos.shape == (2, 1)
+    out, expected = aot.load(folder, prepared)(ending), loop.run(ending)
+    assert np.array_equal(out.tokens, expected.tokens) and not np.array_equal(out.tokens, text)
+    with pytest.raises(ValueError, match="is of another shape: "):
+        aot.load(folder, prepared.replace(eos_ids=range(compiled.ENDS + 1)))
+
+
 def test_a_program_is_refused_for_another_shape_or_decoder(prepared, stored):
     _, folder = stored
     longer = prepared.replace(max_new_tokens=40)  # the same arguments, but another output
@@ -88,6 +101,7 @@ def test_a_chip_that_is_two_devices_is_halved():
     devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
     chip, half = aot.machine_of("v4:2x2x1", devices), aot.machine_of("v4:2x2x1", [*devices, *devices])
     assert chip == roofline.machine("tpu-v4")
+    assert compiled.cores(devices) == 1 and compiled.cores([*devices, *devices]) == 2
     assert half.bandwidth == chip.bandwidth / 2 and half.memory == 16 * 2**30 and half.clock == chip.clock
 
 

@@ -77,6 +77,21 @@ def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
 
 
 @pytest.mark.parametrize(
+    "draft",
+    ["trim=4000:{}", "tree=2x1:trim=3000:{}", "cascade:{}:{}", "quantised=4", "trim=4000:early_exit=2", "greedy:{}"],
+)
+def test_drafters_are_made_of_shapes(run, draft):
+    result = run(*PAIR[:2], "--draft", draft.replace("{}", PAIR[3]))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("draft", ["share:{}", "without_backoff:{}"])
+def test_drafters_that_need_more_than_shapes_say_so(run, draft):
+    result = run(*PAIR[:2], "--draft", draft.replace("{}", PAIR[3]))
+    assert result.exit_code == 2 and ("no tokenizer" in result.output or "no n-gram tables" in result.output)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--alpha", "0.5"), "--alpha is of a drafter: add a --draft"),

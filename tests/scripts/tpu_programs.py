@@ -17,13 +17,14 @@ import jax
 import numpy as np
 
 from jaxspec import drafters
-from jaxspec.analysis import aot, roofline
+from jaxspec.analysis import aot, program_text, roofline
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.t5 import T5Config
 
 VOCAB = 4096  # small: the head would hide what layers take
+SMALL = 1 << 15  # bytes from which copies are reported, and the least matrix has
 
 
 class Case(NamedTuple):
@@ -68,13 +69,24 @@ def compiled(case: Case) -> dict[str, aot.Compiled]:
     return {name: aot.compile_generation(request, devices, case.mesh) for name, request in programs.items()}
 
 
+def matrices(case: Case) -> list[int]:
+    """Lists the bytes of both models' matrices, whole and, on a mesh, as a chip holds them."""
+    models = [aot.shape_model(config, case.dtype) for config in (case.target, case.draft)]
+    leaves = [leaf for model in models for leaf in jax.tree.leaves(model.params) if len(leaf.shape) == 2]
+    chips = int(case.mesh.removeprefix("model=")) if case.mesh else 1
+    sizes = {leaf.size * leaf.dtype.itemsize // parts for leaf in leaves for parts in (1, chips)}
+    return sorted(size for size in sizes if size >= SMALL)  # not tables of relative biases
+
+
 def main() -> None:
     """Compiles the cases, and prints a line of JSON of each."""
+    program_text.LARGE = SMALL
     for case in CASES:
         if all(word in case.name for word in sys.argv[1:]):
             made = compiled(case)
             about: dict[str, Any] = {"name": case.name, "mesh": case.mesh}
             about |= {"read by a pass": roofline.load_of(case.target).weight_bytes / 2}  # bfloat16
+            about |= {"matrices": matrices(case)}
             about |= {"bf16": "bf16" in made["speculative"].executable.as_text()}
             programs = {name: one.program._asdict() | {"parts": _parts(one)} for name, one in made.items()}
             print("compiled", json.dumps(about | {"programs": programs}), flush=True)
