@@ -13,6 +13,7 @@ from jaxspec.core import Model, Prompt
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model, word_tokenizer
+from jaxspec.training.top_tokens import log_probs_of
 from jaxspec.vocab.cross_tokenizer import share_vocabulary
 from jaxspec.vocab.remap import map_vocabulary
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary
@@ -237,3 +238,16 @@ def test_what_cannot_be_mapped(message):
     with pytest.raises(ValueError) as error:
         BAD[message]()
     assert message in str(error.value)
+
+
+def test_a_model_that_spells_can_be_trained():
+    """Through `extend`, as `training.online` does."""
+    prompt, tokens, top = Prompt(jnp.array([[0, 1]]), jnp.array([2])), jnp.array([[2, 1]]), jnp.array([[[0], [1]]])
+    model = map_vocabulary(table_model(jax.random.key(3), 2), [2, 0], 3, [[1], [0, 1], [0]])
+
+    def loss(params):
+        return jnp.sum(log_probs_of(model.lm, params, prompt, tokens, top))
+
+    gradient = jax.grad(loss, allow_int=True)(model.params)
+    leaves = [leaf for leaf in jax.tree.leaves(gradient) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert any(jnp.any(leaf != 0) for leaf in leaves)

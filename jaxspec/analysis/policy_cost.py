@@ -22,6 +22,7 @@ from jaxspec.core import (
     Draft,
     DraftContext,
     Drafter,
+    Rule,
     State,
     Weights,
     programs,
@@ -29,6 +30,7 @@ from jaxspec.core import (
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.common import as_drafter
+from jaxspec.policies.adaptive import Together
 
 FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
 
@@ -38,7 +40,7 @@ class PolicyCosts(NamedTuple):
 
     Attributes:
         c: of one draft token.
-        v: of a round that judges 0, 1, .. gamma draft tokens, but for c of each [gamma + 1].
+        v: of a round that judges 0, 1, .. gamma draft tokens, without the c of these [gamma + 1].
     """
 
     c: float
@@ -55,8 +57,11 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
 
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
-            which a pass reads.
+            which a pass reads. Drafts that it leaves no room for are not timed, and count as 10^6 rounds.
         repeats, inner: as `cost.measure` takes them.
+
+    Raises:
+        ValueError: a generation without a drafter, or of 0 draft tokens.
 
     Example:
         >>> from jaxspec.testing import prepared_table
@@ -65,10 +70,12 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
         (True, (5,), 1.0, True)
     """
     gamma = prepared.decoder.gamma
+    if prepared.options["drafter"] is None or not gamma:
+        raise ValueError("there is nothing to cost: expected a generation with a drafter, and at least 1 draft token")
     possible = prepared.max_new_tokens - 2  # prefill makes a token, and the last one is never drafted
     ends = [n for n in _ends(prepared) if n <= possible]
     if not ends:
-        return PolicyCosts(0.0, np.ones(gamma + 1))
+        return PolicyCosts(0.0, np.array([1.0] + [FAR] * gamma))
     begins = [before + 1 for before in (0, *ends[:-1])]
     timed = sorted({0, *begins, *ends})
     loop_of = _round_loops(prepared, inner)
@@ -79,7 +86,21 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
     ]
     c = max(0.0, float(np.median(slopes))) if slopes else 0.0
     v = np.maximum.accumulate([1.0, *(ratio[end] - c * end for end in ends)])  # noise makes some round cheaper
-    return PolicyCosts(c, v[np.minimum(np.searchsorted((0, *ends), np.arange(gamma + 1)), len(ends))])
+    return PolicyCosts(c, np.append(v, FAR)[np.searchsorted((0, *ends), np.arange(gamma + 1))])
+
+
+def agreement(kind: Together, rows: int, is_sampled: bool, rule: Rule | None) -> Together | None:
+    """Says how rows agree on drafts in `policies.adaptive`: several of them, whose texts do not depend on drafts.
+
+    Args:
+        kind: "batch" or "slots".
+        rows: that are decoded together.
+        is_sampled, rule: of the generation.
+
+    >>> agreement("batch", 8, False, None), agreement("batch", 8, True, None), agreement("batch", 1, False, None)
+    ('batch', None, None)
+    """
+    return kind if rows > 1 and (not is_sampled or (rule is not None and rule.shares_noise)) else None
 
 
 def _ends(prepared: Prepared) -> tuple[int, ...]:

@@ -83,9 +83,10 @@ class Predictor:
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]
         key = "policy", part.decoder.gamma
-        return policies.adaptive(
-            *self._once(key, setting, lambda: policy_cost.policy_costs(part, repeats=self._repeats))
-        )
+        costs = self._once(key, setting, lambda: policy_cost.policy_costs(part, repeats=self._repeats))
+        rows = len(part.request.max_new_tokens)
+        together = policy_cost.agreement("batch", rows, part.is_sampled, part.options["rule"])
+        return policies.adaptive(*costs, together=together)
 
     def theorem(self, setting: Setting, prepared: Prepared, costs: Costs | None) -> float | None:
         """Computes the speed by Theorem 3.8; None of trees, of policies, and where alpha is not known."""

@@ -121,8 +121,11 @@ def batch(
     described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
     done = output.begin(manifest_of(source, output, models, described))
     if settings.policy.partition("=")[0] == "adaptive":
+        from jaxspec.analysis.policy_cost import agreement
+
         costs = output.costs(lambda: _costs(settings, target, drafter, generation, err))
-        together = names.together("slots", sampling.get("temperature"), generation["rule"])
+        is_sampled = bool(sampling.get("temperature"))
+        together = agreement("slots", settings.slots, is_sampled, generation["rule"])
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
     with err.status("reading the chunks that are there"):
         summary = output.summarised(done)

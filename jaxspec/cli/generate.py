@@ -196,12 +196,14 @@ def _check_head(prepared: Prepared, settings: Settings, err: Console) -> None:
 
 def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
     """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
-    from jaxspec.analysis.policy_cost import policy_costs
+    from jaxspec.analysis.policy_cost import agreement, policy_costs
 
     if settings.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
         return prepared
-    costs = policy_costs(next(in_batches(prepared, settings.batch)).prepared, repeats=COST_REPEATS)
-    together = names.together("batch", prepared.is_sampled, prepared.options["rule"])
+    batch = next(in_batches(prepared, settings.batch)).prepared
+    costs = policy_costs(batch, repeats=COST_REPEATS)
+    rows = len(batch.request.max_new_tokens)
+    together = agreement("batch", rows, prepared.is_sampled, prepared.options["rule"])
     return prepared.replace(policy=names.policy(settings.policy, **costs._asdict(), together=together))
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec.core import BoundPolicy, Model, Rule
-    from jaxspec.policies.adaptive import Together
 
 RANDOM = "random:"  # before a published shape
 POLICIES = {  # with the parameter that NAME=NUMBER sets
@@ -75,15 +74,6 @@ def check_options(drafter: bool, **options: Any) -> None:
 
     table = table_model_from(jnp.zeros((2, 2)))
     prepare(table, [[0]], drafter=table if drafter else None, **options)
-
-
-def together(kind: Together, is_sampled: Any, rule: Rule | None) -> Together | None:
-    """Says how rows agree on drafts in the policy `adaptive`: only if what is drafted does not matter to their texts.
-
-    >>> together("batch", False, None), together("batch", True, None)
-    ('batch', None)
-    """
-    return kind if not is_sampled or (rule is not None and rule.shares_noise) else None
 
 
 def policy(text: str, **costs: Any) -> BoundPolicy:

@@ -3,7 +3,7 @@
 XLA gives the results of a conditional buffers of their own: every branch then copies all of a cache before it writes
 one token to it, and the loop around it copies it once more. What a loop carries, on the other hand, is updated in
 place. So a branch is here a loop that runs once or not at all, and what it updates has to be its carry: an array that
-it reads from outside, and updates, is copied.
+it reads from outside, and updates, is copied. Loops have no gradients in reverse.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def run_or_zeros(
     >>> outputs.tolist(), carry.tolist()
     (0.0, [1.0, 1.0])
     """
-    return switch(jnp.where(wanted, 0, 1), [branch], carry)
+    outputs = _zeros(branch, carry)
+    return run_if(wanted, lambda state: branch(state[1]), (outputs, carry))
 
 
 def switch(
@@ -59,9 +60,13 @@ def switch(
     >>> [leaf.tolist() for leaf in switch(jnp.array(1), writes, jnp.ones(2))]
     [1.0, [1.0, 5.0]]
     """
-    shapes: Outputs = jax.eval_shape(branches[0], carry)[0]
-    outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    outputs = _zeros(branches[0], carry)
     with jax.named_scope("one_of"):
         for number, branch in enumerate(branches):
             outputs, carry = run_if(index == number, lambda state, branch=branch: branch(state[1]), (outputs, carry))
     return outputs, carry
+
+
+def _zeros(branch: Callable[[Carry], tuple[Outputs, Carry]], carry: Carry) -> Outputs:
+    shapes: Outputs = jax.eval_shape(branch, carry)[0]
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

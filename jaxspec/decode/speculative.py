@@ -123,11 +123,11 @@ def speculative(
         drafts_from = functools.partial(to_distribution, params if draft_params is None else draft_params)
         context = states.draft_context(policy, state, depth, drafts_from)
         judges = functools.partial(to_distribution, params)
-        shorten = None
-        if policy is not None and policy.shorten is not None:
-            left = states.tokens_left(state)
-            shorten = functools.partial(policy.shorten, state.request.policy, state.memory, left=left)
-        done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths, shorten)
+        values, memory, left = state.request.policy, state.memory, states.tokens_left(state)
+        limit = None
+        if policy is not None and (shorten := policy.shorten) is not None:
+            limit = lambda draft: shorten(values, memory, draft, left)  # noqa: E731
+        done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths, limit)
         draft, verdict, new, (forward, distribution, unusable), caches = done
         with jax.named_scope("commit"):
             # Rows end as failed where a position that was read is not finite, or the rule's answer is no token.

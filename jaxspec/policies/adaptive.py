@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.core.checks import one_of
@@ -26,6 +26,7 @@ class Params(NamedTuple):
 
 
 Together = Literal["batch", "slots"]
+NEVER = 10**7  # as a pause
 LONGEST = 16  # the longest pause, in first ones
 MARGIN = 0.03  # that drafting must be better by: costs are not known to less
 WIDTH = 64  # increments of v, or a multiple: the shape is part of the program
@@ -70,8 +71,8 @@ def adaptive(
     are left. Of drafts that are looked up some rows find much and others nothing: once that is known, the rows agree
     again on how many of the tokens are verified, so that one row's long draft does not make a pass wider than pays for
     all. A row's draft then depends on the others: its text keeps its distribution, and is the same text at temperature
-    0 or with `rules.coupled`. Their pauses grow until a trial is followed by drafts, since some row's trial is accepted
-    always.
+    0 or with `rules.coupled`. They have one pause, which grows until drafts are made for another reason than a trial:
+    some row's trial is always accepted.
 
     Args:
         c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost`; 0 for a
@@ -109,7 +110,7 @@ def adaptive(
         checked(alpha, "alpha", 0, 1),
         checked(weight, "weight", 1e-3, most),
         checked(forget, "forget", 0, 1),
-        checked(pause, "pause", 0, most, int),
+        checked(pause, "pause", 0, NEVER, int),
     )
     return BoundPolicy(_adaptive(together), values, name="adaptive" if together is None else f"adaptive, {together}")
 
@@ -133,13 +134,18 @@ def _adaptive(together: Together | None) -> Policy:
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
         return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
 
+    def is_trial_due(idle: Int[Array, " B"], pause: Int[Array, " B"], left: Any = 1) -> Bool[Array, " #B"]:
+        """Says whether a pause is over: a row's own, or that of all rows, of which one may have come later."""
+        if together is None:
+            return idle >= pause
+        idle, pause = (jnp.max(jnp.where(left > 0, rounds, 0), keepdims=True) for rounds in (idle, pause))
+        return jnp.logical_and(idle >= pause, jnp.any(left > 0))
+
     def max_draft(params: Params, state: AcceptanceState, gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
         tokens = expected_tokens(state.accepted / state.num_tested, gamma)
-        is_due = state.idle >= state.pause
+        is_due = is_trial_due(state.idle, state.pause, left)
         if together:
-            # The trial after a pause is that of all rows, when any row's is due.
             tokens = of_all(tokens, left)
-            is_due = jnp.any(jnp.logical_and(left > 0, is_due), keepdims=True)
         best = best_length(tokens.at[:, 0].multiply(1.0 + MARGIN), params.c, params.verify)
         return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), left.shape)
 
@@ -152,7 +158,7 @@ def _adaptive(together: Together | None) -> Policy:
         reach = jnp.minimum(jnp.arange(most + 1, dtype=depth.dtype)[None], depth[:, None])
         tokens = jnp.take_along_axis(tokens, reach, axis=1)  # a row gains nothing beyond its own draft
         best = best_length(of_all(tokens, left), jnp.zeros(1), params.verify)  # what drafting cost is spent
-        is_due = jnp.any(jnp.logical_and(left > 0, state.idle >= state.pause))
+        is_due = is_trial_due(state.idle, state.pause, left)
         return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), left.shape)
 
     def update(
@@ -162,13 +168,16 @@ def _adaptive(together: Together | None) -> Policy:
         kept = jnp.where(drafted, 1.0 - params.forget, 1.0)
         # One trial a level: of siblings that were tried, one is accepted or none.
         trials = jnp.minimum(verdict.num_accepted + 1, draft_depth(draft)).astype(jnp.float32)
-        succeeded = accepted > 0
-        if together:  # some row's trial always is accepted: it has succeeded when a draft follows it
+        if together is None:
+            pause, is_trial, pays = state.pause, state.idle > 0, accepted > 0
+        else:
+            # Some row's trial is always accepted. Drafting pays where a draft was made before it was due as a trial.
             drafted = jnp.broadcast_to(jnp.any(drafted), drafted.shape)
-            succeeded = jnp.logical_and(drafted, state.idle == 0)
-        longer = jnp.minimum(2 * state.pause, LONGEST * params.pause)
-        in_vain = jnp.where(jnp.logical_and(drafted, state.idle > 0), longer, state.pause)
-        pause = jnp.where(succeeded, params.pause, in_vain)
+            pause, is_trial = jnp.max(state.pause), is_trial_due(state.idle, state.pause)
+            pays = jnp.logical_and(drafted, jnp.logical_not(is_trial))
+        longer = jnp.minimum(2 * pause, LONGEST * params.pause)
+        pause = jnp.where(jnp.logical_and(drafted, is_trial), longer, pause)
+        pause = jnp.broadcast_to(jnp.where(pays, params.pause, pause), drafted.shape)
         # What is forgotten makes room for the first belief, so that the estimate never rests on nothing.
         return AcceptanceState(
             kept * state.accepted + (1.0 - kept) * params.alpha * params.weight + accepted,

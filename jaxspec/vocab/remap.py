@@ -29,7 +29,6 @@ from jaxspec.core import (
     Model,
     Params,
     Prompt,
-    branches,
     chunks,
     token_rows,
 )
@@ -309,10 +308,10 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             forward, _, inner = read_chunks(spelled[:, :wide], end, capacity=0, before=before)
             return at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
 
+        # A conditional, though it copies the cache: training differentiates it, which it could not do with a loop.
         width = tokens.shape[1]
-        is_wide = (jnp.max(ends[:, -1]) > width).astype(jnp.int32)
         widths = [functools.partial(read, wide) for wide in (width, width * longest)]
-        forward, inner = branches.switch(is_wide, widths, cache.inner)
+        forward, inner = jax.lax.cond(jnp.max(ends[:, -1]) <= width, *widths, cache.inner)
         logits = own_head(params, forward.features) if lm.head else match_vocab(forward.logits, vocab, params.to_target)
         after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
         length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)

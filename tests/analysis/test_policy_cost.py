@@ -68,7 +68,13 @@ def test_drafts_that_no_row_has_room_for_are_not_timed(seconds, new, expected):
     timed = seconds(lambda n: 1.0 + n)
     costs = policy_costs(prepared(DRAFT)._replace(max_new_tokens=new))
     assert timed == expected
-    assert costs.v.shape == (8,) and costs.v[0] == 1 and np.all(np.diff(costs.v) >= 0)
+    assert (costs.v < policy_cost.FAR).tolist() == [n <= max(expected, default=0) for n in range(8)]
+
+
+@pytest.mark.parametrize(("drafter", "gamma"), [(None, 3), (DRAFT, 0)])
+def test_a_generation_that_drafts_nothing_has_no_costs(drafter, gamma):
+    with pytest.raises(ValueError, match="expected a generation with a drafter, and at least 1 draft token"):
+        policy_costs(prepared(drafter, gamma))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -86,12 +92,14 @@ def test_rounds_have_as_many_draft_tokens_as_is_said(name):
 
 
 def test_rounds_are_all_at_one_place():
+    """Ten are like one: what is committed is taken back, and caches with it."""
     generation = prepared(DRAFT, 3, policy=policy_cost._always(3, 3), eos_ids=())
-    begun = loop.begin(generation)
-    tokens, length = begun.tokens.tolist(), begun.length.tolist()
-    count = jnp.asarray(5, jnp.int32)
-    after = policy_cost.rounds(generation.decoder, generation.weights, begun, generation.request.policy, count)
-    assert (after.tokens.tolist(), after.length.tolist()) == (tokens, length) and not after.done.any()
+    static, policy = (generation.decoder, generation.weights), generation.request.policy
+    one, ten = (policy_cost.rounds(*static, loop.begin(generation), policy, jnp.asarray(n, jnp.int32)) for n in (1, 10))
+    assert [leaf.tolist() for leaf in jax.tree.leaves(one.caches)] == [
+        leaf.tolist() for leaf in jax.tree.leaves(ten.caches)
+    ]
+    assert not ten.done.any() and ten.length.tolist() == loop.begin(generation).length.tolist()
 
 
 @pytest.mark.slow

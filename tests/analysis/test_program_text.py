@@ -139,3 +139,37 @@ def test_a_part_takes_the_larger_of_estimate_and_memory():
     machine = Machine(bandwidth=100.0, bfloat16=None, float32=None, clock=10.0)
     assert Part(cycles=50, bytes_read=100).seconds(machine) == 5.0
     assert Part(cycles=5, bytes_read=100).seconds(machine) == 1.0
+
+
+def test_of_alternatives_the_most_expensive_counts_and_of_what_is_done_or_not_all():
+    """`core.branches` makes loops of both: three widths of a pass, of which one is run, and two levels of a tree."""
+
+    def loop(name, cycles):
+        return f"""
+%{name} (arg.{cycles}: f32[8]) -> f32[8] {{
+  ROOT %fusion.{cycles} = f32[8]{{0}} fusion(), kind=kLoop, calls=%none, {CYCLES % cycles}
+}}
+"""
+
+    loops = {"one": 10, "two": 30, "three": 20, "level": 5, "deeper": 6}
+    scopes = dict.fromkeys(("one", "two", "three"), "while/body/target/one_of/branch/while")
+    scopes |= dict.fromkeys(("level", "deeper"), "while/body/draft/branch/while")
+    calls = "\n".join(
+        f"  %while.{name} = f32[8]{{0}} while(%carry.9), condition=%c, body=%{name}, {SCOPE % scope}"
+        for name, scope in scopes.items()
+    )
+    text = f"""
+{"".join(loop(*pair) for pair in loops.items())}
+%round (carry.9: f32[8]) -> f32[8] {{
+  %carry.9 = f32[8]{{0}} parameter(0)
+{calls}
+  ROOT %copy.9 = f32[8]{{0}} copy(%while.one)
+}}
+
+ENTRY %main.1 (start: f32[8]) -> f32[8] {{
+  %start = f32[8]{{0}} parameter(0)
+  ROOT %while.9 = f32[8]{{0}} while(%start), condition=%c, body=%round, {SCOPE % "while"}
+}}
+"""
+    cycles = {name: part.cycles for name, part in read(text)[1].items() if part.cycles}
+    assert cycles == {"target": 30, "draft": 11}

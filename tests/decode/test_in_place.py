@@ -1,44 +1,60 @@
 """Caches are updated in place: XLA copies those of a conditional, and, on a CPU, what is written for two readers."""
 
+import dataclasses
 import re
 
 import jax
 import pytest
 
-import jaxspec
-from jaxspec import drafters, policies
-from jaxspec.core import Model
+from jaxspec import DraftHead, drafters, policies
+from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.nets import gpt
+from jaxspec.draft_heads import eagle, kind_of
+from jaxspec.nets import decoder, gpt, t5
 
 
-def model(layers: int) -> Model:
+def gpt_model(layers: int) -> Model:
     config = gpt.GPTConfig(17, dim=15, ff_dim=32, layers=layers, heads=3, max_positions=64)
     return Model(gpt.language_model(config), gpt.init(config, jax.random.key(layers)), config=config)
 
 
-TARGET, DRAFT = model(2), model(1)
+def t5_model(layers: int) -> Model:
+    config = t5.T5Config(17, 16, 32, 2, 8, layers, layers)
+    return Model(t5.language_model(config), t5.init(config, jax.random.key(layers)), config=config)
+
+
+def eagle_head() -> tuple[Model, BoundDrafter]:
+    """A decoder with an EAGLE head, which feeds its own cache the pair that prefill leaves open."""
+    shape = decoder.DecoderConfig(17, 16, ff_dim=32, layers=2, heads=2, kv_heads=2, head_dim=8)
+    target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
+    config = eagle.EagleConfig(dataclasses.replace(shape, layers=1), 16)
+    kind = kind_of(config)
+    head = DraftHead(kind.head(config), kind.init(config, jax.random.key(1)))
+    return target, kind.drafter(head, target, None)
+
+
+TARGET, DRAFT = gpt_model(2), gpt_model(1)
 ADAPTIVE = policies.adaptive(together="slots")
-SPELLS = jaxspec.map_vocabulary(DRAFT, range(17), 17, [*([n] for n in range(16)), [1, 2]])
 CASES = {
-    "plain": (None, None),
-    "a model": (DRAFT, None),
-    "a model, adaptive": (DRAFT, ADAPTIVE),
-    "prompt_lookup": (drafters.prompt_lookup(), None),
-    "a tree, adaptive": (drafters.tree(DRAFT, (2, 1)), ADAPTIVE),
-    "early_exit, adaptive": (drafters.early_exit(TARGET, 1), ADAPTIVE),
-    "a model that spells": (SPELLS, None),
-    "cascade, adaptive": (drafters.cascade(DRAFT, drafters.prompt_lookup()), ADAPTIVE),
+    "plain": (TARGET, None, None),
+    "a model": (TARGET, DRAFT, None),
+    "a model, adaptive": (TARGET, DRAFT, ADAPTIVE),
+    "a model, adaptive, with an encoder": (t5_model(2), t5_model(1), ADAPTIVE),
+    "prompt_lookup": (TARGET, drafters.prompt_lookup(), None),
+    "a tree, adaptive": (TARGET, drafters.tree(DRAFT, (2, 1)), ADAPTIVE),
+    "early_exit, adaptive": (TARGET, drafters.early_exit(TARGET, 1), ADAPTIVE),
+    "cascade, adaptive": (TARGET, drafters.cascade(DRAFT, drafters.prompt_lookup()), ADAPTIVE),
+    "EAGLE, adaptive": (*eagle_head(), ADAPTIVE),
 }
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_no_cache_is_copied(case, rows):
-    drafter, policy = CASES[case]
+    target, drafter, policy = CASES[case]
     prompts = [[3, 1, 4]] * rows
-    prepared = prepare(TARGET, prompts, drafter=drafter, policy=policy, gamma=3, max_new_tokens=8, eos_ids=())
+    prepared = prepare(target, prompts, drafter=drafter, policy=policy, gamma=3, max_new_tokens=8, eos_ids=())
     state = jax.eval_shape(lambda: loop.begin(prepared))
     lowered = loop.finish.lower(prepared.decoder, prepared.weights, state, prepared.max_new_tokens)
     text = lowered.compile().as_text()

@@ -425,6 +425,7 @@ def test_oracle_makes_no_draft_token_in_vain():
         (lambda: policies.adaptive(v=[1.0, 1.2, 1.1]), "do not fall"),
         (lambda: policies.adaptive(v=[1.2, 1.3]), "begin with 1"),
         (lambda: policies.adaptive(alpha=float("nan")), "alpha is nan"),
+        (lambda: policies.adaptive(pause=2**31), "pause is 2147483648: expected a number from 0 to 10000000"),
         (lambda: policies.adaptive(together=True), "together is True, expected one of batch, slots"),
         (lambda: policies.adaptive(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
         (lambda: policies.adaptive(c=[0.1, 1e39]), "expected a finite number of at least 0"),
@@ -526,6 +527,40 @@ def test_a_trial_of_a_batch_is_in_vain_if_no_draft_follows():
     assert tried.pause.tolist() == [8] * 3 and tried.idle.tolist() == [0] * 3
     again = functions.update(params, tried, draft, verdict, accepted + 1)
     assert again.pause.tolist() == [4] * 3  # drafting has been found to pay
+
+
+@pytest.mark.parametrize("together", ["slots", "batch"])
+def test_a_row_that_comes_later_has_the_pause_of_the_others(together):
+    """Or slots that are refilled would try again a few rounds after each refill."""
+    fresh = dict(idle=jnp.array([60, 60, 0]), pause=jnp.array([64, 64, 4]))
+    functions, params, state = with_beliefs([0.05] * 3, [1.0, 1.9], together, **fresh)
+    draft, left = Draft(jnp.zeros((3, 1), jnp.int32), jnp.zeros(3, jnp.int32)), jnp.full(3, 99)
+    verdict, drafts = Verdict(*[jnp.zeros(3, jnp.int32)] * 3), []
+    for _ in range(5):
+        drafts.append(functions.max_draft(params, state, 1, left).tolist()[0])
+        state = functions.update(params, state, draft, verdict, jnp.ones(3, jnp.int32))
+    assert drafts == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("together", ["slots", "batch"])
+def test_rounds_in_which_nothing_is_found_are_no_pause(together):
+    """What a look-up finds in every other round, and is accepted, is no trial."""
+    functions, params, state = with_beliefs([0.9] * 3, [1.0, 1.1], together)
+    for count in (0, 3) * 8:
+        length = jnp.full(3, count)
+        draft, verdict = Draft(jnp.zeros((3, 3), jnp.int32), length), Verdict(length, length, length)
+        state = functions.update(params, state, draft, verdict, length + 1)
+    assert state.pause.tolist() == [4] * 3
+
+
+def test_never_is_a_pause():
+    functions, params, state = with_beliefs([0.05] * 3, [1.0, 1.9], "slots")
+    never = params._replace(pause=jnp.full(3, 10**7))
+    state, draft = functions.init(never, PROMPT), Draft(jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32))
+    verdict = Verdict(*[jnp.zeros(3, jnp.int32)] * 3)
+    for _ in range(9):
+        state = functions.update(never, state._replace(idle=state.pause), draft, verdict, jnp.ones(3, jnp.int32))
+        assert (state.pause >= 10**7).all()
 
 
 def test_rows_that_agree_have_the_texts_of_rows_that_do_not():
