@@ -24,7 +24,7 @@ from rich.table import Table
 import jaxspec
 from benchmarks.synthetic import widened
 from jaxspec import policies
-from jaxspec.analysis.policy_cost import policy_costs
+from jaxspec.analysis.policy_cost import agreement, policy_costs
 from jaxspec.analysis.statistics import Spread
 from jaxspec.analysis.timing import interleave, run_all
 from jaxspec.core import Model
@@ -41,7 +41,9 @@ def measure(
     c, v = policy_costs(prepared, repeats=repeats)
     ways = {"plain": prepared.plain()}
     ways |= {f"γ = {gamma}": prepared.replace(gamma=gamma) for gamma in gammas}
-    ways[f"adaptive, at most {most}"] = prepared.replace(policy=policies.adaptive(c, v, together="batch"))
+    ways[f"adaptive, at most {most}"] = prepared.replace(
+        policy=policies.adaptive(c, v, together=agreement("batch", len(texts), False, None))
+    )
     outcomes = {way: batches.run(side) for way, side in ways.items()}  # compiles
     seconds = interleave([functools.partial(run_all, [side]) for side in ways.values()], repeats)
     expected, table = batches.texts([outcomes["plain"]]), []

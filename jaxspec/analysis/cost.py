@@ -370,12 +370,12 @@ def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoo
     return counted(call, inner)
 
 
-def counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
-    """Compiles and warms up a call of a number of passes, and settles on as many as take `MIN_SECONDS`."""
+def counted(call: Callable[[int], None], inner: int | None, least: float = MIN_SECONDS) -> TimedLoop:
+    """Compiles and warms up a call of a number of passes, and settles on as many as take `least` seconds."""
     call(inner or WARMUP)
     if inner is None:
         seconds = float(np.median(interleave([functools.partial(call, WARMUP)], 3))) / WARMUP
-        inner = int(np.clip(round(MIN_SECONDS / seconds), 1, 1000))
+        inner = int(np.clip(round(least / seconds), 1, 1000))
     return TimedLoop(functools.partial(call, inner), inner)
 
 

@@ -28,10 +28,12 @@ from jaxspec.core import (
     programs,
 )
 from jaxspec.decode import loop
+from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.common import as_drafter
 from jaxspec.policies.adaptive import Together
 
+MIN_SECONDS = 0.15  # of each timed loop: a call of a program with many arguments takes some of a millisecond itself
 FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
 
 
@@ -50,8 +52,8 @@ class PolicyCosts(NamedTuple):
 def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int | None = None) -> PolicyCosts:
     """Measures c and v of `policies.adaptive` for a generation.
 
-    Timed are whole rounds, over all its rows and at the length that prefill leaves, with as many draft tokens as each
-    width of the verify pass can judge. Tokens that are looked up are taken to be found, since what they cost matters
+    Timed are whole rounds, over all its rows, one after the other, with as many draft tokens as each width of the
+    verify pass can judge. Tokens that are looked up are taken to be found, since what they cost matters
     where they are; a search is a part of v, from one draft token on. What drafting one token more costs at one width is
     c; of trees, where a level more is no wider pass, c is 0, and v has all.
 
@@ -80,7 +82,8 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
     timed = sorted({0, *begins, *ends})
     loop_of = _round_loops(prepared, inner)
     plain, *drafted = cost.seconds_per_pass([loop_of(n) for n in timed], repeats)
-    ratio = dict(zip(timed[1:], (float(np.median(seconds / plain)) for seconds in drafted), strict=True))
+    # What else the machine does makes a round longer, never shorter: the shortest is the one that is compared.
+    ratio = dict(zip(timed[1:], (float(seconds.min() / plain.min()) for seconds in drafted), strict=True))
     slopes = [
         (ratio[end] - ratio[begin]) / (end - begin) for begin, end in zip(begins, ends, strict=True) if end > begin
     ]
@@ -118,16 +121,17 @@ def _round_loops(prepared: Prepared, inner: int | None) -> Any:
     first = forced[0]
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
     state = loop.begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
+    place = jnp.copy(state.tokens), jnp.copy(state.length)
 
     def loop_of(count: int) -> cost.TimedLoop:
         values = forced[count].request.policy
 
         def call(times: int) -> None:
             nonlocal state
-            state = rounds(first.decoder, first.weights, state, values, jnp.asarray(times, jnp.int32))
+            state = rounds(first.decoder, first.weights, state, place, values, jnp.asarray(times, jnp.int32))
             state.length.block_until_ready()
 
-        return cost.counted(call, inner)
+        return cost.counted(call, inner, MIN_SECONDS)
 
     return loop_of
 
@@ -157,20 +161,33 @@ def _full(drafter: Drafter) -> Drafter:
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
-def rounds(decoder: Decoder, weights: Weights, state: State, policy: Any, count: Int[Array, ""]) -> State:
-    """Runs a number of rounds, each at the same place: what one has committed is taken back. The state is consumed.
+def rounds(
+    decoder: Decoder,
+    weights: Weights,
+    state: State,
+    place: tuple[Int[Array, "B S"], Int[Array, " B"]],
+    policy: Any,
+    count: Int[Array, ""],
+) -> State:
+    """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is taken back.
 
     Args:
-        decoder, weights, state: what is run.
+        decoder, weights, state: what is run. The state is consumed.
+        place: the tokens and lengths of all rows at which they begin again.
         policy: values of the decoder's policy.
         count: of rounds.
     """
-    state = state._replace(request=state.request._replace(policy=policy))
+    tokens, length = place
     nothing = jnp.zeros_like(state.failed)
-    first = state._replace(done=nothing > 0, failed=nothing)
+    state = state._replace(request=state.request._replace(policy=policy))
 
     def one_round(_: Int[Array, ""], state: State) -> State:
-        after = decoder.step(weights, state)[0]
-        return first._replace(caches=after.caches, memory=after.memory)
+        # A round of all draft tokens has to fit, and one more token.
+        is_full = jnp.any(states.tokens_left(state) < decoder.gamma + 2)
+        tokens_now, length_now = (
+            jnp.where(is_full, before, now) for before, now in ((tokens, state.tokens), (length, state.length))
+        )
+        room = state._replace(tokens=tokens_now, length=length_now, done=nothing > 0, failed=nothing)
+        return decoder.step(weights, room)[0]
 
-    return jax.lax.fori_loop(0, count, one_round, first)
+    return jax.lax.fori_loop(0, count, one_round, state)

@@ -54,31 +54,30 @@ def adaptive(
 ) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
-    That is Theorem 3.8 with the verify pass at its real cost; any n must be better by 3% than none, which is what costs
-    are known to. a is the share of accepted draft tokens among those that
-    were tested (draft tokens after a rejected one are not), where older rounds count less. Where even one draft token
-    does not pay, none is made for `pause` rounds, and then one, to see whether things have changed. If it is not
-    accepted, the next pause is twice as long, up to 16 times the first: short pauses come first, and doubling bounds
-    the cost.
+    That is Theorem 3.8 with the verify pass at its real cost; any n must be better than none by 3%, which is what costs
+    are known to. a is the share of accepted draft tokens among those that were tested (draft tokens after a rejected
+    one are not), where older rounds count less. Where even one draft token does not pay, none is made for `pause`
+    rounds, and then one, to see whether things have changed. If it is not accepted, the next pause is twice as long, up
+    to 16 times the first: short pauses come first, and doubling bounds the cost.
 
     A pass over a batch costs what its longest draft costs, so that one row that drafts much slows all. With `together`
     the rows agree: all that have not ended draft the same n. In "slots", where a row that ends is replaced
     (`generate_many`), that is the n which maximises the sum of their expected tokens over the cost of the round. A
     "batch" (`generate`) ends with its slowest row, so there it is the n which minimises the cost until all have reached
     their limits, the largest of what each has left over what it may expect of a round: the tokens that others would
-    gain by drafts are of no use if that row gains none. With c and v of the batch (`analysis.policy_cost` of as many
-    rows), one that leaves no arithmetic to spare then drafts nothing, and drafts again when few rows, which guess well,
-    are left. Of drafts that are looked up some rows find much and others nothing: once that is known, the rows agree
-    again on how many of the tokens are verified, so that one row's long draft does not make a pass wider than pays for
-    all. A row's draft then depends on the others: its text keeps its distribution, and is the same text at temperature
-    0 or with `rules.coupled`. They have one pause, which grows until drafts are made for another reason than a trial:
-    some row's trial is always accepted.
+    gain by drafts are of no use if that row gains none. If c and v were measured on as many rows, and these leave no
+    arithmetic to spare, nothing is drafted until few rows, which guess well, are left. Of drafts that are looked up
+    some rows find much and others nothing: once that is known, the rows agree again on how many of the tokens are
+    verified, so that one row's long draft does not make a pass wider than pays for all. A row's draft then depends on
+    the others: its text keeps its distribution, and is the same text at temperature 0 or with `rules.coupled`. The rows
+    have one pause, which grows until drafts are made for another reason than a trial: some row's trial is always
+    accepted.
 
     Args:
-        c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost`; 0 for a
-            look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.cost`).
-        v: costs of the verify pass in the same unit, with 0, 1, 2, ... draft tokens, as
-            `jaxspec.analysis.policy_cost.policy_costs` measures them; each draft token beyond these adds the mean of
+        c: cost of one draft token, in rounds without one; 0 for a look-up, whose search is a part of v, from one draft
+            token on.
+        v: costs of rounds with 0, 1, 2, ... draft tokens in the same unit, without the c of these;
+            `jaxspec.analysis.policy_cost.policy_costs` measures both. Each draft token beyond these adds the mean of
             what they add. Or one number, what each draft token adds to 1. Either is for all rows.
         alpha, weight: what is believed at the start, and how many trials that is worth.
         forget: share of the evidence that a round with draft tokens loses. By default 0.2, which looks back some five

@@ -91,15 +91,22 @@ def test_rounds_have_as_many_draft_tokens_as_is_said(name):
             assert (info.draft_length.min() > 0) == (count > 0)
 
 
-def test_rounds_are_all_at_one_place():
-    """Ten are like one: what is committed is taken back, and caches with it."""
+def test_rounds_never_end():
+    """Rows that are full begin again; until then they go on as they do when they generate."""
     generation = prepared(DRAFT, 3, policy=policy_cost._always(3, 3), eos_ids=())
-    static, policy = (generation.decoder, generation.weights), generation.request.policy
-    one, ten = (policy_cost.rounds(*static, loop.begin(generation), policy, jnp.asarray(n, jnp.int32)) for n in (1, 10))
-    assert [leaf.tolist() for leaf in jax.tree.leaves(one.caches)] == [
-        leaf.tolist() for leaf in jax.tree.leaves(ten.caches)
-    ]
-    assert not ten.done.any() and ten.length.tolist() == loop.begin(generation).length.tolist()
+    policy, begun = generation.request.policy, loop.begin(generation)
+    place = jnp.copy(begun.tokens), jnp.copy(begun.length)
+
+    def after(count):
+        arguments = generation.decoder, generation.weights, loop.begin(generation), place, policy
+        return policy_cost.rounds(*arguments, jnp.asarray(count, jnp.int32))
+
+    expected, _ = generation.decoder.step(generation.weights, begun)
+    assert (after(1).tokens == expected.tokens).all()
+    states = [after(count) for count in (2, 20, 21)]
+    assert [int(state.stats.rounds[0]) for state in states] == [2, 20, 21]  # none is done, and counts as live
+    for state in states:
+        assert (state.length > place[1]).all() and (state.length - place[1] <= generation.max_new_tokens).all()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec import drafters
+from jaxspec import drafters, policies
 from jaxspec.analysis import aot, program_text, roofline
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
@@ -40,6 +40,8 @@ class Case(NamedTuple):
     temperature: float = 0.0
     dtype: str = "bfloat16"
     compares: bool = False  # whether plain decoding is compiled, too
+    policy: Any = None
+    new_tokens: int = 128
 
 
 # Two layers of T5-XXL with two of T5-small, of Llama 3.1 8B with two of Llama 3.2 1B, and layers that compile sooner.
@@ -54,6 +56,7 @@ CASES = [
     Case("small T5, tree", *SMALL_T5, "v5p:2x2x1", branching=(4, 2, 1, 1)),
     Case("small Llama, tree, mesh", *SMALL_LLAMA, "v6e:2x2", "model=4", (4, 2, 1, 1), batch=4, temperature=1.0),
     Case("small T5 in float32, chain", *SMALL_T5, "v5p:2x2x1", dtype="float32"),
+    Case("Llama, policy", *LLAMA, "v5p:2x2x1", batch=16, policy=policies.adaptive(together="slots"), new_tokens=2048),
 ]
 
 
@@ -62,8 +65,9 @@ def compiled(case: Case) -> dict[str, aot.Compiled]:
     target, draft = (aot.shape_model(config, case.dtype) for config in (case.target, case.draft))
     prompt = Prompt(np.zeros((case.batch, 64), np.int32), np.full(case.batch, 64, np.int32))
     drafter = drafters.tree(draft, case.branching) if case.branching else draft
-    sampling = {"temperature": case.temperature, "key": jax.random.key(0)}
-    prepared, (_, devices) = prepare(target, prompt, drafter=drafter, **sampling), aot.tpu_devices(case.topology)
+    options = {"temperature": case.temperature, "key": jax.random.key(0), "policy": case.policy}
+    prepared = prepare(target, prompt, drafter=drafter, max_new_tokens=case.new_tokens, **options)
+    _, devices = aot.tpu_devices(case.topology)
     programs = {"plain": prepared.plain()} if case.compares else {}
     programs["speculative"] = prepared
     return {name: aot.compile_generation(request, devices, case.mesh) for name, request in programs.items()}
