@@ -186,7 +186,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _bandwidth() -> float | None:
     """Looks up the memory bandwidth of the first device, in bytes a second; None if it is not known."""
     kind = jax.devices()[0].device_kind.lower()
-    names = {"tpu v5 lite": "tpu-v5e", "tpu v6 lite": "tpu-v6e", "tpu v5": "tpu-v5p", "tpu v4": "tpu-v4"}
+    # The first that fits: "tpu v5" is a v5p, if it is none of those before.
+    names = {"tpu v5 lite": "tpu-v5e", "tpu v5e": "tpu-v5e", "tpu v6 lite": "tpu-v6e", "tpu v6e": "tpu-v6e"}
+    names |= {"tpu v5": "tpu-v5p", "tpu v4": "tpu-v4"}
     names |= {name: name for name in ("h200", "h100", "a100")}
     return next((roofline.MACHINES[ours].bandwidth for theirs, ours in names.items() if theirs in kind), None)
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.long_job --prompts 100000
 
-Any machine; some minutes on two cores. The models are tiny and random, which makes a prompt cheap: what a job keeps of
+Any machine; half a minute on two cores. The models are tiny and random, which makes a prompt cheap: what a job keeps of
 each prompt, if it keeps anything, is then as large beside the rest as it can be.
 
 A line is printed for every so many prompts: new tokens a second, and a second of the processor, which other programs

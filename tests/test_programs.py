@@ -110,11 +110,11 @@ def test_a_device_s_options_are_given_to_the_compiler_of_the_outermost_program(m
 
 def test_options_that_a_compiler_lacks_are_left_out(monkeypatch):
     """Its release may be older or newer than ours; programs are then a little slower, and not refused."""
-    kind = jax.devices()[0].device_kind
+    device = jax.devices()[0]
     options = {"xla_cpu_enable_fast_min_max": "True", "no_such_option": "1"}
-    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {kind: options})
+    monkeypatch.setattr(programs, "COMPILER_OPTIONS", {device.device_kind: options})
     with pytest.warns(UserWarning, match=r"without the option no_such_option: .*[Nn]o such"):
-        assert programs._accepted(kind) == {"xla_cpu_enable_fast_min_max": "True"}
+        assert programs.accepted_options(device) == {"xla_cpu_enable_fast_min_max": "True"}
 
     @programs.jit(static_argnames=("function",))
     def apply(function, x):

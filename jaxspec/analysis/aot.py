@@ -220,8 +220,8 @@ def estimate(
         >>> target, draft = shape_model("llama-3.1-8b"), shape_model("llama-3.2-1b")
         >>> prompt = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.array([64]))
         >>> prepared = prepare(target, prompt, drafter=draft, gamma=5)
-        >>> print(estimate(prepared, "v5p:2x2x1").v)  # doctest: +SKIP
-        0.92
+        >>> print(round(estimate(prepared, "v5p:2x2x1").v, 2))  # doctest: +SKIP
+        1.0
     """
     name, devices = tpu_devices(topology)
     machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}

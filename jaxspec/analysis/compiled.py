@@ -22,7 +22,7 @@ from jaxspec import sharding
 from jaxspec.analysis import roofline
 from jaxspec.analysis.program_text import Part, read
 from jaxspec.core import Request, Weights
-from jaxspec.core.programs import COMPILER_OPTIONS
+from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 
@@ -140,7 +140,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     started = time.monotonic()
     try:
         with _without_cache():
-            executable = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].device_kind, ANEW))
+            executable = lowered.compile(compiler_options=accepted_options(devices[0]) or ANEW)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -207,7 +207,7 @@ def fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
     arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
     shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
     return versions | {
-        "options": COMPILER_OPTIONS.get(device.device_kind),
+        "options": accepted_options(device),
         "device": device.device_kind,
         "mesh": None if mesh is None else dict(mesh.shape),
         "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import SingleDeviceSharding
 
 KEPT = 128  # combinations of static arguments, as `functools.lru_cache` keeps by default
 
@@ -60,7 +61,9 @@ class Jitted(Generic[Result]):
         @functools.lru_cache(kept)
         def program(kind: str, *static: Any) -> Any:
             bound = functools.partial(function, **dict(zip(static_argnames, static, strict=True)))
-            jitted = jax.jit(bound, compiler_options=_accepted(kind), **options)
+            devices = [device for device in jax.local_devices() if device.device_kind == kind]
+            chosen = accepted_options(devices[0]) if devices else None
+            jitted = jax.jit(bound, compiler_options=chosen or None, **options)
             alive.add(jitted)
             return jitted
 
@@ -98,18 +101,19 @@ def _kind(arguments: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _accepted(kind: str) -> dict[str, str] | None:
-    """Returns the options for a kind of device that its compiler knows: another release may lack some."""
-    options = {name: value for name, value in COMPILER_OPTIONS.get(kind, {}).items() if _is_known(kind, name, value)}
-    return options or None
+def accepted_options(device: jax.Device) -> dict[str, str]:
+    """Returns those of `COMPILER_OPTIONS` for a device that its compiler knows: another release may lack some."""
+    options = COMPILER_OPTIONS.get(device.device_kind, {})
+    return {name: value for name, value in options.items() if _is_known(device, name, value)}
 
 
 @functools.lru_cache
-def _is_known(kind: str, name: str, value: str) -> bool:
+def _is_known(device: jax.Device, name: str, value: str) -> bool:
+    lowered = jax.jit(lambda: jnp.zeros(()), out_shardings=SingleDeviceSharding(device)).lower()
     try:
-        jax.jit(lambda: jnp.zeros(())).lower().compile(compiler_options={name: value})
+        lowered.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
-        message = str(error).partition("\n")[0]
+        kind, message = device.device_kind, str(error).partition("\n")[0]
         warnings.warn(f"programs for {kind} are compiled without the option {name}: {message}", stacklevel=2)
         return False
     return True

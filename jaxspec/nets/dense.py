@@ -98,11 +98,12 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     305,000 estimated cycles of a v5p, and 532,000 with one row.
 
     Of several rows the compiler may fuse the product before it into this one, and compute that again and again; for
-    large matrices a barrier keeps it from that. A verify pass over 6 tokens of Llama 3.1 8B is 17.2 million estimated
-    cycles of a v5p with it, and 22.4 without; of T5-XXL 13.3 and 15.8. For a draft model's small matrices it would
-    cost a fifth. A second barrier after the product keeps the norm that follows out of it: to sum a whole row, the
-    product would be made by narrow blocks of columns, 158,000 cycles for 4096 by 14336, and 124,000 by itself. The
-    estimates are what `tests/scripts/tpu_programs.py` prints. Quantised matrices are treated alike.
+    large matrices a barrier keeps it from that. With libtpu's own options, a verify pass over 6 tokens of Llama 3.1 8B
+    is 17.4 million estimated cycles of a v5p with it, and 22.4 without; of T5-XXL 13.3 and 15.8. For a draft model's
+    small matrices it would cost a fifth. A second barrier after the product keeps the norm that follows out of it: to
+    sum a whole row, the product would be made by narrow blocks of columns, 158,000 cycles for 4096 by 14336, and
+    124,000 by itself. The estimates are what `tests/scripts/tpu_programs.py` prints. Quantised matrices are treated
+    alike.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]
