@@ -101,14 +101,14 @@ def _kind(arguments: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def accepted_options(device: jax.Device) -> dict[str, str]:
+def accepted_options(device: Any) -> dict[str, str]:
     """Returns those of `COMPILER_OPTIONS` for a device that its compiler knows: another release may lack some."""
     options = COMPILER_OPTIONS.get(device.device_kind, {})
     return {name: value for name, value in options.items() if _is_known(device, name, value)}
 
 
 @functools.lru_cache
-def _is_known(device: jax.Device, name: str, value: str) -> bool:
+def _is_known(device: Any, name: str, value: str) -> bool:
     lowered = jax.jit(lambda: jnp.zeros(()), out_shardings=SingleDeviceSharding(device)).lower()
     try:
         lowered.compile(compiler_options={name: value})
