@@ -7,6 +7,7 @@ of the width that so many tokens need, the verdict, and what is done with it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +17,7 @@ from jaxtyping import Array, Int
 
 from jaxspec import policies
 from jaxspec.analysis import cost
-from jaxspec.core import (
-    Caches,
-    Decoder,
-    Draft,
-    DraftContext,
-    Drafter,
-    Rule,
-    State,
-    Weights,
-    programs,
-)
+from jaxspec.core import BoundPolicy, Caches, Decoder, Draft, DraftContext, Drafter, Rule, State, Weights, programs
 from jaxspec.decode import loop
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
@@ -53,9 +44,9 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
     """Measures c and v of `policies.adaptive` for a generation.
 
     Timed are whole rounds, over all its rows, one after the other, with as many draft tokens as each width of the
-    verify pass can judge. Tokens that are looked up are taken to be found, since what they cost matters
-    where they are; a search is a part of v, from one draft token on. What drafting one token more costs at one width is
-    c; of trees, where a level more is no wider pass, c is 0, and v has all.
+    verify pass can judge. Tokens that are looked up are taken to be found, since what they cost matters where they are;
+    a search is a part of v, from one draft token on. What drafting one token more costs at one width is c; of trees,
+    where a level more is no wider pass, c is 0, and v has all.
 
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
@@ -70,6 +61,9 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
         >>> costs = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
         >>> costs.c >= 0, costs.v.shape, float(costs.v[0]), bool(costs.v[2] == costs.v[3])
         (True, (5,), 1.0, True)
+
+    Reference: c of Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7, and the verify pass of
+    Theorem 3.8 at its real cost, each with all that a round does beside.
     """
     gamma = prepared.decoder.gamma
     if prepared.options["drafter"] is None or not gamma:
@@ -112,19 +106,22 @@ def _ends(prepared: Prepared) -> tuple[int, ...]:
     return tuple(range(1, gamma + 1)) if prepared.decoder.trees else cost.measured_drafts(gamma)
 
 
-def _round_loops(prepared: Prepared, inner: int | None) -> Any:
+def _round_loops(prepared: Prepared, inner: int | None) -> Callable[[int], cost.TimedLoop]:
     """Returns a function from a number of draft tokens to a warm loop of rounds; all loops share a state."""
     bound = as_drafter(prepared.options["drafter"], "drafter")
     full = bound._replace(functions=_full(bound.functions))
     gamma = prepared.decoder.gamma
-    forced = [prepared.replace(drafter=full, policy=_always(n, gamma), eos_ids=()) for n in range(gamma + 1)]
-    first = forced[0]
+
+    def forced(count: int) -> Prepared:
+        return prepared.replace(drafter=full, policy=_always(count, gamma), eos_ids=())
+
+    first = forced(0)
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
     state = loop.begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
     place = jnp.copy(state.tokens), jnp.copy(state.length)
 
     def loop_of(count: int) -> cost.TimedLoop:
-        values = forced[count].request.policy
+        values = forced(count).request.policy
 
         def call(times: int) -> None:
             nonlocal state
@@ -136,15 +133,15 @@ def _round_loops(prepared: Prepared, inner: int | None) -> Any:
     return loop_of
 
 
-def _always(count: int, gamma: int) -> Any:
-    """A policy that drafts `count` tokens a round: a sure thing, up to there, and then one at any price."""
+def _always(count: int, gamma: int) -> BoundPolicy:
+    """Makes a policy that drafts `count` tokens a round: they are sure to be accepted, and more would cost too much."""
     v = [1.0] * (count + 1) + [FAR] * (gamma - count)
     return policies.adaptive(0.0, v, alpha=1.0, weight=FAR, pause=int(FAR))
 
 
 @functools.lru_cache
 def _full(drafter: Drafter) -> Drafter:
-    """A drafter that may find nothing, made to find as many tokens as it may draft, whatever they are."""
+    """Makes a drafter that may find nothing find as many tokens as it may draft, whatever they are."""
     if not drafter.may_be_empty:
         return drafter
 
@@ -187,7 +184,7 @@ def rounds(
         tokens_now, length_now = (
             jnp.where(is_full, before, now) for before, now in ((tokens, state.tokens), (length, state.length))
         )
-        room = state._replace(tokens=tokens_now, length=length_now, done=nothing > 0, failed=nothing)
-        return decoder.step(weights, room)[0]
+        live = state._replace(tokens=tokens_now, length=length_now, done=nothing > 0, failed=nothing)
+        return decoder.step(weights, live)[0]
 
     return jax.lax.fori_loop(0, count, one_round, state)

@@ -159,7 +159,7 @@ def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> 
     """Writes one entry to the only row, by a scatter of the entry and itself.
 
     On a CPU, XLA computes an update of one slice again for each of its readers, for which it copies the whole buffer; a
-    scatter of two entries it computes once, in place.
+    scatter of two entries it computes once, in place. Beyond the end it writes the last slot, as that update does.
     """
     twice = jnp.stack([start[2], start[2]])
     return buffer.at[:, :, twice].set(jnp.concatenate([new, new], axis=2), mode="clip")

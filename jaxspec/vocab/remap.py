@@ -19,19 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import (
-    Before,
-    Cache,
-    Encoder,
-    Forward,
-    Head,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    chunks,
-    token_rows,
-)
+from jaxspec.core import Before, Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt, chunks, token_rows
 from jaxspec.core.kv_cache import MappedCache
 from jaxspec.sampling import match_vocab
 
