@@ -13,6 +13,7 @@ from scipy import stats
 import jaxspec
 from jaxspec import rules, speculative_execution
 from jaxspec.core import Caches, Distribution, Draft, Prompt, Verdict, Weights, noise
+from jaxspec.core.round import unusable
 from jaxspec.decode import autoregressive
 from jaxspec.decode import state as states
 from jaxspec.decode.request import prepare
@@ -73,7 +74,7 @@ def decoder(count):
         verdict = rules.rejection().verify(keys, state.length, draft, Distribution(wide))
         drafted = jnp.take_along_axis(draft.tokens, verdict.path[:, :1], axis=1)[:, 0]
         token = jnp.where(verdict.num_accepted > 0, drafted, verdict.next_token)
-        bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        bad = unusable(forward, distribution)[:, 0]
         state, committed = states.commit(state, token[:, None], empty.length + 1, bad)
         state = state._replace(caches=Caches(TARGET.lm.rewind(cache, state.length - 1)))
         return states.update_stats(state, live, empty, Verdict(empty.length, token, empty.length), committed)

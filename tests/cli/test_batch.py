@@ -161,7 +161,7 @@ def test_rows_that_agree_on_their_drafts_have_the_texts_of_any_restart(batch, tm
     for chunk in sorted((tmp_path / "out").glob("part-*"))[1:]:
         chunk.unlink()
     assert (result := batch(*adaptive, "--resume")).exit_code == 0, result.output
-    counts = ("rounds", "drafted", "accepted")
+    counts = ("rounds", "drafted", "accepted", "acceptance_histogram")
     again = [row | dict.fromkeys(counts) for row in rows_in(tmp_path / "out")]
     assert again == [row | dict.fromkeys(counts) for row in rows]
 
