@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.analysis import random_model as synthetic
+from benchmarks import synthetic
 from jaxspec.core import token_rows
 from jaxspec.weights import huggingface
 

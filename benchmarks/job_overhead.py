@@ -9,8 +9,7 @@ slots for it are free, not before. Beside them stand the rounds of the job as on
 slots for as many rounds as the longest row has, of which the time of one round is taken. The difference to the job,
 over its rounds and over its rows, is all that is no round: prefill, putting rows into slots, reading prompts, looking
 at slots, making texts. Prefill and putting rows into slots are also timed by themselves; what is left is the host's,
-which may be less than nothing where the two overlap, as on an accelerator. With a drafter the rounds alone were
-measured longer than the job that has them, for a reason that is not known: trust the lines of plain decoding only.
+which may be less than nothing where the two overlap, as on an accelerator.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def seconds_of_a_round(work: Work, prepared: Prepared, repeats: int) -> float:
         slots.insert(slots.prefill(rows), range(len(rows)))
         jax.block_until_ready(slots._state)
         began = time.perf_counter()
-        report = jax.block_until_ready(slots.run(work.slots + 1))  # until no row is left
+        report = jax.block_until_ready(slots.run(work.slots))  # until all are done
         seconds = time.perf_counter() - began
         taken.append(seconds / int(np.any(np.asarray(report.rounds.committed) > 0, axis=1).sum()))
     return min(taken[1:])

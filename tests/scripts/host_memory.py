@@ -39,7 +39,6 @@ def everything_first(folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    tensors.MAPPED_BYTES = 1  # the files of the test are small
     # What is imported, traced and set up on the way is not counted: some 7 MB, more or less of it from run to run.
     huggingface.restore(folder)
     loaded, size = peak(lambda: huggingface.restore(folder)[0])
