@@ -110,9 +110,10 @@ def missing_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 modules[alias.asname or alias.name] = inner
     rebound = {name for name, _ in local_names(tree)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in rebound:
-            if (of := modules.get(node.value.id)) and not hasattr(of, node.attr):
-                yield f"{of.__name__}.{node.attr}", node.lineno
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name) or node.value.id in rebound:
+            continue
+        if (owner := modules.get(node.value.id)) and not hasattr(owner, node.attr):
+            yield f"{owner.__name__}.{node.attr}", node.lineno
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ Nothing runs, and no weights are needed; `jaxspec compile` prints the same of pu
 
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py             # all: a few minutes
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py T5 tree     # those whose names have these words
+    JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py Llama, chain --dtype int8 --topology v5e:2x2
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -84,9 +85,16 @@ def matrices(case: Case) -> list[int]:
 
 def main() -> None:
     """Compiles the cases, and prints a line of JSON of each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--dtype", help="another one for all cases: of the matrices")
+    parser.add_argument("--topology", help="another one for all cases")
+    options = parser.parse_args()
+    others = {name: getattr(options, name) for name in ("dtype", "topology") if getattr(options, name)}
     program_text.LARGE = SMALL
     for case in CASES:
-        if all(word in case.name for word in sys.argv[1:]):
+        if all(word in case.name for word in options.words):
+            case = case._replace(**others)
             made = compiled(case)
             about: dict[str, Any] = {"name": case.name, "mesh": case.mesh}
             about |= {"read by a pass": roofline.load_of(case.target).weight_bytes / 2}  # bfloat16
