@@ -23,9 +23,9 @@ from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
 from jaxspec.core import Model
 from jaxspec.decode.request import prepare
-from jaxspec.jobs import Completion, Progress, generate_many
-from jaxspec.jobs.files import Output, Shard, Source, check_paths, manifest_of
-from jaxspec.jobs.many import BLOCKS
+from jaxspec.jobs import Progress, generate_many
+from jaxspec.jobs.chunks import Chunks
+from jaxspec.jobs.files import Output, Shard, Source, Summary, check_paths, manifest_of
 
 DESCRIBED = (  # options that a job's results depend on
     *("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed"),
@@ -78,7 +78,7 @@ def batch(
     """Decode files of prompts, many prompts at a time.
 
     Each prompt has a line in the output, with its text or its error. A job that was stopped, or killed, goes on with
-    the same command and --resume, and writes what it would have written.
+    the same command and --resume, decodes no row again that was done, and writes what it would have written.
 
     \b
         jaxspec batch --input prompts.jsonl --output results --shard 0 --num-shards 4
@@ -108,8 +108,6 @@ def batch(
         target,
         drafter=drafter,
         slots=settings.slots,
-        in_order=True,
-        max_ahead=max(settings.chunk, BLOCKS * settings.slots),
         stop=settings.stop or (),
         max_prompt_tokens=settings.max_prompt_tokens,
         too_long=settings.too_long,
@@ -119,7 +117,7 @@ def batch(
     run([], **generation)  # refuses what is wrong while there is no manifest yet
     models = {"target": (settings.target, target)} | ({} if drafter is None else {"draft": (str(draft), drafter)})
     described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
-    done = output.begin(manifest_of(source, output, models, described))
+    output.begin(manifest_of(source, output, models, described))
     if settings.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.policy_cost import agreement
 
@@ -127,23 +125,23 @@ def batch(
         is_sampled = bool(sampling.get("temperature"))
         together = agreement("slots", settings.slots, is_sampled, generation["rule"])
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
-    with err.status("reading the chunks that are there"):
-        summary = output.summarised(done)
-    feed = _Feed(source, settings.chunk, done * settings.chunk)
-    wants_tokens = settings.tokens or settings.log_probs or settings.top_log_probs is not None
-
-    def record(completion: Completion) -> dict[str, Any]:
-        fields = completion.to_dict() | {"new_tokens": len(completion.tokens)}
-        summary.add(fields)
-        return fields if wants_tokens else {name: value for name, value in fields.items() if name != "tokens"}
-
-    before = min(feed.place, total)
-    with _Bar(total, before, err) as bar, _saying_how_to_go_on(err), feed.until_terminated():
-        results = run(feed, progress=bar.update, **generation)
-        for _ in output.write(results, done, lambda: feed.place, record):
-            pass
-    is_complete = feed.place >= total
-    if is_complete:
+    summary, wants_tokens = Summary(), settings.tokens or settings.log_probs or settings.top_log_probs is not None
+    with err.status("reading the rows that are there"):
+        chunks = Chunks(output, total)
+        for row in chunks.rows():
+            summary.add(row)
+    before, feed = chunks.num_done, _Feed(source.prompts(chunks))
+    with (
+        contextlib.closing(chunks),
+        _Bar(total, before, err) as bar,
+        _saying_how_to_go_on(err),
+        feed.until_terminated(),
+    ):
+        for completion in run(feed, progress=bar.update, skipped=chunks.skip, **generation):
+            row = completion.to_dict() | {"new_tokens": len(completion.tokens)}
+            summary.add(row)
+            chunks.add(row if wants_tokens else {name: value for name, value in row.items() if name != "tokens"})
+    if chunks.is_complete:
         output.finish(summary)
     if before < total or not total:
         err.print(Text(bar.sentence(settings.output)), soft_wrap=True)
@@ -151,12 +149,13 @@ def batch(
         err.print(Text(f"{settings.output}: {before:,} of {total:,} lines were done before"), soft_wrap=True)
     if summary.first_error is not None:
         counts = summary.to_dict()
-        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts have errors; {summary.first_error}"
+        number, error = summary.first_error
+        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts have errors; the first, number {number}: {error}"
         err.print(Text(said), soft_wrap=True)
     if as_json:
-        counts = summary.to_dict() | {"lines": feed.place, "complete": is_complete}
+        counts = summary.to_dict() | {"lines": chunks.num_done, "complete": chunks.is_complete}
         console.print_measured(output=str(settings.output), whole=counts, run=bar.report())
-    if not is_complete:
+    if not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
         raise typer.Exit(TERMINATED)
 
@@ -182,25 +181,23 @@ def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str
 
 
 class _Feed:
-    """The prompts of a job, which end with a chunk once the process is told to end."""
+    """The prompts of a job, which end once the process is told to end."""
 
-    def __init__(self, source: Source, chunk: int, start: int):
-        self.place, self._source, self._chunk = start, source, chunk
-        self.is_terminated = False
+    def __init__(self, prompts: Iterator[dict[str, Any]]):
+        self._prompts, self._is_terminated = prompts, False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for prompt in self._source.prompts(self.place):
-            if self.is_terminated and self.place % self._chunk == 0:
-                return
-            self.place += 1
+        for prompt in self._prompts:
             yield prompt
+            if self._is_terminated:
+                return
 
     @contextlib.contextmanager
     def until_terminated(self) -> Iterator[None]:
-        """Has SIGTERM end the prompts at the next chunk, while the block runs."""
+        """Has SIGTERM end the prompts, while the block runs."""
 
         def terminate(*_: Any) -> None:
-            self.is_terminated = True
+            self._is_terminated = True
 
         if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
             yield

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +152,19 @@ def _put(new: Path, path: Path, overwrite: bool) -> None:
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes one JSON object per line, as `write_text` does.
+    """Writes one JSON object per line, as `write_text` does."""
+    write_text(path, map(json_line, rows))
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """Writes a JSON object as a line.
 
     Half a character, which JSON may name and UTF-8 cannot write, is written as JSON names it.
 
-    >>> path = Path(tempfile.mkdtemp()) / "rows.jsonl"
-    >>> write_jsonl(path, [{"id": "\\ud800"}])
-    >>> path.read_text(), json.loads(path.read_text()) == {"id": "\\ud800"}
-    ('{"id": "\\\\ud800"}\\n', True)
+    >>> json_line({"id": "\\ud800"})
+    '{"id": "\\\\ud800"}\\n'
     """
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_text(path, (line.encode("utf-8", "backslashreplace").decode() for line in lines))
+    return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace").decode()
 
 
 def check_writable(path: str | Path) -> None:

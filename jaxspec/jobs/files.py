@@ -1,7 +1,7 @@
 """A job over files: JSON lines in, chunks of JSON lines out, a manifest, and resuming.
 
-A chunk holds the results of a fixed range of the input's lines, in their order, and is written whole or not at all. So
-a job that was killed goes on at the first chunk that is missing, and what it writes is what it would have written.
+A chunk holds the results of a fixed range of the input's lines, in their order, and is written whole or not at all
+(`chunks` says how). What a job that was killed and goes on writes is what it would have written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.metadata
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from jaxspec import files
 from jaxspec.core import BoundDrafter, Finish, Model
 from jaxspec.decode import display
 from jaxspec.files import digests, folders
-from jaxspec.jobs.many import Completion
 
 OTHER_FILES = (".json", ".parquet", ".arrow", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # often given
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
@@ -37,10 +36,6 @@ class Shard(NamedTuple):
 
     index: int = 0
     count: int = 1
-
-    def number(self, place: int) -> int:
-        """Returns the number, in the whole input, of this part's line at a place."""
-        return place * self.count + self.index
 
     @property
     def suffix(self) -> str:
@@ -74,15 +69,15 @@ class Source(NamedTuple):
         total = sum(1 for _ in self._lines())
         return max(0, -(-(total - self.shard.index) // self.shard.count))
 
-    def prompts(self, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yields prompts as `generate_many` takes them, from a place of the part on.
+    def prompts(self, done: Container[int] = ()) -> Iterator[dict[str, Any]]:
+        """Yields prompts as `generate_many` takes them, but those whose number is in `done`.
 
         What is wrong with a line stands in place of its prompt, and is then the error of its row.
         """
-        lines = itertools.islice(self._lines(), self.shard.number(start), None, self.shard.count)
-        for place, (is_json, line) in enumerate(lines, start):
-            number = self.shard.number(place)
-            yield {"id": number, "number": number} | self._prompt(is_json, line)
+        numbered = itertools.islice(enumerate(self._lines()), self.shard.index, None, self.shard.count)
+        for number, (is_json, line) in numbered:
+            if number not in done:
+                yield {"id": number, "number": number} | self._prompt(is_json, line)
 
     def _lines(self) -> Iterator[tuple[bool, bytes]]:
         """Yields every line of every file that is not blank, and whether it is JSON.
@@ -134,26 +129,27 @@ class Source(NamedTuple):
 class Summary:
     """Counts of the results that a job has written.
 
-    They are those of the whole job wherever it was stopped, since they are counted from the lines of its chunks.
+    They are those of the whole job wherever it was stopped, since they are counted from its rows, in any order.
 
     Attributes:
-        first_error: the number of the first prompt that has one, and the error, in words; None if none has.
+        first_error: the number of the first prompt that has one, and the error; None if none has.
     """
 
     def __init__(self) -> None:
-        self.first_error: str | None = None
+        self.first_error: tuple[int, str] | None = None
         self._counts = dict.fromkeys(("prompts", "failed", "prompt_tokens", "new_tokens", "rounds", "drafted"), 0)
         self._finish = dict.fromkeys((reason.name.lower() for reason in Finish), 0)
         self._histogram = list[int]()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Counts a line of a chunk."""
+        """Counts a row."""
         counts = {"prompts": 1, "failed": int(row["error"] is not None), **row}
         for name in self._counts:
             self._counts[name] += counts[name]
         self._finish[row["finish"]] += 1
-        if self.first_error is None and row["error"] is not None:
-            self.first_error = f"the first, number {row['number']}: {row['error']}"
+        if row["error"] is not None:
+            error = row["number"], row["error"]
+            self.first_error = min(self.first_error or error, error)
         columns = itertools.zip_longest(self._histogram, row.get("acceptance_histogram", ()), fillvalue=0)
         self._histogram = list(map(sum, columns))
 
@@ -180,9 +176,9 @@ class Output(NamedTuple):
         """Returns where a chunk is written."""
         return self.folder / f"part-{self.shard.suffix}-{index:06}.jsonl"
 
-    def done(self) -> int:
-        """Counts the chunks that are there, up to the first that is not."""
-        return next(index for index in itertools.count() if not self.path(index).exists())
+    def journal(self, index: int) -> Path:
+        """Returns where the rows of a chunk are that is not whole."""
+        return self.folder / f"journal-{self.shard.suffix}-{index:06}"
 
     @property
     def manifest(self) -> Path:
@@ -203,6 +199,11 @@ class Output(NamedTuple):
         files.check_writable(self.manifest)
         if self.manifest.exists() and not resume:
             raise ValueError(f"{self.folder} holds a job already: give --resume to go on with it, or another folder")
+        rows = sorted(self.folder.glob(f"*-{self.shard.suffix}-*"))
+        if rows and not self.manifest.exists():
+            raise ValueError(
+                f"{rows[0]} is of a job whose {self.manifest.name} is not there: put it back, or choose another folder"
+            )
 
     def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns the costs of passes that all parts of the job go on with: the first that were measured.
@@ -216,8 +217,8 @@ class Output(NamedTuple):
                 files.write_text(path, [measured], overwrite=False)  # another part may have been first
         return json.loads(files.read_text(path))
 
-    def begin(self, manifest: Mapping[str, Any]) -> int:
-        """Writes the manifest, or compares it with that of the job to go on with; returns the chunks that are done.
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Writes the manifest, or compares it with that of the job to go on with.
 
         Raises:
             ValueError: the job in the folder is another one.
@@ -227,17 +228,8 @@ class Output(NamedTuple):
             _compare(json.loads(files.read_text(path)) | {"shard": self.shard.index}, wanted, path)
         if self.manifest.exists():
             self.summary.unlink(missing_ok=True)
-            return self.done()
-        self._write_whole(self.manifest, manifest, "no chunk was begun")
-        return 0
-
-    def summarised(self, done: int) -> Summary:
-        """Counts what is in the chunks that are done."""
-        summary = Summary()
-        for index in range(done):
-            for row in files.read_jsonl(self.path(index)):
-                summary.add(row)
-        return summary
+        else:
+            self._write_whole(self.manifest, manifest, "no chunk was begun")
 
     def finish(self, summary: Summary) -> None:
         """Writes the summary of a job whose chunks are all there.
@@ -247,42 +239,9 @@ class Output(NamedTuple):
         """
         self._write_whole(self.summary, summary.to_dict(), "all chunks are whole")
 
-    def write(
-        self, results: Iterable[Completion], done: int, lines: Callable[[], int], record: Callable[[Completion], Any]
-    ) -> Iterator[int]:
-        """Writes results, which are in the order of the input, into chunks, and yields the number of each.
-
-        Args:
-            results: of the lines after those of the chunks that are done.
-            done: these chunks.
-            lines: says, when there are no more results, how many lines of the part were read; their chunks are written.
-            record: makes the JSON object of a result.
-
-        Raises:
-            OSError: the disk is full; the chunks before are whole.
-        """
-        index, rows = done, list[dict[str, Any]]()
-        for completion in results:
-            place = completion.number // self.shard.count
-            while index < place // self.chunk:  # lines that are skipped have no result
-                yield self._write(index, rows)
-                index, rows = index + 1, []
-            rows.append(record(completion))
-            if (place + 1) % self.chunk == 0:  # full, and waits for no other
-                yield self._write(index, rows)
-                index, rows = index + 1, []
-        while index * self.chunk < lines():
-            yield self._write(index, rows)
-            index, rows = index + 1, []
-
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
         with folders.full_disk(self.folder, outcome):
             files.write_text(path, [json.dumps(report, indent=2, ensure_ascii=False) + "\n"])
-
-    def _write(self, index: int, rows: list[dict[str, Any]]) -> int:
-        with folders.full_disk(self.folder, f"the chunks before {self.path(index).name} are whole"):
-            files.write_jsonl(self.path(index), rows)
-        return index
 
 
 def manifest_of(

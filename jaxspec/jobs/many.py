@@ -114,6 +114,7 @@ def generate_many(
     on_error: str = "raise",
     group: int | None = None,
     progress: Callable[[Progress], Any] | None = None,
+    skipped: Callable[[int], Any] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Completion]:
@@ -142,6 +143,7 @@ def generate_many(
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
         group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.
         progress: called with a `Progress` whenever the host looks at the slots.
+        skipped: called with the number of each prompt that is skipped.
         chat_template_kwargs: values for the template of chats, such as {"enable_thinking": False}.
         **options: `drafter`, `gamma`, `rule`, `policy`, `prefix`, `key`, `eos_ids`, `log_probs`, `top_log_probs`, and
             options of sampling, as `generate` has them, with one value for all prompts. Prompts that follow a `prefix`
@@ -178,7 +180,7 @@ def generate_many(
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
-    reader = Reader(target, prompts, limits, BLOCKS * slots, options.get("prefix"), chat_template_kwargs)
+    reader = Reader(target, prompts, limits, BLOCKS * slots, options.get("prefix"), chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
     job = _Job(prepared, reader, stopper, slots, group, width, max_ahead if in_order else None, progress)

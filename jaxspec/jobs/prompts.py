@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,7 @@ class Reader:
         block: prompts that are read at a time.
         prefix: what all prompts follow; None: nothing.
         template: values for the template of chats.
+        skipped: called with the number of each prompt that is skipped.
     """
 
     def __init__(
@@ -94,9 +95,10 @@ class Reader:
         block: int,
         prefix: SharedPrefix | None = None,
         template: Mapping[str, Any] | None = None,
+        skipped: Callable[[int], Any] | None = None,
     ):
         self._target, self._limits, self._block = target, limits, block
-        self._prefix, self._template = prefix, template
+        self._prefix, self._template, self._skipped = prefix, template, skipped
         self._source = enumerate(prompts)
         self._read = deque[Request]()
         self._exhausted, self._places = False, itertools.count()
@@ -193,6 +195,8 @@ class Reader:
         most = self._longest(request.row.max_new_tokens)
         if most is not None and len(tokens) > most:
             if self._limits.too_long == "skip":
+                if self._skipped is not None:
+                    self._skipped(request.row.number)
                 return
             if self._limits.too_long == "error" or most <= shared:
                 new = request.row.max_new_tokens

@@ -17,6 +17,7 @@ from jaxspec.analysis import policy_cost
 from jaxspec.cli.main import INTERRUPTED, TERMINATED, app
 from jaxspec.cli.prompts import heldout
 from jaxspec.files import folders
+from jaxspec.jobs import chunks as job_chunks
 from jaxspec.jobs.files import Source
 from tests.conftest import tokenizer
 
@@ -109,8 +110,8 @@ def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, nam
 def test_an_interrupt_says_how_to_go_on(batch, tmp_path, monkeypatch):
     read = Source.prompts
 
-    def prompts(self, start=0):
-        yield from list(read(self, start))[:4]
+    def prompts(self, done=()):
+        yield from list(read(self, done))[:4]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -120,6 +121,73 @@ def test_an_interrupt_says_how_to_go_on(batch, tmp_path, monkeypatch):
     result = batch("--tokens", "--resume")
     assert result.exit_code == 0, result.output
     assert len(rows_in(tmp_path / "out")) == 7
+
+
+COUNTS = ("rounds", "drafted", "accepted", "acceptance_histogram")
+JOBS = {
+    "log probabilities": ("--top-log-probs", "2", "-t", "1"),
+    "a shard": ("--tokens", "--shard", "1", "--num-shards", "2"),
+    "rows that agree": ("--policy", "adaptive"),  # their counts depend on what is decoded beside them
+}
+
+
+@pytest.mark.parametrize("kill", [1, 3, 9])
+@pytest.mark.parametrize("name", JOBS)
+def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name, kill):
+    """A job that is killed while it writes a row, in slots beside others, and some lines of which are wrong."""
+    costs = policy_cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))
+    monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: costs)
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps({"text": f"a file {n}"}) + "\n" + "no JSON\n" * (n % 3 == 0) for n in range(9)))
+    options = (*JOBS[name], "--input", str(path), "--output")
+    assert (result := batch(*options, str(tmp_path / "reference"))).exit_code == 0, result.output
+    append, written = job_chunks.append, 0
+
+    def killed(file, line):
+        nonlocal written
+        written += len(line) > 0
+        append(file, line if written < kill else line[: len(line) // 2])
+        if written == kill:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job_chunks, "append", killed)
+        assert batch(*options, str(tmp_path / "out")).exit_code == INTERRUPTED
+    result = batch(*options, str(tmp_path / "out"), "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    rows = rows_in(tmp_path / "reference")
+    assert json.loads(result.stdout)["run"]["done"] == len(rows) - (kill - 1)
+    if name == "rows that agree":
+        neutral = dict.fromkeys(COUNTS)
+        assert [row | neutral for row in rows_in(tmp_path / "out")] == [row | neutral for row in rows]
+    else:
+        contents = [{p.name: p.read_bytes() for p in (tmp_path / folder).iterdir()} for folder in ("reference", "out")]
+        assert contents[0] == contents[1]
+
+
+def test_lines_that_are_skipped_are_done(batch, tmp_path):
+    """A job of them goes on, and ends, with chunks that have other lines or none."""
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps({"text": "a file " * (9 * (n not in (2, 5)) + 1)}) + "\n" for n in range(6)))
+    options = ("--max-prompt-tokens", "5", "--too-long", "skip", "--json", "--input", str(path), "--chunk", "2")
+    first = json.loads(batch(*options).stdout)["whole"]
+    assert first["lines"] == 13 and first["complete"]
+    chunks = sorted((tmp_path / "out").glob("part-*"))
+    contents = [path.read_bytes() for path in chunks]
+    assert len(chunks) == 7 and b"" in contents
+    for index in (1, -1, -2):
+        chunks[index].unlink()
+    assert json.loads(batch(*options, "--resume").stdout)["whole"] == first
+    assert [path.read_bytes() for path in chunks] == contents
+
+
+def test_chunks_without_a_manifest_are_not_gone_on_with(batch, tmp_path):
+    assert batch().exit_code == 0
+    next((tmp_path / "out").glob("manifest-*")).unlink()
+    for resume in ((), ("--resume",)):
+        result = batch(*resume)
+        assert result.exit_code == 2 and "is of a job whose manifest" in " ".join(result.stderr.split())
+    assert batch("--shard", "1", "--num-shards", "2").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["batch", "chat"])
@@ -161,9 +229,8 @@ def test_rows_that_agree_on_their_drafts_have_the_texts_of_any_restart(batch, tm
     for chunk in sorted((tmp_path / "out").glob("part-*"))[1:]:
         chunk.unlink()
     assert (result := batch(*adaptive, "--resume")).exit_code == 0, result.output
-    counts = ("rounds", "drafted", "accepted", "acceptance_histogram")
-    again = [row | dict.fromkeys(counts) for row in rows_in(tmp_path / "out")]
-    assert again == [row | dict.fromkeys(counts) for row in rows]
+    again = [row | dict.fromkeys(COUNTS) for row in rows_in(tmp_path / "out")]
+    assert again == [row | dict.fromkeys(COUNTS) for row in rows]
 
 
 class FullDisk:
@@ -175,7 +242,9 @@ class FullDisk:
             "touch": [(Path, "touch")],
             "fsync": [(folders, "flush")],
             "rename": [(os, "replace"), (os, "link")],
+            "open": [(Path, "open")],
             "write": [],
+            "append": [],
         }
         for owner, function in patched[step]:
             monkeypatch.setattr(owner, function, self._failing(getattr(owner, function)))
@@ -186,15 +255,23 @@ class FullDisk:
                 write(path, self._cut(chunks) if self._is_hit(path) else chunks, **options)
 
             monkeypatch.setattr(files, "write_text", cut)
+        if step == "append":
+            append = job_chunks.append
+
+            def append_some(file, line):
+                for piece in self._cut([line]) if self._is_hit(file.name) else [line]:
+                    append(file, piece)
+
+            monkeypatch.setattr(job_chunks, "append", append_some)
 
     def _is_hit(self, *paths):
         return self.is_full and any(self._name in Path(path).name for path in paths)
 
     def _failing(self, function):
-        def call(*paths, **options):
-            if self._is_hit(*paths):
+        def call(*arguments, **options):
+            if self._is_hit(*[part for part in arguments if isinstance(part, Path)]):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return function(*paths, **options)
+            return function(*arguments, **options)
 
         return call
 
@@ -205,9 +282,11 @@ class FullDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-CHUNK = "part-00000-of-00001-000001.jsonl"
+CHUNK, JOURNAL = "part-00000-of-00001-000001.jsonl", "journal-00000-of-00001-000001"
 FULL = {"manifest": "no chunk was begun", "costs": "no chunk was begun", "summary": "all chunks are whole"}
 PLACES = [(CHUNK, step) for step in ("touch", "write", "fsync", "rename")]
+PLACES += [(JOURNAL, step) for step in ("open", "append")]
+LEFT = {JOURNAL: 4, CHUNK: 1, "summary": 0}  # rows to decode
 PLACES += [("manifest", "write"), ("costs", "rename"), ("summary", "fsync"), ("summary", "touch")]
 
 
@@ -224,14 +303,16 @@ def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path
         result = batch(*options, str(folder), *resume)
         assert result.exit_code == 2 and "Traceback" not in result.output, result.output
         said = " ".join(result.stderr.split())
-        assert f"the disk is full, and {FULL.get(name, f'the chunks before {CHUNK} are whole')}" in said
+        assert f"the disk is full, and {FULL.get(name, job_chunks.KEPT)}" in said
         for path in folder.iterdir():
-            assert path.read_bytes() == reference[path.name].read_bytes()
+            assert path.name == JOURNAL or path.read_bytes() == reference[path.name].read_bytes()
         chunks = sorted(path.name for path in folder.glob("part-*"))
-        assert chunks == sorted(n for n in reference if n.startswith("part-") and (name == "summary" or n < name))
+        before = CHUNK if name == JOURNAL else name
+        assert chunks == sorted(n for n in reference if n.startswith("part-") and (name == "summary" or n < before))
     disk.is_full = False
-    result = batch(*options, str(folder), "--resume")
+    result = batch(*options, str(folder), "--resume", "--json")
     assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["run"]["done"] == LEFT.get(name, len(PROMPTS))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: path.read_bytes() for name, path in reference.items()
     }
@@ -317,9 +398,9 @@ def test_a_damaged_input_is_refused_before_models_are_loaded(batch, tmp_path, mo
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_job_that_is_told_to_end_ends_with_a_chunk(batch, tmp_path, monkeypatch, last):
-    """SIGTERM when a line is read: the chunks that have begun are written. After the last line nothing is missing."""
-    arguments = ("--chunk", "16", "--tokens", "--input", str(tmp_path / "many.jsonl"))
+def test_a_job_that_is_told_to_end_decodes_what_it_has_read(batch, tmp_path, monkeypatch, last):
+    """SIGTERM when a line is read: no more are. After the last line nothing is missing."""
+    arguments = ("--chunk", "16", "--tokens", "--json", "--input", str(tmp_path / "many.jsonl"))
     (tmp_path / "many.jsonl").write_text("".join(json.dumps({"text": f"a file {n}"}) + "\n" for n in range(41)))
     assert (result := batch(*arguments)).exit_code == 0, result.output
     chunks = sorted((tmp_path / "out").glob("part-*"))
@@ -329,9 +410,9 @@ def test_a_job_that_is_told_to_end_ends_with_a_chunk(batch, tmp_path, monkeypatc
         path.unlink()
     read = Source.prompts
 
-    def prompts(self, start=0):
-        for number, prompt in enumerate(read(self, start)):
-            if number == (47 if last else 20):
+    def prompts(self, done=()):
+        for number, prompt in enumerate(read(self, done), 1):
+            if number == (48 if last else 21):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield prompt
 
@@ -340,9 +421,11 @@ def test_a_job_that_is_told_to_end_ends_with_a_chunk(batch, tmp_path, monkeypatc
         result = batch(*arguments)
     assert result.exit_code == (0 if last else TERMINATED), result.output
     assert ("terminated" in result.stderr) == (not last)
+    assert json.loads(result.stdout)["run"]["done"] == (48 if last else 21)
     left = sorted((tmp_path / "out").glob("part-*"))
-    assert [path.read_bytes() for path in left] == contents[: 3 if last else 2]
-    assert batch(*arguments, "--resume").exit_code == 0
+    assert [path.read_bytes() for path in left] == contents[: 3 if last else 1]
+    result = batch(*arguments, "--resume")
+    assert result.exit_code == 0 and json.loads(result.stdout)["run"]["done"] == (0 if last else 27)
     assert [path.read_bytes() for path in chunks] == contents
 
 

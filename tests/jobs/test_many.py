@@ -16,8 +16,9 @@ import pytest
 import jaxspec
 from jaxspec import drafters, policies, rules
 from jaxspec.core import LanguageModel, Model, Prompt
-from jaxspec.jobs import Completion, slots
-from jaxspec.jobs.files import Output, Shard, Source
+from jaxspec.jobs import slots
+from jaxspec.jobs.chunks import Journal
+from jaxspec.jobs.files import Shard, Source
 from jaxspec.nets import adapters, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
@@ -227,9 +228,11 @@ def test_many_wrong_prompts_in_a_row_end_nothing():
 @pytest.mark.parametrize("too_long", ["error", "truncate", "skip"])
 def test_long_prompts_are_refused_cut_or_left_out(too_long):
     prompts = [[1, 2], [0, 1, 2, 3, 4, 5], [3]]
-    options = dict(max_prompt_tokens=4, too_long=too_long, max_new_tokens=4, eos_ids=())
+    skipped = []
+    options = dict(max_prompt_tokens=4, too_long=too_long, skipped=skipped.append, max_new_tokens=4, eos_ids=())
     rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, in_order=True, on_error="yield", **options))
     assert [row.number for row in rows] == ([0, 2] if too_long == "skip" else [0, 1, 2])
+    assert skipped == ([1] if too_long == "skip" else [])
     if too_long == "error":
         assert rows[1].error == "the prompt has 6 tokens: expected at most 4, with 4 new ones"
     if too_long == "truncate":
@@ -342,21 +345,7 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
         source = Source([path], shard=Shard(index, 3))
         assert source.count() == len(numbers)
         assert [(row["number"], row["prompt"]) for row in source.prompts()] == [(n, f"line {n}") for n in numbers]
-        assert [row["number"] for row in source.prompts(1)] == numbers[1:]
-
-
-def test_a_chunk_is_written_when_its_last_line_is_done(tmp_path):
-    """Also where the next chunk's first line takes long; chunks of lines that are skipped are written with the next."""
-    output, done = Output(tmp_path, Shard(1, 2), 2), []
-
-    def results():
-        for place in (0, 1, 2, 8):
-            done.append([path.name[-12:-6] for path in sorted(tmp_path.glob("part-*"))])
-            yield Completion(place, 2 * place + 1, "", [], "length", 1)
-
-    assert list(output.write(results(), 0, lambda: 10, Completion.to_dict)) == [0, 1, 2, 3, 4]
-    assert done == [[], [], ["000000"], ["000000"]]
-    assert [len(output.path(index).read_text().splitlines()) for index in range(5)] == [2, 1, 0, 0, 1]
+        assert [row["number"] for row in source.prompts(numbers[:1])] == numbers[1:]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt_but_at_the_beginning(tmp_path):
@@ -372,7 +361,8 @@ COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-smal
 def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     """kill -9 ten times: three times before the first chunk, from the loading of libraries on, and then in the middle.
 
-    The files are the same, byte for byte, after every kill those that are there, and in the end all.
+    The files are the same, byte for byte, after every kill those that are there, and in the end all. No row that was
+    done at a kill is decoded again.
     """
     path, environment = tmp_path / "prompts.jsonl", dict(os.environ, PYTHONWARNINGS="ignore")
     prompts = [f"translate English to German: This package has {n} small tools." for n in range(200)]
@@ -382,7 +372,14 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
 
     def start(folder, *options):
         command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def done():
+        """The numbers of the rows in files, as often as they are there."""
+        chunks = [json.loads(line)["number"] for chunk in written("killed") for line in chunk.read_text().splitlines()]
+        whole = {chunk.name.removesuffix(".jsonl").removeprefix("part") for chunk in written("killed")}
+        journals = [p for p in (tmp_path / "killed").glob("journal-*") if p.name.removeprefix("journal") not in whole]
+        return sorted([*chunks, *(json.loads(line)["number"] for path in journals for line in Journal(path).lines())])
 
     def written(folder):
         return sorted((tmp_path / folder).glob("part-*"))
@@ -399,7 +396,7 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     early = [(0, delay) for delay in rng.uniform(0, seconds / 2, 3)]
     places = np.sort(rng.choice(np.arange(1, 36), 7, replace=False)).tolist()
     late = list(zip(places, rng.uniform(0, 0.05, 7), strict=True))  # so many chunks, and then so many seconds
-    codes = []
+    codes, rows = [], []
     for index, (chunks, delay) in enumerate([*early, *late]):
         process = start("killed", *(["--resume"] if index else []))
         wait_for(process, "killed", chunks)
@@ -408,8 +405,11 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
         codes.append(process.wait())
         for chunk in written("killed"):  # whole, whenever it was
             assert chunk.read_bytes() == (tmp_path / "whole" / chunk.name).read_bytes()
+        before, rows = rows, done()
+        assert set(before) <= set(rows) and len(set(rows)) == len(rows)
     assert set(codes) <= {0, -signal.SIGKILL} and codes.count(-signal.SIGKILL) > 5, codes
-    assert start("killed", "--resume").wait() == 0
+    last = start("killed", "--resume", "--json")
+    assert json.loads(last.communicate()[0])["run"]["done"] == 200 - len(rows) and last.returncode == 0
     names = [[path.name for path in sorted((tmp_path / folder).iterdir())] for folder in ("killed", "whole")]
     assert names[0] == names[1]  # nothing half-written has stayed
     for name in names[0]:

@@ -1,0 +1,114 @@
+"""Chunks of a job: in which files its rows are, and what is left of them after a kill."""
+
+import contextlib
+import json
+
+import pytest
+
+from jaxspec.jobs.chunks import Chunks, Journal
+from jaxspec.jobs.files import Output, Shard
+
+ROWS = [{"number": number, "text": f"{number}: \u00fc\u2028", "log_probs": [-0.1, None]} for number in (5, 1, 7, 3)]
+
+
+def write(path, rows):
+    """Makes a journal of some rows, or goes on with one."""
+    with contextlib.closing(Journal(path)) as journal:
+        for row in rows:
+            journal.append(row)
+    return path
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """A journal of four rows."""
+    return write(tmp_path / "journal", ROWS)
+
+
+def numbers(journal):
+    return [json.loads(line)["number"] for line in journal.lines()]
+
+
+def test_a_journal_has_its_rows_in_order(journal):
+    assert [json.loads(line) for line in Journal(journal).lines()] == sorted(ROWS, key=lambda row: row["number"])
+    assert [number in Journal(journal) for number in (5, 6)] == [True, False]
+
+
+def test_wherever_a_journal_is_cut_its_last_row_is_dropped_and_it_goes_on(journal):
+    content = journal.read_bytes()
+    lines = content.splitlines(keepends=True)
+    for size in range(len(content) - len(lines[-1]), len(content)):
+        journal.write_bytes(content[:size])
+        cut = Journal(journal)
+        assert numbers(cut) == [1, 5, 7]
+        cut.append(ROWS[3])
+        cut.close()
+        assert numbers(cut) == numbers(Journal(journal)) == [1, 3, 5, 7]
+
+
+def test_a_line_that_is_damaged_anywhere_is_dropped(journal):
+    """Also where it is JSON still, or is no longer one line: the others stay."""
+    content = journal.read_bytes()
+    start = content.index(b"\n") + 1
+    end = content.index(b"\n", start) + 1
+    for place in range(start, end):
+        for damaged in (b"\0", b"\n", b"1"):
+            if content[place : place + 1] != damaged:
+                journal.write_bytes(content[:place] + damaged + content[place + 1 :])
+                # without its line break, what is left of two rows is one line
+                assert numbers(Journal(journal)) == ([3, 5, 7] if place < end - 1 else [3, 5])
+
+
+def test_a_journal_that_changes_while_it_is_used_is_refused(journal):
+    opened = Journal(journal)
+    journal.write_bytes(journal.read_bytes()[1:])
+    with pytest.raises(ValueError, match="does another process run this job"):
+        list(opened.lines())
+
+
+def test_a_chunk_is_written_when_all_its_lines_are_done(tmp_path):
+    """In any order; lines that are skipped count as done, and a chunk of these alone is empty."""
+    output, there = Output(tmp_path, Shard(1, 2), 2), []
+    chunks = Chunks(output, 7)
+    for place, is_skipped in ((2, False), (1, False), (3, True), (6, False), (0, False), (4, True)):
+        number = 2 * place + 1
+        if is_skipped:
+            chunks.skip(number)
+        else:
+            chunks.add({"number": number})
+        assert is_skipped or number in chunks
+        there.append([int(path.stem[-6:]) for path in sorted(tmp_path.glob("part-*"))])
+    assert there == [[], [], [1], [1, 3], [0, 1, 3], [0, 1, 3]] and not chunks.is_complete
+    chunks.skip(11)
+    assert chunks.is_complete and not list(tmp_path.glob("journal-*"))
+    rows = [[json.loads(line)["number"] for line in output.path(n).read_text().splitlines()] for n in range(4)]
+    assert rows == [[1, 3], [5], [], [13]]
+
+
+def test_chunks_go_on_with_the_rows_that_are_in_files(tmp_path):
+    output = Output(tmp_path, Shard(), 3)
+    chunks = Chunks(output, 8)
+    for number in (0, 3, 1, 2, 7):
+        chunks.add({"number": number})
+    chunks.close()
+    write(output.journal(0), [{"number": 0}])  # as if it had been killed before this was deleted
+    again = Chunks(output, 8)
+    assert (again.num_done, [n for n in range(8) if n in again]) == (5, [0, 1, 2, 3, 7])
+    assert [row["number"] for row in again.rows()] == [0, 1, 2, 3, 7]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "journal-00000-of-00001-000001",
+        "journal-00000-of-00001-000002",
+        "part-00000-of-00001-000000.jsonl",
+    ]
+    for number in (4, 5, 6):
+        again.add({"number": number})
+    again.close()
+    assert again.is_complete and [row["number"] for row in again.rows()] == list(range(8))
+
+
+def test_a_chunk_that_was_to_be_written_is_written_first(tmp_path):
+    """Its rows were all done, and the disk then full, or the process killed."""
+    output = Output(tmp_path, Shard(), 2)
+    write(output.journal(0), [{"number": 1}, {"number": 0}])
+    assert Chunks(output, 3).num_done == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00000-of-00001-000000.jsonl"]
