@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
+import jax.numpy as jnp
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -178,17 +178,21 @@ def _costs(
     """Measures what rounds cost when the slots are full of the job's first prompts."""
     from jaxspec.analysis.policy_cost import policy_costs
 
-    prefix, prepared = options["prefix"], prepare(target, [[0]] * settings.slots, **options | {"policy": None})
+    prefix = options["prefix"]
+    fixed: dict[str, Any] = options | {"policy": None}
+    prepared = prepare(target, [[0]] * settings.slots, **fixed)
     limits = limits_of(prepared, settings.max_new_tokens, settings.max_prompt_tokens, settings.too_long)
     ahead = Reader(target, prompts, limits, settings.slots, prefix).peek(settings.slots)
     rows = [request.row._replace(max_new_tokens=prepared.max_new_tokens) for request in ahead if not request.error]
     if not rows:
         rows = [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
-    longest = limits.prompt if settings.max_prompt_tokens else max(len(row.tokens) for row in rows)
+    longest = max(len(row.tokens) for row in rows)
+    if settings.max_prompt_tokens and limits.prompt:
+        longest = limits.prompt
     width, _ = prepared.widths(longest)
 
     def begin(prepared: Prepared) -> State:
-        of_a_row = token_rows.take_rows(prepared.request, np.zeros(1, np.int32))
+        of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
         return Slots(prepared._replace(request=of_a_row), width, settings.slots, group=1, rounds=1).fill(rows)
 
     with err.status("measuring what passes cost"):
