@@ -1,24 +1,99 @@
-"""The progress bar of commands and of training."""
+"""The progress of commands and of training: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
+import datetime
+import time
+from collections.abc import Callable
+from typing import Any
+
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+EVERY = 30.0  # seconds between two lines of a log, at least
 
 
-def bar(shown: bool = True, *, remaining: bool = False, transient: bool = False) -> Progress:
-    """A bar on standard error: what is being done, how much of it is done, and for how long.
+def bar(
+    shown: bool = True,
+    *,
+    remaining: bool = False,
+    transient: bool = False,
+    get_time: Callable[[], float] = time.monotonic,
+) -> Progress:
+    """Makes a bar on standard error: what is being done, how much of it is done, and for how long.
+
+    Where that is no terminal, lines are printed that say the same: one every 30 seconds at most, and one in the end.
 
     Args:
         shown: if not, nothing is printed.
         remaining: whether to estimate the time that is left.
-        transient: whether it disappears when it is done.
+        transient: whether it disappears when it is done; of lines the last is not printed.
+        get_time: the clock, in seconds.
     """
+    console = Console(stderr=True)
+    if shown and not (console.is_terminal or console.is_jupyter):
+        return _Lines(console, remaining, transient, get_time)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     return Progress(
         *columns,
         *([TimeRemainingColumn()] if remaining else []),
-        console=Console(stderr=True),
+        console=console,
         transient=transient,
         disable=not shown,
+        get_time=get_time,
     )
+
+
+class _Lines(Progress):
+    """A bar of which lines are printed, where none can be drawn; its arguments are those of `bar`."""
+
+    def __init__(self, console: Console, remaining: bool, transient: bool, get_time: Callable[[], float]):
+        super().__init__(console=console, auto_refresh=False, disable=True, get_time=get_time)
+        self._remaining, self._transient = remaining, transient
+        self._changed, self._printed_at = set[TaskID](), get_time()
+
+    def update(self, task_id: TaskID, *arguments: Any, **changes: Any) -> None:
+        super().update(task_id, *arguments, **changes)
+        self._tell(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def stop(self) -> None:
+        if not self._transient:
+            self._print()
+
+    def _tell(self, task_id: TaskID) -> None:
+        """Prints lines if it is time for them, and remembers otherwise that there is something to print."""
+        self._changed.add(task_id)
+        if self.get_time() - self._printed_at >= EVERY:
+            self._print()
+
+    def _print(self) -> None:
+        for task in self.tasks:
+            if task.id in self._changed:
+                self.console.print(Text(_line(task, self._remaining)), soft_wrap=True)
+        self._changed.clear()
+        self._printed_at = self.get_time()
+
+
+def _line(task: Task, remaining: bool) -> str:
+    """Writes what a bar shows of a task."""
+    of = "" if task.total is None else f" of {task.total:,.0f}"
+    line = f"{task.description}: {task.completed:,.0f}{of}, {_spelled(task.elapsed)}"
+    return line + (f", {_spelled(task.time_remaining)} left" if remaining and task.time_remaining is not None else "")
+
+
+def _spelled(seconds: float | None) -> str:
+    return str(datetime.timedelta(seconds=int(seconds or 0)))

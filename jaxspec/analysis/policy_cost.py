@@ -40,7 +40,9 @@ class PolicyCosts(NamedTuple):
     v: np.ndarray
 
 
-def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int | None = None) -> PolicyCosts:
+def policy_costs(
+    prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int | None = None, begin: loop.Begin = loop.begin
+) -> PolicyCosts:
     """Measures c and v of `policies.adaptive` for a generation.
 
     Timed are whole rounds, over all its rows, one after the other, with as many draft tokens as each width of the
@@ -52,6 +54,8 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
             which a pass reads. Drafts that it leaves no room for are not timed, and count as 10^6 rounds.
         repeats, inner: as `cost.measure` takes them.
+        begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`; of a job's slots
+            `jobs.slots.Slots.fill`. By default that of the generation's own prompts.
 
     Raises:
         ValueError: a generation without a drafter, or of 0 draft tokens.
@@ -74,7 +78,7 @@ def policy_costs(prepared: Prepared, *, repeats: int = cost.REPEATS, inner: int 
         return PolicyCosts(0.0, np.array([1.0] + [FAR] * gamma))
     begins = [before + 1 for before in (0, *ends[:-1])]
     timed = sorted({0, *begins, *ends})
-    loop_of = _round_loops(prepared, inner)
+    loop_of = _round_loops(prepared, inner, begin)
     plain, *drafted = cost.seconds_per_pass([loop_of(n) for n in timed], repeats)
     # What else the machine does makes a round longer, never shorter: the shortest is the one that is compared.
     ratio = dict(zip(timed[1:], (float(seconds.min() / plain.min()) for seconds in drafted), strict=True))
@@ -106,7 +110,7 @@ def _ends(prepared: Prepared) -> tuple[int, ...]:
     return tuple(range(1, gamma + 1)) if prepared.decoder.trees else cost.measured_drafts(gamma)
 
 
-def _round_loops(prepared: Prepared, inner: int | None) -> Callable[[int], cost.TimedLoop]:
+def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Callable[[int], cost.TimedLoop]:
     """Returns a function from a number of draft tokens to a warm loop of rounds; all loops share a state."""
     bound = as_drafter(prepared.options["drafter"], "drafter")
     full = bound._replace(functions=_full(bound.functions))
@@ -117,7 +121,7 @@ def _round_loops(prepared: Prepared, inner: int | None) -> Callable[[int], cost.
 
     first = forced(0)
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
-    state = loop.begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
+    state = begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
     place = jnp.copy(state.tokens), jnp.copy(state.length)
 
     def loop_of(count: int) -> cost.TimedLoop:

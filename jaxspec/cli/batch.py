@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax.numpy as jnp
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -21,11 +21,13 @@ from jaxspec.cli import console, names, pair
 from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
-from jaxspec.core import Model
-from jaxspec.decode.request import prepare
+from jaxspec.core import Model, State, token_rows
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import Progress, generate_many
 from jaxspec.jobs.chunks import Chunks
 from jaxspec.jobs.files import Output, Shard, Source, Summary, check_paths, manifest_of
+from jaxspec.jobs.prompts import Reader, limits_of
+from jaxspec.jobs.slots import Row, Slots
 
 DESCRIBED = (  # options that a job's results depend on
     *("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed"),
@@ -33,7 +35,7 @@ DESCRIBED = (  # options that a job's results depend on
 )
 
 
-GO_ON = "give the same command with --resume to go on"
+GO_ON = "give the same command with --resume to go on; the rows that are done are kept"
 
 
 class Settings(NamedTuple):
@@ -121,7 +123,8 @@ def batch(
     if settings.policy.partition("=")[0] == "adaptive":
         from jaxspec.analysis.policy_cost import agreement
 
-        costs = output.costs(lambda: _costs(settings, target, drafter, generation, err))
+        options = generation | {"drafter": drafter, "prefix": prefix}
+        costs = output.costs(lambda: _costs(settings, source.prompts(), target, options, err))
         is_sampled = bool(sampling.get("temperature"))
         together = agreement("slots", settings.slots, is_sampled, generation["rule"])
         generation["policy"] = names.policy(settings.policy, **costs, together=together)
@@ -133,7 +136,7 @@ def batch(
     before, feed = chunks.num_done, _Feed(source.prompts(chunks))
     with (
         contextlib.closing(chunks),
-        _Bar(total, before, err) as bar,
+        _Bar(total, before) as bar,
         _saying_how_to_go_on(err),
         feed.until_terminated(),
     ):
@@ -169,14 +172,31 @@ def _saying_how_to_go_on(err: Console) -> Iterator[None]:
         raise
 
 
-def _costs(settings: Settings, target: Model, drafter: Any, generation: dict[str, Any], err: Console) -> dict[str, Any]:
-    """Measures what rounds over as many rows as there are slots cost."""
+def _costs(
+    settings: Settings, prompts: Iterator[Any], target: Model, options: dict[str, Any], err: Console
+) -> dict[str, Any]:
+    """Measures what rounds cost when the slots are full of the job's first prompts."""
     from jaxspec.analysis.policy_cost import policy_costs
 
+    prefix = options["prefix"]
+    fixed: dict[str, Any] = options | {"policy": None}
+    prepared = prepare(target, [[0]] * settings.slots, **fixed)
+    limits = limits_of(prepared, settings.max_new_tokens, settings.max_prompt_tokens, settings.too_long)
+    ahead = Reader(target, prompts, limits, settings.slots, prefix).peek(settings.slots)
+    rows = [request.row._replace(max_new_tokens=prepared.max_new_tokens) for request in ahead if not request.error]
+    if not rows:
+        rows = [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
+    longest = max(len(row.tokens) for row in rows)
+    if settings.max_prompt_tokens and limits.prompt:
+        longest = limits.prompt
+    width, _ = prepared.widths(longest)
+
+    def begin(prepared: Prepared) -> State:
+        of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
+        return Slots(prepared._replace(request=of_a_row), width, settings.slots, group=1, rounds=1).fill(rows)
+
     with err.status("measuring what passes cost"):
-        options: dict[str, Any] = generation | {"policy": None, "drafter": drafter}
-        prepared = prepare(target, [[0]] * settings.slots, **options)
-        costs = policy_costs(prepared, repeats=COST_REPEATS)
+        costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
     return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 
@@ -212,8 +232,8 @@ class _Feed:
 class _Bar:
     """The progress of a job, on standard error."""
 
-    def __init__(self, total: int, start: int, err: Console):
-        self._bar = bars.bar(err.is_terminal or sys.stderr.isatty(), remaining=True)
+    def __init__(self, total: int, start: int):
+        self._bar = bars.bar(remaining=True)
         self._total, self._start, self._began, self._progress = total, start, time.perf_counter(), Progress()
 
     def __enter__(self) -> _Bar:

@@ -187,6 +187,6 @@ def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:
             settings.append(setting._replace(drafter=drafter, gamma=tree.gamma, name=name))
     config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
     with console.progress(remaining=True) as bar:
-        bar_task = bar.add_task("timing", total=1.0)
-        doing = lambda what, share: bar.update(bar_task, description=what, completed=share)  # noqa: E731
+        bar_task = bar.add_task("timing", total=100)
+        doing = lambda what, share: bar.update(bar_task, description=what, completed=round(100 * share))  # noqa: E731
         return list(bench.run(prepared.target, settings, config=config, doing=doing))

@@ -138,7 +138,7 @@ class Chunks:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all chunks are there."""
+        """Says whether all chunks are there."""
         return self.num_done == self._total
 
     def __contains__(self, number: int) -> bool:

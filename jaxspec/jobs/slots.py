@@ -130,6 +130,14 @@ class Slots:
         self._ended[list(slots)] = False
         self._state = insert(self._state, new, places, self._layout)
 
+    def fill(self, rows: Sequence[Row]) -> State:
+        """Puts rows into all slots, again and again if they are fewer, and returns the state, which is then used up."""
+        for start in range(0, self.slots, self.group):
+            places = range(start, min(start + self.group, self.slots))
+            self.insert(self.prefill([rows[place % len(rows)] for place in places]), places)
+        assert self._state is not None
+        return self._state
+
     def run(self, wanted: int) -> Report:
         """Decodes until `wanted` slots are done, or for a number of rounds, and does not wait for it."""
         p = self._prepared

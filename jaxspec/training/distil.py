@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import track
 
+from jaxspec import progress as bars
 from jaxspec.core import Model, Prompt
 from jaxspec.decode import generate
 from jaxspec.files import digests, json_object, numbered, write_jsonl, write_text
@@ -136,8 +136,8 @@ def answers(
     wanted = {tuple(example.source.tolist()) for example in examples}
     sources = sorted(wanted.difference(stored), key=lambda source: (len(source), source))
     batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]
-    with path.open("a", encoding="utf-8") as file:
-        for batch in track(batches, "the teacher's outputs", disable=not progress):
+    with path.open("a", encoding="utf-8") as file, bars.bar(progress, remaining=True) as bar:
+        for batch in bar.track(batches, description="the teacher's outputs, in batches"):
             for source, target in zip(batch, _answer(teacher, batch, max_new_tokens, temperature), strict=True):
                 stored[source] = target
                 file.write(json.dumps({"source": source, "target": target}) + "\n")

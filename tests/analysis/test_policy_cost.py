@@ -30,7 +30,7 @@ def seconds(monkeypatch):
 
     def install(of_round):
         timed = []
-        monkeypatch.setattr(policy_cost, "_round_loops", lambda prepared, inner: lambda count: count)
+        monkeypatch.setattr(policy_cost, "_round_loops", lambda *_: lambda count: count)
 
         def seconds_per_pass(counts, repeats):
             timed.extend(counts)

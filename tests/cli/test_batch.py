@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec import files
+from jaxspec import progress as bars
 from jaxspec.analysis import policy_cost
 from jaxspec.cli.main import INTERRUPTED, TERMINATED, app
 from jaxspec.cli.prompts import heldout
@@ -61,6 +63,14 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     assert result.exit_code == 0 and "3 of 7 lines were done before" in result.stderr
     assert [path.read_bytes() for path in chunks] == contents
     assert summary.read_text() == written  # also of the chunk that was there
+
+
+def test_lines_say_how_far_a_job_is_where_there_is_no_terminal(batch, monkeypatch):
+    monkeypatch.setattr(bars, "EVERY", 0.0)
+    lines = batch().stderr.splitlines()
+    shown = r"[\d,]+ tokens/s, \d\.\d\d a round, [0-2] live: [0-7] of 7, \d:\d\d:\d\d(, \d:\d\d:\d\d left)?"
+    assert len(lines) > 2 and all(re.fullmatch(shown, line) for line in lines[:-1])
+    assert ", 0 live: 7 of 7, " in lines[-2]
 
 
 def test_what_was_done_is_printed_as_json(batch, zoo, tmp_path):
@@ -219,6 +229,37 @@ def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path, monkeypatch)
     assert [path.read_bytes() for path in chunks] == contents
     assert (result := batch(*adaptive, "--shard", "0")).exit_code == 0, result.output
     assert json.loads((tmp_path / "out" / "costs.json").read_text()) == {"c": 0.2, "v": [1.0, 1.1, 1.3, 1.6]}
+
+
+@pytest.mark.parametrize("prefix", [None, "das alte Hund"])
+def test_costs_are_those_of_slots_full_of_the_jobs_prompts(batch, zoo, tmp_path, monkeypatch, prefix):
+    """Their tokens, after the prefix, in slots as wide as the job's; lines with errors are none of them."""
+    target, names = zoo["debian-gpt-base"], ("--target", "debian-gpt-base", "--draft", "debian-gpt-small")
+    path, states = tmp_path / "few.jsonl", []
+    path.write_text("no JSON\n" + "".join(json.dumps({"text": text}) + "\n" for text in ("a file", "a", "files")))
+
+    def policy_costs(prepared, *, repeats, begin):
+        state = begin(prepared)
+        states.append((np.asarray(state.tokens), np.asarray(state.start)))
+        return measure(prepared, repeats=1, inner=1, begin=begin)
+
+    measure = policy_cost.policy_costs
+    monkeypatch.setattr(policy_cost, "policy_costs", policy_costs)
+    options = (*names, "--policy", "adaptive", "--max-prompt-tokens", "30", "--slots", "3", "-n", "5")
+    result = CliRunner().invoke(
+        app,
+        [
+            "batch",
+            *("--input", str(path), "--output", str(tmp_path / "out"), "--field", "text", *options),
+            *(() if prefix is None else ("--prefix", prefix)),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    shared = [] if prefix is None else jaxspec.prefix(target, prefix).tokens
+    ((tokens, start),) = states
+    for row, text in enumerate(("a file", "a", "a file")):  # of the first three lines, one of which is wrong
+        assert tokens[row, : start[row]].tolist() == shared + target.tokenizer(text)["input_ids"]
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()).keys() == {"c", "v"}
 
 
 def test_rows_that_agree_on_their_drafts_have_the_texts_of_any_restart(batch, tmp_path):

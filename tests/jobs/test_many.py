@@ -370,9 +370,9 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
     shared = ["--input", str(path), "-n", "16", "-t", "0.7", "--slots", "4", "--chunk", "5"]
     shared += ["--draft", "debian-t5-draft", "--max-prompt-tokens", "32"]  # every program is the same
 
-    def start(folder, *options):
+    def start(folder, *options, stdout=subprocess.DEVNULL):
         command = [*COMMAND, *shared, "--output", str(tmp_path / folder), *options]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
 
     def done():
         """The numbers of the rows in files, as often as they are there."""
@@ -408,7 +408,7 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path):
         before, rows = rows, done()
         assert set(before) <= set(rows) and len(set(rows)) == len(rows)
     assert set(codes) <= {0, -signal.SIGKILL} and codes.count(-signal.SIGKILL) > 5, codes
-    last = start("killed", "--resume", "--json")
+    last = start("killed", "--resume", "--json", stdout=subprocess.PIPE)
     assert json.loads(last.communicate()[0])["run"]["done"] == 200 - len(rows) and last.returncode == 0
     names = [[path.name for path in sorted((tmp_path / folder).iterdir())] for folder in ("killed", "whole")]
     assert names[0] == names[1]  # nothing half-written has stayed
