@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core import LogProbs, Model, token_rows
@@ -80,8 +79,8 @@ class Decoder:
         self._column, self._number = column, number
         top, self._no_log_probs = options.get("top_log_probs"), None
         if options.get("log_probs") or top is not None:
-            shapes, kinds = ((0,), (0,), (0, top or 0), (0, top or 0)), (*[jnp.float32] * 2, jnp.int32, jnp.float32)
-            self._no_log_probs = LogProbs(*map(jnp.zeros, shapes, kinds))  # of a prompt that is not decoded
+            shapes, kinds = ((0,), (0,), (0, top or 0), (0, top or 0)), (*[np.float32] * 2, np.int32, np.float32)
+            self._no_log_probs = LogProbs(*map(np.zeros, shapes, kinds))  # type: ignore[arg-type]  # of a prompt that is not decoded
         self._with_tokens = tokens or self._no_log_probs is not None
         self._target, drafter = load()
         self._options = options | {"drafter": drafter, "key": jax.random.key(seed), "on_error": on_error}

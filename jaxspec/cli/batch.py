@@ -22,6 +22,7 @@ from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
 from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
 from jaxspec.core import Model, State, token_rows
+from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import Progress, generate_many
 from jaxspec.jobs.chunks import Chunks
@@ -35,6 +36,7 @@ DESCRIBED = (  # options that a job's results depend on
 )
 
 
+FAILED = 1  # exit code: no prompt could be decoded
 GO_ON = "give the same command with --resume to go on; the rows that are done are kept"
 
 
@@ -79,8 +81,9 @@ def batch(
 ) -> None:
     """Decode files of prompts, many prompts at a time.
 
-    Each prompt has a line in the output, with its text or its error. A job that was stopped, or killed, goes on with
-    the same command and --resume, decodes no row again that was done, and writes what it would have written.
+    Each prompt has a line in the output, with its text or its error; where all have errors the exit code is 1. A job
+    that was stopped, or killed, goes on with the same command and --resume, decodes no row again that was done, and
+    writes what it would have written.
 
     \b
         jaxspec batch --input prompts.jsonl --output results --shard 0 --num-shards 4
@@ -102,8 +105,14 @@ def batch(
     output.check(resume=resume)
     with err.status("counting the lines"):
         total = source.count()
+    is_exact = generation["rule"] is None or generation["rule"].exact
+    if not is_exact:
+        said = f"The rule {settings.rule} is inexact: the texts need not have the target's distribution."
+        err.print(Text(said, "yellow"), soft_wrap=True)
     with err.status("loading the models"):
         target, drafter = pair.load(settings, draft)
+        if settings.chat:
+            inputs.check_template(target)
         prefix = None if shared is None else pair.read_prefix(target, drafter, shared, settings.chat)
     run = functools.partial(
         generate_many,
@@ -152,15 +161,24 @@ def batch(
         err.print(Text(f"{settings.output}: {before:,} of {total:,} lines were done before"), soft_wrap=True)
     if summary.first_error is not None:
         counts = summary.to_dict()
-        number, error = summary.first_error
-        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts have errors; the first, number {number}: {error}"
+        place, error = summary.first_error
+        said = f"{counts['failed']:,} of {counts['prompts']:,} prompts have errors; the first, number {place}: {error}"
         err.print(Text(said), soft_wrap=True)
+    if chunks.is_complete and (skipped := total - summary.to_dict()["prompts"]):
+        err.print(f"{skipped:,} of {total:,} prompts are too long, and were skipped")
     if as_json:
-        counts = summary.to_dict() | {"lines": chunks.num_done, "complete": chunks.is_complete}
+        counts = summary.to_dict() | {"lines": chunks.num_done, "complete": chunks.is_complete, "exact": is_exact}
         console.print_measured(output=str(settings.output), whole=counts, run=bar.report())
-    if not chunks.is_complete:
+    if feed.is_terminated and not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
         raise typer.Exit(TERMINATED)
+    if not chunks.is_complete:
+        raise ValueError(
+            f"the input had {total:,} lines when they were counted, and {chunks.num_done:,} when they were read: put "
+            f"back what it was, and {GO_ON}"
+        )
+    if total and summary.to_dict()["failed"] == total:
+        raise typer.Exit(FAILED)
 
 
 @contextlib.contextmanager
@@ -204,12 +222,12 @@ class _Feed:
     """The prompts of a job, which end once the process is told to end."""
 
     def __init__(self, prompts: Iterator[dict[str, Any]]):
-        self._prompts, self._is_terminated = prompts, False
+        self._prompts, self.is_terminated = prompts, False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for prompt in self._prompts:
             yield prompt
-            if self._is_terminated:
+            if self.is_terminated:
                 return
 
     @contextlib.contextmanager
@@ -217,7 +235,7 @@ class _Feed:
         """Has SIGTERM end the prompts, while the block runs."""
 
         def terminate(*_: Any) -> None:
-            self._is_terminated = True
+            self.is_terminated = True
 
         if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
             yield

@@ -65,7 +65,7 @@ def generate(
     settings: Settings,
     search: Search,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
-    prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with inputs.")] = None,
+    prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
     count: Annotated[int | None, number("Held-out prompts, if none are given; by default 3 short ones.")] = None,
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,

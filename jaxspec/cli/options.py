@@ -38,7 +38,7 @@ def flag(help: str, *names: str) -> Any:
 
 NewTokens = Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n", least=2)]
 Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
-Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with inputs; else held-out ones.")]
+Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")]
 Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]

@@ -11,6 +11,7 @@ import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
+from jaxspec.cli.options import refuse
 from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def checked_options(settings: PairSettings, draft: str | None, sampling: dict[st
     """
     if draft is not None:
         drafter_names.check(draft, settings.draft_dtype or settings.dtype)
+    elif settings.rule or settings.draft_dtype:
+        refuse([name for name in ("rule", "draft_dtype") if getattr(settings, name)], "plain decoding (no --draft)")
     generation = {
         "gamma": settings.gamma,
         "rule": names.rule(settings.rule) if settings.rule else None,

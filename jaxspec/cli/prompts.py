@@ -33,7 +33,7 @@ def from_arguments(prompt: str | None, file: str | None) -> list[str]:
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
-    """Reads the first prompts of a file (`-` is standard input): one a line, or the inputs of a .jsonl file."""
+    """Reads the first prompts of a file (`-` is standard input): one a line, or the inputs of JSON lines."""
     return [row["input"] for row in _rows(file, count)]
 
 
@@ -53,12 +53,19 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
         where, lines = "standard input", files.numbered(sys.stdin, "standard input")
     else:
         where, lines = str(file), files.read_lines(file)
-    is_json = where.endswith(".jsonl")
+    is_json = files.is_json_lines(where)
     first = itertools.islice((line for line in lines if line[1].strip()) if is_json else lines, count)
-    rows = [files.json_object(line, at, ["input"], ["task"]) if is_json else {"input": line} for at, line in first]
+    rows = [_object(line, at) if is_json else {"input": line} for at, line in first]
     if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")
     return rows
+
+
+def _object(line: str, where: str) -> dict[str, str]:
+    """Reads a JSON line; its "input" may be called "prompt", as in the files of `jaxspec batch`."""
+    name = "prompt" if '"prompt"' in line and '"input"' not in line else "input"
+    row = files.json_object(line, where, [name], ["task"])
+    return {"input": row[name], **row}
 
 
 def heldout_for(target: Model, count: int) -> list[str]:

@@ -244,11 +244,14 @@ def chat_ids(
         template: values of the template's own, such as enable_thinking=False.
 
     Raises:
-        ValueError: the model has no chat template, or it refuses the conversation.
+        ValueError: the model has no chat template, or it refuses the conversation, or a message is without content.
     """
     from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
 
     check_template(target)
+    for place, message in enumerate(messages):  # of which a template would write the word None
+        if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
+            raise ValueError(f"message {place} of the chat, of the role {message.get('role')!r}, has no content")
     write = target.tokenizer.apply_chat_template
     try:
         written = write(list(messages), add_generation_prompt=answer, return_dict=True, **(template or {}))
@@ -333,6 +336,10 @@ def is_large(batch: int, width: int, more: int) -> bool:
     return width > WIDE or batch * (width + more) > LONG
 
 
+class NotEnoughMemory(ValueError):
+    """What was asked for does not fit."""
+
+
 def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int = 1) -> None:
     """Refuses a request for more bytes than so many devices like the first have.
 
@@ -343,12 +350,12 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
         devices: that share the parts.
 
     Raises:
-        ValueError: with the sum, its parts, and how much would fit beside the others.
+        NotEnoughMemory: with the sum, its parts, and how much would fit beside the others.
 
     >>> parts = {"weights": 10**9, "caches and rows": 2**60}
     >>> check_memory(parts, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: 2**40 new tokens take 1.2 EB of memory (weights 1.0 GB, caches and rows 1.2 EB), and there are ...
+    jaxspec.decode.inputs.NotEnoughMemory: 2**40 new tokens take 1.2 EB of memory (weights 1.0 GB, caches ...
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
@@ -358,7 +365,7 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     listed = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in parts.items())
     largest = max(size for name, size in parts.items() if name != "weights")
     room = max(0, have - (needed - largest))
-    raise ValueError(
+    raise NotEnoughMemory(
         f"{what} take {filesize.decimal(needed)} of memory ({listed}), and there are {filesize.decimal(have)}: lower "
         f"{lower} (about {room / largest:.1%} of it would fit)"
     )

@@ -315,11 +315,11 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
     """Returns what kind of prompts these are ("text", "ids" or "chat"), and their ids."""
     if (chats := inputs.chats_of(prompts)) is not None:
         prompt = token_rows.pad([inputs.chat_ids(target, chat, template=template) for chat in chats])
-        _check_ids(prompt, target.lm.vocab_size)
+        check_prompt(prompt, target.lm.vocab_size)
         return "chat", prompt
     prompts = inputs.rows_of(prompts)
     if isinstance(prompts, Prompt):
-        _check_ids(prompts, target.lm.vocab_size)
+        check_prompt(prompts, target.lm.vocab_size)
         width = token_rows.bucket(prompts.tokens.shape[1])
         tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, width - prompts.tokens.shape[1])))
         return "ids", Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
@@ -329,11 +329,16 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
     for index, text in enumerate(texts):
         inputs.check_text(text, index)
     prompt = token_rows.pad(target.tokenizer(texts)["input_ids"] if texts else [])
-    _check_ids(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
+    check_prompt(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
     return "text", prompt
 
 
-def _check_ids(prompt: Prompt, vocab: int) -> None:
+def check_prompt(prompt: Prompt, vocab: int) -> None:
+    """Refuses rows of token ids that cannot be read: their shapes, lengths and ids.
+
+    Raises:
+        ValueError: what is wrong with which row.
+    """
     tokens, length = np.asarray(prompt.tokens), np.asarray(prompt.length)
     if tokens.ndim != 2 or length.shape != tokens.shape[:1]:
         raise ValueError(

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Key
 
 from jaxspec.core import Before, Keys, Prompt, Request, Weights, noise, token_rows
 from jaxspec.decode import inputs, loop
-from jaxspec.decode.request import Prepared, drafter_lms
+from jaxspec.decode.request import Prepared, check_prompt, drafter_lms
 
 
 class Arguments(NamedTuple):
@@ -42,8 +43,7 @@ def rollout(
 
     The generation is prepared once, outside, where the options and an example of the prompts are checked; all of its
     arrays are its own unless given here. Nothing is read on the host, so there is no text, and what would be an error
-    is a
-    value: `Outcome.failed`. No gradient flows through the tokens.
+    is a value: `Outcome.failed`. No gradient flows through the tokens.
 
     Args:
         prepared: what `jaxspec.prepare` returned.
@@ -57,7 +57,7 @@ def rollout(
     Raises:
         TypeError: the generation, the weights, the prompt or the key is something else.
         ValueError: while tracing: the prompt has another number of rows, or more positions than the model with the
-            generation's limit.
+            generation's limit. Of a prompt that is not traced also: it is empty, or has no such ids.
 
     Example:
         >>> import jax, jaxspec
@@ -106,7 +106,16 @@ def arguments(
             f"got prompt tokens of shape {prompt.tokens.shape} and lengths of shape {prompt.length.shape}: expected "
             f"{len(prepared.prompt.length)} rows, as the generation was prepared with"
         )
+    for name, array in zip(("tokens", "lengths"), prompt, strict=True):
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(f"prompt {name} have dtype {array.dtype}: expected integers")
+    if jax.tree.structure(weights) != jax.tree.structure(prepared.weights):
+        raise ValueError(
+            f"weights have the structure {jax.tree.structure(weights)!s:.200}: expected that of prepared.weights"
+        )
     request = prepared.request
+    if prompt is not prepared.prompt and not any(isinstance(array, Tracer) for array in prompt):
+        check_prompt(prompt, prepared.target.lm.vocab_size)
     if prompt is not prepared.prompt:  # whose lengths may not be known; those of the generation's own were checked
         new = int(np.max(np.asarray(request.max_new_tokens)))
         drafting = [("drafter", lm) for lm in (drafter_lms(prepared.drafter) if prepared.drafter is not None else ())]

@@ -39,6 +39,31 @@ def no_utf8(where: str | Path, error: UnicodeDecodeError) -> ValueError:
     return ValueError(f"{where} is not UTF-8 text ({error}): save it as UTF-8")
 
 
+def is_json_lines(name: str) -> bool:
+    """Tells by its name whether a file holds JSON lines, perhaps compressed.
+
+    >>> [is_json_lines(name) for name in ("a.jsonl", "A.JSONL.gz", "a.ndjson", "a.txt", "jsonl")]
+    [True, True, True, False, False]
+    """
+    return name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Reads a file that a program has written.
+
+    Args:
+        path: of the file.
+        what: to do where it is damaged, for the message.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): {what}") from None
+
+
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
     """Reads the lines of a file that are not blank, each after the place where it stands, for messages.
 
@@ -91,7 +116,7 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
     Traceback (most recent call last):
     ValueError: texts.jsonl: line 2 has 'text': 3: expected {"text": "..."}
     """
-    expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}"
+    expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}" if fields else "expected an object"
     expected += "".join(f', and perhaps a "{name}": "..."' for name in optional)
     try:
         row = json.loads(line)

@@ -27,7 +27,10 @@ from jaxspec.core import BoundDrafter, Finish, Model
 from jaxspec.decode import display
 from jaxspec.files import digests, folders
 
-OTHER_FILES = (".json", ".parquet", ".arrow", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")  # often given
+# Files that are often given, and do not consist of lines of prompts.
+OTHER_FILES = (*(".json", ".csv", ".tsv"), *(".parquet", ".arrow"), *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"))
+ANOTHER_FOLDER = "put the one back that the job wrote, or choose another folder"
+OF_ALL_LINES = ("temperature", "top_k", "top_p", "min_p", "stop", "max_tokens")  # in a line they would be ignored
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
@@ -47,7 +50,7 @@ class Source(NamedTuple):
     """The input of a job.
 
     Attributes:
-        paths: text files, one prompt a line, or JSON lines (.jsonl); either also compressed (.gz).
+        paths: text files, one prompt a line, or JSON lines (.jsonl, .ndjson); either also compressed (.gz).
         field: of a JSON line, that has the prompt.
         chat: whether a prompt that is text is a user's message to the model.
         shard: which part to read.
@@ -64,9 +67,11 @@ class Source(NamedTuple):
         """Counts the lines of the part.
 
         Raises:
-            ValueError: a compressed file is damaged.
+            ValueError: a compressed file is damaged, a file is UTF-16, or all are empty.
         """
         total = sum(1 for _ in self._lines())
+        if not total:
+            raise ValueError(f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line")
         return max(0, -(-(total - self.shard.index) // self.shard.count))
 
     def prompts(self, done: Container[int] = ()) -> Iterator[dict[str, Any]]:
@@ -85,10 +90,12 @@ class Source(NamedTuple):
         A byte order mark, which Windows' editors put first, is no part of a file's first line.
         """
         for path in self.paths:
-            is_json = path.name.removesuffix(".gz").endswith(".jsonl")
+            is_json = files.is_json_lines(path.name)
             try:
-                with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
                     first = file.readline().removeprefix(codecs.BOM_UTF8)
+                    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
                     yield from ((is_json, line) for line in itertools.chain([first], file) if line.strip())
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ValueError(f"{path} is cut off or damaged, or is not compressed by gzip ({error})") from None
@@ -99,6 +106,8 @@ class Source(NamedTuple):
             text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
             return {"prompt": ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})")}
+        if "\0" in text:
+            return {"prompt": ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8")}
         if not is_json:
             return {"prompt": self._message(text)}
         try:
@@ -107,15 +116,19 @@ class Source(NamedTuple):
             return {"prompt": ValueError(f"the line is no JSON ({error})")}
         if not isinstance(row, Mapping):
             return {"prompt": ValueError(f"the line is {text[:60]}: expected a JSON object")}
+        if wrong := next((name for name in OF_ALL_LINES if name in row), None):
+            message = f"the line has {wrong!r}, and options hold for all lines: it may have an id and max_new_tokens"
+            return {"prompt": ValueError(message)}
         particular = {name: row[name] for name in ("id", "max_new_tokens") if name in row}
         try:
             json.dumps(row.get("id"), allow_nan=False)
         except (ValueError, RecursionError) as error:  # 1e999 is read as infinity, which JSON has not
             return {"prompt": ValueError(f"the line's id cannot be written ({error})")}
-        if self.field in row:
+        is_default = self.field == Source._field_defaults["field"]  # another one was chosen, whatever else there is
+        if self.field in row and not (is_default and "messages" in row):
             return particular | {"prompt": self._message(row[self.field])}
-        if "messages" in row:
-            return particular | {"messages": row["messages"]}
+        if is_default and "messages" in row:  # beside a prompt it is refused
+            return particular | {name: row[name] for name in (self.field, "messages") if name in row}
         message = f"the line has no {self.field!r}, but {sorted(row)}: choose one of these with --field"
         return particular | {"prompt": ValueError(message)}
 
@@ -215,7 +228,7 @@ class Output(NamedTuple):
             measured = json.dumps(measure()) + "\n"
             with folders.full_disk(self.folder, "no chunk was begun"):
                 files.write_text(path, [measured], overwrite=False)  # another part may have been first
-        return json.loads(files.read_text(path))
+        return files.read_json(path, ANOTHER_FOLDER)
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Writes the manifest, or compares it with that of the job to go on with.
@@ -225,7 +238,7 @@ class Output(NamedTuple):
         """
         wanted = json.loads(json.dumps(manifest))
         for path in [self.manifest] if self.manifest.exists() else sorted(self.folder.glob("manifest-*.json"))[:1]:
-            _compare(json.loads(files.read_text(path)) | {"shard": self.shard.index}, wanted, path)
+            _compare(files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, wanted, path)
         if self.manifest.exists():
             self.summary.unlink(missing_ok=True)
         else:
@@ -344,7 +357,12 @@ def check_paths(paths: Sequence[Path]) -> None:
     ValueError: prompts.json is no file of lines ...
     """
     for path in paths:
-        if path.suffix in OTHER_FILES or path.name.endswith(".json.gz"):
+        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise ValueError(
+                f"{path} is no regular file, and a job reads its input more than once, to count it, and to go on where "
+                "it was stopped: write it to a file first"
+            )
+        if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
             raise ValueError(
                 f"{path} is no file of lines by its name: expected text with a prompt a line, or JSON lines (.jsonl), "
                 "either also compressed by gzip (.gz)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Completion:
         text: without the prompt, cut before a stop string; None if the target has no tokenizer.
         tokens: the new tokens.
         finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
-        prompt_tokens: how many the prompt has.
+        prompt_tokens: how many the prompt has; 0 if it was not decoded.
         rounds, drafted, accepted: as in `core.Stats`.
         acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
         error: what went wrong; None if nothing did.
@@ -129,7 +130,9 @@ def generate_many(
         target: the model whose distribution the texts have.
         prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of messages, written in the
             model's chat template), or dicts with "prompt" or "messages", and perhaps "id", "max_new_tokens" (at most
-            the job's), and "number" in place of the prompt's place in the iterable.
+            the job's), and "number" in place of the prompt's place in the iterable. Four prompts a slot are waited for
+            before the first is decoded, and then always read ahead; rows stand still while the iterable is waited for.
+            An error that it raises is raised when the results of all prompts before it were yielded.
         slots: rows that are decoded together; those that no prompt is left for stay idle.
         in_order: whether texts are yielded in the order of the prompts; by default as they are done.
         max_ahead: with `in_order`, how far after the first prompt that is not done others may be begun, and so how many
@@ -236,13 +239,30 @@ class _Job:
     def run(self) -> Iterator[Completion]:
         """Yields every prompt's result."""
         while self._reader.peek(1):
-            ahead = self._ahead()
-            if ahead:
-                widest = max(len(request.row.tokens) for request in ahead)
-                self._width = max(self._width, self._prepared.widths(widest)[0])
-                rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
-                yield from self._until_wider(Slots(self._prepared, self._width, self._slots, self._group, rounds))
+            if slots := self._slots_for(self._ahead()):
+                yield from self._until_wider(slots)
             yield from self._ready()
+        if self._reader.error is not None:
+            raise self._reader.error
+
+    def _slots_for(self, ahead: list[Request]) -> Slots | None:
+        """Makes slots as wide as the next prompts; of these, the ones that memory has no room for are finished."""
+        rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
+        slots_of = functools.partial(Slots, self._prepared, slots=self._slots, group=self._group, rounds=rounds)
+        while ahead:
+            widest = max(map(self._width_of, ahead))
+            try:
+                slots = slots_of(max(self._width, widest))
+            except inputs.NotEnoughMemory as error:
+                slots_of(max(self._width, self._prepared.widths(1)[0]))  # too many slots for any prompt: raises
+                too_wide = [request for request in ahead if self._width_of(request) == widest]
+                self._reader.take(too_wide)
+                self._refuse([request._replace(error=str(error)) for request in too_wide])
+                ahead = self._ahead()
+            else:
+                self._width = slots.width
+                return slots
+        return None
 
     def _ready(self) -> Iterator[Completion]:
         """Takes out the results to yield: all there are, or in order those before the first that is not done."""
@@ -293,11 +313,15 @@ class _Job:
             ahead = [request for request in ahead if request.place < self._first + self._max_ahead]
         wrong = [request for request in ahead if request.error is not None]
         self._reader.take(wrong)
+        self._refuse(wrong)
+        return [request for request in ahead if request.error is None]
+
+    def _refuse(self, wrong: list[Request]) -> None:
+        """Finishes prompts that cannot be decoded."""
         for request in wrong:
             self._finish(request, _refused(request))
         if wrong:
             self._tell()
-        return [request for request in ahead if request.error is None]
 
     def _width_of(self, request: Request) -> int:
         return self._prepared.widths(len(request.row.tokens))[0]

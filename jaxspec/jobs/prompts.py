@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec.core import Model
-from jaxspec.core.checks import one_of
+from jaxspec.core.checks import integer, one_of
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     """The longest rows that a job takes.
 
     Attributes:
-        prompt: most tokens of a prompt; None for what the models can read.
+        prompt: most tokens of a prompt; None for any that has a position.
         positions: most tokens of a prompt and what is generated from it together; None for any.
         new: most new tokens of any prompt.
         too_long: what happens to a longer prompt: one of `TOO_LONG`.
@@ -59,9 +59,12 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     prompts = [lm.max_prompt for lm in lms if lm.start_token is not None and lm.max_prompt is not None]
     positions = [lm.max_positions for lm in lms if lm.start_token is None and lm.max_positions is not None]
     if max_prompt_tokens is not None:
+        max_prompt_tokens = integer(max_prompt_tokens, "max_prompt_tokens", "an integer, 1 or more")
         if max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens is {max_prompt_tokens}: expected at least 1")
         prompts.append(max_prompt_tokens)
+    if positions and prompts:  # and at least one new token
+        prompts.append(min(positions) - 1)
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
 
 
@@ -102,14 +105,26 @@ class Reader:
         self._source = enumerate(prompts)
         self._read = deque[Request]()
         self._exhausted, self._places = False, itertools.count()
+        self.error: Exception | None = None
 
     def peek(self, count: int) -> list[Request]:
-        """Returns the next prompts, at most so many, without taking them."""
+        """Returns the next prompts, at most so many, without taking them.
+
+        An error of the iterable ends the prompts; it is `error`, to be raised when those before it are done.
+        """
         while len(self._read) < count and not self._exhausted:
-            block = list(itertools.islice(self._source, max(self._block, count)))
+            block = self._block_of(max(self._block, count))
             self._exhausted = not block
             self._read.extend(r._replace(place=next(self._places)) for r in self._requests(block))
         return list(itertools.islice(self._read, count))
+
+    def _block_of(self, count: int) -> list[tuple[int, Any]]:
+        block = list[tuple[int, Any]]()
+        try:
+            block.extend(itertools.islice(self._source, count))  # keeps those before an error
+        except Exception as error:
+            self.error, self._source = error, enumerate(())
+        return block
 
     def take(self, chosen: Iterable[Request]) -> None:
         """Takes some of the prompts that `peek` returned."""
@@ -180,11 +195,11 @@ class Reader:
         """Yields the prompt with its tokens, or what is wrong with it; nothing if it is to be skipped."""
         try:
             row, shared = inputs.ids_of(content, request.row.number), 0
+            if not row:
+                raise ValueError("the prompt is empty: it needs at least one token")
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, kind)
-            if not row:
-                raise ValueError("the prompt is empty: it needs at least one token")
             vocab = self._target.lm.vocab_size
             if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")

@@ -109,12 +109,65 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     assert "4 of 13 prompts have errors; the first, number 8: the line is no JSON" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst"])
+@pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst", "A.CSV", "a.tsv.gz"])
 def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, name):
     (tmp_path / name).write_text('[{"text": "a file"}]')
     result = batch("--input", str(tmp_path / name))
     assert result.exit_code == 2 and f"{name} is no file of lines by its name" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_name_says_what_a_file_is_however_it_is_spelled(batch, tmp_path):
+    path = tmp_path / "MORE.NDJSON"
+    path.write_text('{"text": "a file"}\n')
+    assert (result := batch("--input", str(path))).exit_code == 0, result.output
+    assert rows_in(tmp_path / "out")[7]["prompt_tokens"] < 9  # not the line's
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\n \n", "holds no prompt"), ("a\nb\n".encode("utf-16"), "is not UTF-8 text but UTF-16")]
+)
+def test_an_input_without_prompts_is_refused(tmp_path, content, said):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["batch", "--input", str(path), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_is_no_input(batch, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "-"):
+        result = batch("--input", name)
+        assert result.exit_code == 2 and f"{name} is no regular file" in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_that_has_become_shorter_is_no_end(batch, tmp_path, monkeypatch):
+    monkeypatch.setattr(Source, "count", lambda _: 9)
+    result = batch()
+    assert result.exit_code == 2 and "had 9 lines when they were counted, and 7 when" in " ".join(result.stderr.split())
+
+
+def test_a_rule_that_is_inexact_is_named(batch):
+    result = batch("--rule", "lenient=0.5", "--json")
+    assert "The rule lenient=0.5 is inexact" in result.stderr and not json.loads(result.stdout)["whole"]["exact"]
+
+
+@pytest.mark.parametrize("option", [("--rule", "block"), ("--draft-dtype", "int8")])
+def test_options_of_a_drafter_need_one(batch, option):
+    result = batch("--draft", "none", *option)
+    assert result.exit_code == 2 and f"plain decoding (no --draft) does not read {option[0]}" in result.stderr
+
+
+def test_damaged_files_of_a_job_are_named(batch, tmp_path):
+    assert batch().exit_code == 0
+    for path in sorted((tmp_path / "out").glob("manifest*")) + sorted((tmp_path / "out").glob("part*"))[:1]:
+        whole = path.read_text()
+        path.write_text(whole[: len(whole) // 2])
+        result = batch("--resume")
+        assert result.exit_code == 2 and path.name in result.stderr, result.stderr
+        path.write_text(whole)
 
 
 def test_an_interrupt_says_how_to_go_on(batch, tmp_path, monkeypatch):
@@ -401,6 +454,10 @@ LINES = {  # of a job: what the error of each says; None where it has a text
     '{"id": "b2", "messages": [3]}': "chat",
     '{"id": "b3", "messages": [{"role": "user", "content": "\\ud800"}]}': "chat",
     '{"id": "b4", "prompt": {"role": "user"}}': "chat",
+    '{"id": "b5", "messages": [{"role": "user", "content": null}]}': "chat",
+    '{"prompt": "a file", "temperature": 1}': "the line has 'temperature', and options hold for all lines",
+    '{"id": "b6", "prompt": "a file", "messages": [{"role": "user", "content": "a"}]}': "either prompt or messages",
+    "\0{\0}\0": "the line has a NUL character",
 }
 
 
@@ -416,7 +473,7 @@ def test_no_line_ends_a_job(batch, zoo, tmp_path, monkeypatch, template):
     for row, (line, said) in zip(rows, [*LINES.items(), ("{}", None)], strict=True):
         assert (row["error"] is None) == (said is None), (line, row["error"])
         assert said is None or said in row["error"], (line, row["error"])
-        id_of_line = json.loads(line).get("id")
+        id_of_line = None if line.startswith("\0") else json.loads(line).get("id")
         if said != "id cannot be written" and id_of_line is not None:
             assert row["id"] == id_of_line
     assert rows[-1]["id"] == "last"
@@ -487,7 +544,7 @@ def test_other_weights_configurations_and_tokenizers_are_another_job(batch, zoo,
     assert batch("--resume").exit_code == 0
 
 
-@pytest.mark.parametrize("wrong", [("--too-long", "cut"), ("--temperature", "-1"), ("--stop", "")])
+@pytest.mark.parametrize("wrong", [("--too-long", "cut"), ("--temperature", "-1"), ("--stop", ""), ("--chat",)])
 def test_what_is_refused_begins_no_job(batch, tmp_path, wrong):
     """Or the command that was meant would be another job."""
     assert batch(*wrong).exit_code == 2

@@ -52,6 +52,11 @@ def test_json_lines_may_hold_any_line_separator(tmp_path):
     assert prompts.from_file(file, 2) == inputs[:2]
 
 
+def test_json_lines_are_those_of_jobs_too(tmp_path):
+    (tmp_path / "prompts.ndjson").write_text('{"prompt": "a file"}\n{"input": "b", "prompt": "c"}\n')
+    assert prompts.from_file(tmp_path / "prompts.ndjson") == ["a file", "b"]
+
+
 def test_json_lines_may_say_of_which_task_they_are(tmp_path):
     file, tasks = tmp_path / "mixed.jsonl", ["prose", None, "code", "prose", "prose"]
     lines = [{"input": str(i)} | ({} if task is None else {"task": task}) for i, task in enumerate(tasks)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core import Weights
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
 
@@ -56,6 +57,10 @@ def test_other_prompts_must_fit_what_was_prepared():
     [
         (dict(key=0), "key is 0: expected a key"),
         (dict(prompt="hi"), "prompt is of type str: expected a jaxspec.Prompt"),
+        (dict(prompt=jaxspec.Prompt(jnp.array([[9, 1]]), jnp.array([2]))), "token id 9: expected ids from 0 to 4"),
+        (dict(prompt=jaxspec.Prompt(jnp.array([[1, 1]]), jnp.array([0]))), "prompt 0 is empty"),
+        (dict(prompt=jaxspec.Prompt(jnp.array([[1.0, 1.0]]), jnp.array([2]))), "prompt tokens have dtype float32"),
+        (dict(weights=Weights(None)), "weights have the structure"),
         (dict(weights={"a": 1}), "weights is of type dict: expected prepared.weights._replace"),
         (dict(prepared="generation"), "the generation is of type str: expected what jaxspec.prepare returned"),
     ],

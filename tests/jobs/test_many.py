@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,13 @@ import pytest
 import jaxspec
 from jaxspec import drafters, policies, rules
 from jaxspec.core import LanguageModel, Model, Prompt
+from jaxspec.decode import inputs
+from jaxspec.decode.request import prepare
 from jaxspec.jobs import slots
 from jaxspec.jobs.chunks import Journal
 from jaxspec.jobs.files import Shard, Source
-from jaxspec.nets import adapters, t5
+from jaxspec.jobs.prompts import limits_of
+from jaxspec.nets import adapters, gpt, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
 
@@ -225,6 +229,30 @@ def test_many_wrong_prompts_in_a_row_end_nothing():
     assert [row.number for row in rows if row.error is None] == [0, 301]
 
 
+def test_an_error_of_the_iterable_comes_after_the_results_before_it():
+    def prompts():
+        yield from ([n] for n in range(5))
+        raise OSError("the source is gone")
+
+    rows, job = [], jaxspec.generate_many(LARGE_TARGET, prompts(), slots=2, max_new_tokens=4)
+    with pytest.raises(OSError, match="the source is gone"):
+        rows += job  # keeps what comes before
+    assert sorted(row.number for row in rows) == list(range(5))
+
+
+def test_a_prompt_that_memory_has_no_room_for_ends_nothing(monkeypatch):
+    """One row in all slots is wide; slots that no prompt fits into are refused."""
+    prompts, options = [[1], [2] * 5000, [3]], dict(on_error="yield", in_order=True, max_new_tokens=4, eos_ids=())
+    drafter = LARGE["a tree"]
+    monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=400_000))
+    rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, drafter=drafter, slots=8, **options))
+    assert [row.finish for row in rows] == ["length", "failure", "length"]
+    assert "slots=8 of" in rows[1].error and "of memory" in rows[1].error
+    monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=4_000))
+    with pytest.raises(ValueError, match=r"slots=8 of .* of memory"):
+        list(jaxspec.generate_many(LARGE_TARGET, prompts, drafter=drafter, slots=8, **options))
+
+
 @pytest.mark.parametrize("too_long", ["error", "truncate", "skip"])
 def test_long_prompts_are_refused_cut_or_left_out(too_long):
     prompts = [[1, 2], [0, 1, 2, 3, 4, 5], [3]]
@@ -268,6 +296,7 @@ def test_a_row_that_fails_does_not_end_the_job():
         (dict(too_long="cut"), "too_long is 'cut'"),
         (dict(on_error="ignore"), "on_error is 'ignore'"),
         (dict(max_prompt_tokens=0), "max_prompt_tokens is 0"),
+        (dict(max_prompt_tokens="8"), "max_prompt_tokens is '8'"),
         (dict(max_new_tokens=0), "max_new_tokens is 0"),
         (dict(max_ahead=0), "max_ahead is 0"),
     ],
@@ -277,7 +306,7 @@ def test_wrong_options_are_refused_before_anything_is_read(options, said):
         raise AssertionError("was read")
         yield
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         jaxspec.generate_many(LARGE_TARGET, prompts(), **options)
 
 
@@ -461,3 +490,14 @@ def test_a_job_with_a_prefix_has_the_texts_of_whole_prompts(name):
     rows = list(jaxspec.generate_many(LARGE_TARGET, REQUESTS, **arguments, **options))
     assert texts_of(rows) == expected(LARGE_TARGET, [shared + row[-15:] for row in PROMPTS], LIMITS, **options)
     assert max(row.prompt_tokens for row in rows) == 18
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        list(jaxspec.generate_many(LARGE_TARGET, [[]], **arguments, **options))
+
+
+def test_slots_are_no_wider_than_what_a_model_reads():
+    """However long the prompts are that a job says it takes."""
+    config = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
+    target = Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)), config=config)
+    prepared = prepare(target, [[0]], max_new_tokens=4)
+    assert limits_of(prepared, 4, 10**6, "error").prompt == 47
+    assert limits_of(prepared, 4, None, "error").prompt is None
