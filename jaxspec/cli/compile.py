@@ -1,4 +1,4 @@
-"""`jaxspec compile`: what a TPU's compiler makes of a generation, without a TPU and without weights."""
+"""`jaxspec compile`: what a TPU's or GPU's compiler makes of a generation, without either and without weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Inputs(NamedTuple):
     draft: Annotated[
         str, text("SHAPE", "The drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain.", "--draft", "-d")
     ] = "none"
-    topology: Annotated[str, text("CHIPS", "v4, v5e, v5p or v6e, and how many: v5p:2x2x1.")] = "v5p:2x2x1"
+    topology: Annotated[str, text("CHIPS", "v4, v5e, v5p, v6e: v5p:2x2x1; a100, l4, h100, h200, b200: h100:8.")] = (
+        "v5p:2x2x1"
+    )
     mesh: Annotated[str, text("AXES", "Split over chips, such as model=4; default: one chip.")] = ""
     gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 5
     batch: Annotated[int, number("Rows.")] = 1
@@ -46,15 +48,17 @@ class Inputs(NamedTuple):
 
 @options.group_of("inputs", Inputs)
 def compile(inputs: Inputs, context: typer.Context) -> None:
-    """Compile a generation for TPUs that are not here, and estimate its times.
+    """Compile a generation for TPUs or GPUs that are not here, and estimate its times.
 
-    The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and libtpu, the
-    compiler, needs no TPU. Sizes and collectives are exact, times are the compiler's estimates. Plain decoding is
-    compiled, too. Large models take minutes.
+    The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and the
+    compilers, libtpu and jax's CUDA plugin, need no TPU and no GPU. Sizes and collectives are exact, times are the
+    compiler's estimates; of GPUs they leave out the launches of kernels, which are counted. Plain decoding is compiled,
+    too. Large models take minutes.
 
     \b
         jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
         jaxspec compile --target t5-v1_1-xxl --draft t5-v1_1-small --topology v6e:2x2 --mesh model=4 --batch 8
+        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --topology h100 --dtype int8
     """
     import jax
 
@@ -64,8 +68,8 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
         raise ValueError(f"--alpha is {inputs.alpha:g}: expected a rate from 0 to 1")
     if inputs.alpha is not None and inputs.draft == "none":
         raise ValueError("--alpha is of a drafter: add a --draft")
-    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU, as libtpu is there
-    aot.tpu_devices(inputs.topology)  # a wrong name, or no libtpu, is told before all else
+    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU or a GPU, as their compiler is there
+    aot.devices_of(inputs.topology)  # a wrong name, or no compiler, is told before all else
     prepared = prepare(inputs)
     if inputs.alpha is not None and prepared.decoder.trees:
         raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
@@ -133,16 +137,18 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     for name, program in programs.items():
         moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
         cells = [*map(filesize.decimal, (program.arguments, program.temporaries, program.code, program.memory))]
+        if estimated.on_gpus:
+            cells[2] = "?"
         cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
         view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
     out.print(view)
-    heads = "cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"
-    view = console.table(heads, first="part")
+    heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
+    launched = ["kernels", "read by\nthe host"] if estimated.on_gpus else []
+    view = console.table([*heads, *launched], first="part")
     for row in table.estimate_rows(estimated):
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
-        view.add_row(
-            row.name, f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor
-        )
+        cells = [f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor]
+        view.add_row(row.name, *cells, *((f"{row.kernels}", f"{row.host_reads}") if launched else ()))
     out.print(view)
     for sentence in table.estimate_notes(estimated, inputs.alpha):
         out.print(Text(sentence))
