@@ -2,9 +2,9 @@
 
 libtpu, the compiler of TPUs, and jax's CUDA plugin, that of GPUs, run on any Linux machine. `estimate` hands them the
 program that `jaxspec.generate` would run, made from shapes alone: no weights are loaded, and nothing runs. What they
-say of sizes (arguments, temporaries, code) and of collectives is exact; a time is the compiler's own estimate, which it
-writes on every fused operation. Of a GPU it leaves out what launching a kernel takes, and which kernel of a product is
-the fastest is only known where there is one: kernels are counted as they would be without trying.
+say of sizes (arguments, temporaries, code) and of collectives is exact; a time is the TPU compiler's own estimate,
+which it writes on every fused operation. Of a GPU there are no times but that of the bytes that are read, and the
+kernels that the host launches are counted.
 
 `program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
 estimated. Nor is the time in which matrices are prefetched into the chip's own memory, as whole ones are on v5e and
@@ -146,8 +146,10 @@ class Estimate(NamedTuple):
         """Computes what an acceptance rate promises, if draft tokens are accepted independently.
 
         Raises:
-            ValueError: the draft is a tree, whose tokens a round do not follow from one rate.
+            ValueError: the draft is a tree, whose tokens a round do not follow from one rate; or it is of GPUs.
         """
+        if self.on_gpus:
+            raise ValueError("a GPU's times are not estimated, only what is read: leave the acceptance rate out")
         if self.trees or self.speculative is None:
             raise ValueError(
                 "an acceptance rate tells the tokens a round of a chain only: estimate one, with a drafter"
@@ -209,6 +211,8 @@ def estimate(
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Estimate:
     """Compiles a generation, and plain decoding with the same target, for a TPU or a GPU, and estimates their times.
+
+    Those of a GPU are floors: what is read, over the memory's bandwidth.
 
     Args:
         prepared: of `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.

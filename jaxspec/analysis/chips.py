@@ -19,27 +19,31 @@ PLUGINS = ("xla_cuda13", "xla_cuda12")  # of jax: the first that is installed is
 
 
 class Gpu(NamedTuple):
-    """What a GPU's compiler asks about it; bandwidth, memory and clock are those of `roofline.MACHINES`.
+    """What a GPU's compiler asks about it; bandwidth and memory are those of `roofline.MACHINES`.
 
     Attributes:
         name: as the driver has it, `jax.Device.device_kind`.
         capability: CUDA's compute capability.
         multiprocessors: their number.
         l2: bytes of the L2 cache.
+        clock: GHz, the highest that the driver reports.
     """
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     l2: int
+    clock: float
 
 
 GPUS = {
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 40 << 20),  # NVIDIA A100 architecture whitepaper
-    "l4": Gpu("NVIDIA L4", (8, 9), 58, 48 << 20),  # NVIDIA L4 data sheet: 7,424 cores; Ada whitepaper: 128 in each
-    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 50 << 20),  # NVIDIA H100 architecture whitepaper, SXM5
-    "h200": Gpu("NVIDIA H200", (9, 0), 132, 50 << 20),  # the same chip
-    "b200": Gpu("NVIDIA B200", (10, 0), 148, 126 << 20),  # as XLA's own description of it has them
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 40 << 20, 1.41),  # NVIDIA A100 architecture whitepaper
+    "l4": Gpu(
+        "NVIDIA L4", (8, 9), 58, 48 << 20, 2.04
+    ),  # NVIDIA L4 data sheet: 7,424 cores; Ada whitepaper: 128 in each
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 50 << 20, 1.98),  # NVIDIA H100 architecture whitepaper, SXM5
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 50 << 20, 1.98),  # the same chip
+    "b200": Gpu("NVIDIA B200", (10, 0), 148, 126 << 20, 1.965),  # as XLA's own description of it has them
 }
 
 # Of each compute capability, from the CUDA C++ Programming Guide: threads of a multiprocessor, its float32 results a
@@ -126,7 +130,7 @@ def description(kind: str) -> str:
         True
     """
     gpu, machine = GPUS[kind], roofline.machine(kind)
-    assert machine.memory is not None and machine.clock is not None
+    assert machine.memory is not None
     major, minor = gpu.capability
     threads, results, kibibytes = _CAPABILITIES[gpu.capability]
     # From 9.0 on, the instructions of this capability alone, as sm_90a has them: the products of the tensor cores.
@@ -136,7 +140,7 @@ def description(kind: str) -> str:
         "l2_cache_size": gpu.l2,
         "memory_bandwidth": int(machine.bandwidth),
         "device_memory_size": int(machine.memory),
-        "clock_rate_ghz": machine.clock / 1e9,
+        "clock_rate_ghz": gpu.clock,
         "threads_per_core_limit": threads,
         "fpus_per_core": results,
         "shared_memory_per_core": kibibytes << 10,

@@ -100,8 +100,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     started = time.monotonic()
     try:
         with _without_cache():
-            options = accepted_options(devices[0]) or (ESTIMATED if devices[0].platform == "gpu" else ANEW)
-            executable = lowered.compile(compiler_options=options)
+            executable = lowered.compile(compiler_options=accepted_options(devices[0]) or ANEW)
     except jax.errors.JaxRuntimeError as error:
         if "No PTX compilation provider" in str(error):
             raise ImportError(f"ptxas, the assembler of GPUs, is not installed: {chips.how_to_get()}") from error
@@ -122,7 +121,6 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
 # An option at its default. What was compiled with other options is not found again in this process, where a program may
 # be one that the persistent cache gave.
 ANEW = {"xla_embed_ir_in_executable": False}
-ESTIMATED = {"xla_gpu_collect_cost_model_stats": True}  # a GPU's compiler writes its estimates on operations
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Plans: whether to speculate, with which gamma or tree, and what it promises, by a pair's own numbers.
 
-`plan` takes numbers, `of_sizes` a machine's data sheet, `of_compiled` the estimates of a compiler, and `of_pair`
+`plan` takes numbers, `of_sizes` a machine's data sheet, `of_compiled` the estimates of a TPU's compiler, and `of_pair`
 measures. Drafts are chains and trees, and are priced alike (`optimal_tree.price`).
 
 References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5; Chen et al., Sequoia, arXiv 2402.12374.
@@ -218,7 +218,7 @@ def of_compiled(
     most: int = 16,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Plan:
-    """Plans for a TPU or GPU that is not here, by what its compiler estimates of the programs (`aot`): some minutes.
+    """Plans for a TPU that is not here, by what its compiler estimates of the very programs (`aot`): some minutes.
 
     Plain decoding and rounds with two gammas are compiled; v is taken to be linear between them.
 
@@ -230,7 +230,7 @@ def of_compiled(
         advance: called before each of the programs: plain decoding, and a round with each of the gammas.
 
     Raises:
-        ImportError: the compiler is not installed; with the command that does.
+        ImportError: libtpu, the compiler, is not installed; with the command that installs it.
         ValueError: no such topology, or the pair does not fit it.
     """
     estimates = list[aot.Estimate]()

@@ -12,9 +12,8 @@ Every loop's body is counted once, and of branches (of a conditional, or of `cor
 one. An operation whose scope the compiler dropped, such as a product that it split, belongs where what it reads was
 computed.
 
-A GPU's compiler writes its cycles only if it is asked to (`xla_gpu_collect_cost_model_stats`). There each operation is
-a kernel that the host launches, and the host reads whether a loop of unknown length goes on, for which it waits until
-the GPU is done with all that it was given.
+On a GPU each operation is a kernel that the host launches, and the host reads whether a loop of unknown length goes on,
+for which it waits until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/tpu.md).
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ class Part(NamedTuple):
     host_reads: int = 0
 
     def seconds(self, machine: roofline.Machine) -> float:
-        """Computes the time: the larger of the estimate and of the memory's time for what is read; without launches."""
-        assert machine.clock is not None
-        return max(self.cycles / machine.clock, self.bytes_read / machine.bandwidth)
+        """Computes the time: the larger of the estimate, if there is one, and of the memory's time for what is read."""
+        return max(self.cycles / (machine.clock or math.inf), self.bytes_read / machine.bandwidth)
 
 
 class _Operation(NamedTuple):
@@ -73,7 +71,6 @@ _NOTHING = ("tuple", "get-tuple-element", "parameter", "constant")
 _NO_READERS = (*_SEEN_THROUGH, *_NOTHING, "while", "conditional", "call")
 _NOT_RUN = (*_NOTHING, "bitcast", "copy-done", "slice-done", "all-reduce-done", "all-gather-done", "after-all")
 _LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape"}
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"|"reification_cost":\[\{"end_to_end_cycles":([\d.e+-]+)')
 
 
 class Contents(NamedTuple):
@@ -147,8 +144,8 @@ def _parts(computations: _Computations, name: str, default: str, found: Contents
         elif operation.kind == "call":
             inner = _parts(computations, _called(operation, "to_apply")[0], part, found)
         else:
-            estimate, is_run = _CYCLES.search(operation.attributes), operation.kind not in _NOT_RUN
-            cycles = int(float(estimate[1] or estimate[2])) if estimate else 0
+            estimate = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
+            cycles, is_run = int(estimate[1]) if estimate else 0, operation.kind not in _NOT_RUN
             inner = {part: Part(cycles, _bytes_read(operation, body, computations), int(is_run))}
             if default != "prefill" and is_run and _bytes(operation.shape) >= LARGE:
                 if _is_copy(operation, computations):

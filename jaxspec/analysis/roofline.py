@@ -32,7 +32,7 @@ class Machine(NamedTuple):
         bfloat16, float32: peak of dense matrix products, operations/s (a multiplication and an addition are two); None
             where the maker gives no figure.
         memory: its bytes; None where machines of one kind differ.
-        clock: cycles/s, which estimates of a compiler are in; None of a CPU.
+        clock: cycles/s of a TPU, which estimates of its compiler are in; None of others.
     """
 
     bandwidth: float
@@ -59,12 +59,12 @@ class Machine(NamedTuple):
 # Per chip, without structured sparsity. float32 is that of the general cores: TPUs have no such figure (they build a
 # float32 product of several bfloat16 ones).
 MACHINES = {
-    # Clocks of GPUs are the highest that the driver reports; bfloat16 of later data sheets is with sparsity, here half.
-    "b200": Machine(7.7e12, 2250e12, 75e12, 180e9, 1.965e9),  # NVIDIA HGX B200 data sheet, an eighth of its board
-    "h200": Machine(4.8e12, 989e12, 67e12, 141e9, 1.98e9),  # NVIDIA H200 data sheet, SXM
-    "h100": Machine(3.35e12, 989e12, 67e12, 80e9, 1.98e9),  # NVIDIA H100 data sheet, SXM
-    "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9, 1.41e9),  # NVIDIA A100 data sheet, 80 GB SXM
-    "l4": Machine(0.3e12, 121e12, 30.3e12, 24e9, 2.04e9),  # NVIDIA L4 data sheet
+    # bfloat16 of the data sheets from Hopper on is with sparsity, and here half of it.
+    "b200": Machine(7.7e12, 2250e12, 75e12, 180e9),  # NVIDIA HGX B200 data sheet, an eighth of its board
+    "h200": Machine(4.8e12, 989e12, 67e12, 141e9),  # NVIDIA H200 data sheet, SXM
+    "h100": Machine(3.35e12, 989e12, 67e12, 80e9),  # NVIDIA H100 data sheet, SXM
+    "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9),  # NVIDIA A100 data sheet, 80 GB SXM
+    "l4": Machine(0.3e12, 121e12, 30.3e12, 24e9),  # NVIDIA L4 data sheet
     # Cloud TPU documentation, as the next three; the v4 is the paper's machine. Clocks are peaks over the operations
     # of a cycle: 2 per multiplier, of which a chip has 8 x 128 x 128 (v4, v5p), 4 x 128 x 128 (v5e) or 4 x 256 x 256
     # (v6e).

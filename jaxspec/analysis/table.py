@@ -389,7 +389,9 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
     said, memory = [], estimated.machine.memory
     if not estimated.fits:
         said += ["Does not fit: a chip has less memory than arguments, results, temporaries and code take."]
-    if estimated.speculative is not None:
+    if estimated.speculative is not None and estimated.on_gpus:
+        said += [f"By bytes alone c = {estimated.c:.3f}, v = {estimated.v:.2f}: a GPU's times are not estimated."]
+    elif estimated.speculative is not None:
         said += [
             f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
             f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
@@ -402,7 +404,7 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
         ]
     if estimated.topology.startswith(("v5e", "v6e")):
         said += ["Cycles leave out the memory where matrices are prefetched: ms are the larger of cycles and reads."]
-    if estimated.plain.collectives:
+    if estimated.plain.collectives and not estimated.on_gpus:
         said += ["Cycles leave out what chips wait for each other."]
     for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):
         if program is not None and program.copies:
@@ -417,7 +419,7 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
             kernels, reads = (estimated.in_a_round(count, program) for count in ("kernels", "host_reads"))
             said += [
                 f"A {'step' if name == 'plain' else 'round'} of the {name} program launches {kernels} kernels, and the "
-                f"host waits for {reads} condition{'s' * (reads != 1)}: the times leave out both."
+                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out both."
             ]
         if (
             program is not None

@@ -52,8 +52,8 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
 
     The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and the
     compilers, libtpu and jax's CUDA plugin, need no TPU and no GPU. Sizes and collectives are exact, times are the
-    compiler's estimates; of GPUs they leave out the launches of kernels, which are counted. Plain decoding is compiled,
-    too. Large models take minutes.
+    TPU compiler's estimates; of GPUs, only bytes and kernels are counted. Plain decoding is compiled, too. Large models
+    take minutes.
 
     \b
         jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
@@ -69,6 +69,8 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
     if inputs.alpha is not None and inputs.draft == "none":
         raise ValueError("--alpha is of a drafter: add a --draft")
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU or a GPU, as their compiler is there
+    if inputs.alpha is not None and inputs.topology.partition(":")[0] in aot.GPUS:
+        raise ValueError(f"--alpha is of TPUs, and --topology is {inputs.topology}: of GPUs no times are estimated")
     aot.devices_of(inputs.topology)  # a wrong name, or no compiler, is told before all else
     prepared = prepare(inputs)
     if inputs.alpha is not None and prepared.decoder.trees:
@@ -128,7 +130,8 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
 
     out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
     sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
-    out.print(Text(f"{heading}: {chips}, {sizes}. Estimates of the compiler, no measurement", "bold"))
+    what = "What the compiler made" if estimated.on_gpus else "Estimates of the compiler"
+    out.print(Text(f"{heading}: {chips}, {sizes}. {what}, no measurement", "bold"))
     programs: dict[str, Program] = {"plain": estimated.plain}
     if estimated.speculative is not None:
         programs["speculative"] = estimated.speculative
@@ -143,12 +146,13 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
         view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
     out.print(view)
     heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
-    launched = ["kernels", "read by\nthe host"] if estimated.on_gpus else []
-    view = console.table([*heads, *launched], first="part")
+    if estimated.on_gpus:
+        heads = ["kernels", "the host\nwaits", "ms, by\nreads alone", *heads[2:]]
+    view = console.table(heads, first="part")
     for row in table.estimate_rows(estimated):
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
-        cells = [f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor]
-        view.add_row(row.name, *cells, *((f"{row.kernels}", f"{row.host_reads}") if launched else ()))
+        counted = [f"{row.kernels}", f"{row.host_reads}"] if estimated.on_gpus else [f"{row.cycles / 1e6:.3f}"]
+        view.add_row(row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor)
     out.print(view)
     for sentence in table.estimate_notes(estimated, inputs.alpha):
         out.print(Text(sentence))

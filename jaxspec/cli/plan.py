@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
     v: Annotated[float, text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0
     c_hat: Annotated[float | None, text("RATIO", "Operations of the drafter over the target's.")] = None
     device: Annotated[str, text("NAME", "Compute it for a machine: h200, a100, tpu-v5e, ...")] = ""
-    compiled: Annotated[bool, flag("With a TPU or GPU: c and v by its compiler, in minutes.", "--compiled")] = False
+    compiled: Annotated[bool, flag("With a TPU: c and v by its compiler (libtpu), in minutes.", "--compiled")] = False
     row_tokens: Annotated[int, number("With shapes: tokens in the cache.", least=0)] = 256
     as_json: Json = False
 
@@ -68,8 +68,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
 
-    With --compiled, c and v of a TPU or GPU are what its compiler estimates of the very programs, as in
-    `jaxspec compile`.
+    With --compiled, c and v of a TPU are what its compiler estimates of the very programs, as in `jaxspec compile`.
     """
     from jaxspec.analysis import environment
     from jaxspec.analysis import plan as planning
@@ -83,7 +82,6 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         if inputs.compiled:
             plans = _of_compiled(inputs, draft, batches)
             heading = f"{target} with {draft} on {inputs.device}, by its compiler's estimates; nothing was measured"
-            heading += "" if inputs.device.startswith("tpu-") else ", and launches of kernels are left out"
         else:
             sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
             sizes |= {"c": c, "c_hat": inputs.c_hat}
@@ -111,7 +109,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
 
 
 def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Plan]:
-    """Plans by programs that are compiled for a TPU or GPU, each batch size in minutes."""
+    """Plans by programs that are compiled for a TPU, each batch size in minutes."""
     import jax
 
     from jaxspec.analysis import cost
@@ -143,10 +141,8 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
     if device or alpha is not None:
         mode = "a plan for a --device" if device else "a plan for --alpha and --c"
     options.refuse(options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode)
-    from jaxspec.analysis import chips
-
-    if inputs.compiled and not device.startswith("tpu-") and device not in chips.GPUS:
-        raise ValueError(f"--compiled is for a TPU or GPU, and --device is {device!r}: expected tpu-v4, h100, ...")
+    if inputs.compiled and not device.startswith("tpu-"):
+        raise ValueError(f"--compiled is for a TPU, and --device is {device!r}: expected tpu-v4, tpu-v5e, ...")
     if inputs.compiled and (c is not None or inputs.c_hat is not None):
         raise ValueError("--compiled finds c itself: leave --c and --c-hat out")
     if inputs.v < 0:
