@@ -3,8 +3,8 @@
 libtpu, the compiler of TPUs, and jax's CUDA plugin, that of GPUs, run on any Linux machine. `estimate` hands them the
 program that `jaxspec.generate` would run, made from shapes alone: no weights are loaded, and nothing runs. What they
 say of sizes (arguments, temporaries, code) and of collectives is exact; a time is the TPU compiler's own estimate,
-which it writes on every fused operation. Of a GPU there are no times but that of the bytes that are read, and the
-kernels that the host launches are counted.
+which it writes on every fused operation. Of a GPU there are no times but that of the bytes that are read, and kernels
+are counted.
 
 `program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
 estimated. Nor is the time in which matrices are prefetched into the chip's own memory, as whole ones are on v5e and

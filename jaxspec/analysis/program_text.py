@@ -12,8 +12,8 @@ Every loop's body is counted once, and of branches (of a conditional, or of `cor
 one. An operation whose scope the compiler dropped, such as a product that it split, belongs where what it reads was
 computed.
 
-On a GPU each operation is a kernel that the host launches, and the host reads whether a loop of unknown length goes on,
-for which it waits until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/tpu.md).
+On a GPU each operation is a kernel, and the host reads whether a loop of unknown length goes on, for which it waits
+until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/tpu.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     Attributes:
         cycles: the compiler's estimate.
         bytes_read: from the chip's main memory, prefetches included.
-        kernels: operations; on a GPU each is launched by the host.
+        kernels: operations; each is one on a GPU.
         host_reads: conditions of loops and conditionals that, on a GPU, the host reads.
     """
 
@@ -272,7 +272,8 @@ def _is_widened(operation: _Operation, body: Mapping[str, _Operation]) -> bool:
         origin = body.get(name)
         while origin is not None and origin.kind == "bitcast":
             origin = body.get(origin.operands[0])
-        if origin is None or origin.kind not in ("get-tuple-element", "parameter"):
+        holder = body.get(origin.operands[0]) if origin is not None and origin.kind == "get-tuple-element" else origin
+        if origin is None or holder is None or holder.kind != "parameter":
             continue
         given = _entries_and_bits(origin.shape)
         if any(count == entries and bits < more for count, bits in given for entries, more in written):
