@@ -53,11 +53,15 @@ def test_no_cache_is_copied_in_the_loop(programs):
 
 
 def test_temporaries_are_few(programs):
-    """Both prefills and a round: less than a tenth of the weights, where these are large."""
+    """Both prefills and a round: less than a tenth of the weights, where these are large.
+
+    Of int4 64 rows have sums of each group of 128 columns, in float32, which is as much as a matrix in bfloat16.
+    """
     for name, case in programs.items():
         for program in case["programs"].values():
-            if "policy" not in name:
-                assert program["temporaries"] < max(64e6, program["arguments"] / 10), name
+            of_groups = 2 * 4096 * 14336 if "int4" in name else 0
+            if "policy" not in name:  # 16 rows, whose attention to 2,118 tokens is the most
+                assert program["temporaries"] < max(64e6, program["arguments"] / 10) + of_groups, name
 
 
 def test_gpus_exchange_sums_alone(programs):

@@ -418,9 +418,8 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
         if program is not None and estimated.on_gpus:
             kernels, reads = (estimated.in_a_round(count, program) for count in ("kernels", "host_reads"))
             said += [
-                f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, in one CUDA "
-                f"graph between any two loops, and the host waits for {reads} condition{'s' * (reads != 1)}: "
-                "milliseconds leave out both."
+                f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, and the "
+                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out both."
             ]
         if (
             program is not None

@@ -1,4 +1,4 @@
-"""Generations of one large layer, compiled for GPUs that are not here: what tests/test_gpu.py asserts things of.
+"""Generations of few large layers, compiled for GPUs that are not here: what tests/test_gpu.py asserts things of.
 
 As tests/scripts/tpu_programs.py, whose cases these are cut from; jax's CUDA plugin must be installed (a folder on
 PYTHONPATH will do), and jax be kept from looking for a GPU:
@@ -19,9 +19,9 @@ from jaxspec import policies
 from jaxspec.analysis import program_text
 
 ONE_LLAMA = tuple(dataclasses.replace(config, layers=1) for config in LLAMA)
-ONE_T5 = tuple(dataclasses.replace(config, encoder_layers=1, decoder_layers=1) for config in T5)
+THREE_T5 = tuple(dataclasses.replace(config, encoder_layers=1, decoder_layers=3) for config in T5)
 CASES = [
-    Case("T5, chain", *ONE_T5, "h100"),
+    Case("T5, chain", *THREE_T5, "h100"),
     Case("Llama, chain", *ONE_LLAMA, "h100", compares=True),
     Case("Llama, chain, int8", *ONE_LLAMA, "h100", dtype="int8"),
     Case("Llama, chain, int4", *ONE_LLAMA, "h100", dtype="int4"),
