@@ -65,6 +65,7 @@ def test_temporaries_are_few(programs):
 
 
 def test_gpus_exchange_sums_alone(programs):
+    """In a pass over one token, too, whose row of the embedding would be a slice of a table that is gathered whole."""
     for name, case in programs.items():
         for program in case["programs"].values():
             assert set(program["collectives"]) == ({"all-reduce"} if case["mesh"] else set()), name

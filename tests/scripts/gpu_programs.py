@@ -25,7 +25,7 @@ CASES = [
     Case("Llama, chain", *ONE_LLAMA, "h100", compares=True),
     Case("Llama, chain, int8", *ONE_LLAMA, "h100", dtype="int8"),
     Case("Llama, chain, int4", *ONE_LLAMA, "h100", dtype="int4"),
-    Case("small Llama, chain, mesh", *SMALL_LLAMA, "a100:2", "model=2", batch=2),
+    Case("small Llama, chain, mesh", *SMALL_LLAMA, "a100:2", "model=2", compares=True),
     Case("Llama, policy", *ONE_LLAMA, "h100", batch=16, policy=policies.adaptive(together="slots"), new_tokens=2048),
 ]
 
