@@ -19,7 +19,7 @@ PLUGINS = ("xla_cuda13", "xla_cuda12")  # of jax: the first that is installed is
 
 
 class Gpu(NamedTuple):
-    """What a GPU's compiler asks about it; bandwidth and memory are those of `roofline.MACHINES`.
+    """The numbers that a GPU's compiler asks for; bandwidth and memory are those of `roofline.MACHINES`.
 
     Attributes:
         name: as the driver has it, `jax.Device.device_kind`.
@@ -108,8 +108,8 @@ def plugin() -> str | None:
     """Names the package of the CUDA plugin that is installed, if one is: its version is that of the compiler."""
     if importlib.util.find_spec("jax_plugins") is None:
         return None
-    found = (name for name in PLUGINS if importlib.util.find_spec(f"jax_plugins.{name}") is not None)
-    return next((f"jax-{name.removeprefix('xla_')}-pjrt" for name in found), None)
+    installed = (name for name in PLUGINS if importlib.util.find_spec(f"jax_plugins.{name}") is not None)
+    return next((f"jax-{name.removeprefix('xla_')}-pjrt" for name in installed), None)
 
 
 def how_to_get() -> str:

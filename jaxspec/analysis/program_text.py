@@ -74,7 +74,7 @@ _LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape
 
 
 class Contents(NamedTuple):
-    """What is read from a program; `Program` says more of each."""
+    """The counts that are read from a program; `Program` says more of each."""
 
     collectives: dict[str, tuple[int, int]]
     parts: dict[str, Part]
@@ -93,8 +93,8 @@ def read(text: str) -> Contents:
                 count, size = collectives.get(kind, (0, 0))
                 moved = sum(_bytes(body[name].shape) for name in operation.operands if name in body)
                 collectives[kind] = count + 1, size + moved
-    found = Contents(collectives, {}, {}, {})
-    return found._replace(parts=_parts(computations, entry, "prefill", found))
+    contents = Contents(collectives, {}, {}, {})
+    return contents._replace(parts=_parts(computations, entry, "prefill", contents))
 
 
 def _parse(text: str) -> tuple[_Computations, str]:
@@ -111,11 +111,11 @@ def _parse(text: str) -> tuple[_Computations, str]:
     return computations, entry
 
 
-def _parts(computations: _Computations, name: str, default: str, found: Contents) -> dict[str, Part]:
+def _parts(computations: _Computations, name: str, default: str, contents: Contents) -> dict[str, Part]:
     """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
     totals: dict[str, Part] = {}
     alternatives = dict[str, list[dict[str, Part]]]()  # of `core.branches.switch`: of these one is run
-    body, known = computations.get(name, {}), dict[str, str]()  # known: the parts of operations that were passed
+    body, part_by_name = computations.get(name, {}), dict[str, str]()
     for operation in body.values():
         scope = _scope(operation)
         part = part_of(scope, "")
@@ -124,14 +124,14 @@ def _parts(computations: _Computations, name: str, default: str, found: Contents
             scopes = [_scope(inside) for inside in fused.values()]
             part, scope = next(filter(None, (part_of(inside, "") for inside in scopes)), ""), scope or "".join(scopes)
         if not scope:
-            part = next(filter(None, (known.get(operand, "") for operand in operation.operands)), "")
-        known[operation.name] = part
+            part = next(filter(None, (part_by_name.get(operand, "") for operand in operation.operands)), "")
+        part_by_name[operation.name] = part
         part, inner = part or default, dict[str, Part]()
         if operation.kind == "while":
             is_rounds = default == "prefill" and scope.endswith(")/while")
             is_step = part == "draft" and not scope.endswith("branch/while")
             within = "rest" if is_rounds else "draft step" if is_step else part
-            inner = _parts(computations, _called(operation, "body")[0], within, found)
+            inner = _parts(computations, _called(operation, "body")[0], within, contents)
             if "known_trip_count" not in operation.attributes:  # the condition is computed, and read, in each iteration
                 _add(inner, {within: Part(kernels=1, host_reads=1)})
             if scope.endswith("one_of/branch/while"):
@@ -139,19 +139,19 @@ def _parts(computations: _Computations, name: str, default: str, found: Contents
                 continue
         elif operation.kind == "conditional":
             branches = _called(operation, "branch_computations|true_computation|false_computation")
-            inner = _most_expensive([_parts(computations, branch, part, found) for branch in branches])
+            inner = _most_expensive([_parts(computations, branch, part, contents) for branch in branches])
             _add(inner, {part: Part(host_reads=1)})
         elif operation.kind == "call":
-            inner = _parts(computations, _called(operation, "to_apply")[0], part, found)
+            inner = _parts(computations, _called(operation, "to_apply")[0], part, contents)
         else:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
             cycles, is_run = int(estimate[1]) if estimate else 0, operation.kind not in _NOT_RUN
             inner = {part: Part(cycles, _bytes_read(operation, body, computations), int(is_run))}
             if default != "prefill" and is_run and _bytes(operation.shape) >= LARGE:
                 if _is_copy(operation, computations):
-                    found.copies[operation.name] = _bytes(operation.shape)
+                    contents.copies[operation.name] = _bytes(operation.shape)
                 if _is_widened(operation, body):
-                    found.widened[operation.name] = _bytes(operation.shape)
+                    contents.widened[operation.name] = _bytes(operation.shape)
         _add(totals, inner)
     for choices in alternatives.values():
         _add(totals, _most_expensive(choices))
@@ -275,8 +275,8 @@ def _is_widened(operation: _Operation, body: Mapping[str, _Operation]) -> bool:
         holder = body.get(origin.operands[0]) if origin is not None and origin.kind == "get-tuple-element" else origin
         if origin is None or holder is None or holder.kind != "parameter":
             continue
-        given = _entries_and_bits(origin.shape)
-        if any(count == entries and bits < more for count, bits in given for entries, more in written):
+        held = _entries_and_bits(origin.shape)
+        if any(count == entries and bits < more for count, bits in held for entries, more in written):
             return True
     return False
 

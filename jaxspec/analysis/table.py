@@ -361,9 +361,9 @@ def estimate_rows(estimated: Estimate) -> list[EstimateRow]:
     def row(name: str, program: Program, parts: Sequence[str], floor: float | None) -> EstimateRow:
         chosen = [program.parts.get(part, Part()) for part in parts]
         seconds = sum(part.seconds(estimated.machine) for part in chosen)
-        whole = Part(*map(sum, zip(*chosen, strict=True)))
+        counts = Part(*map(sum, zip(*chosen, strict=True)))
         floor = floor and floor / estimated.machine.bandwidth
-        return EstimateRow(name, whole.cycles, seconds, whole.bytes_read, floor, whole.kernels, whole.host_reads)
+        return EstimateRow(name, counts.cycles, seconds, counts.bytes_read, floor, counts.kernels, counts.host_reads)
 
     plain, program, floors = estimated.plain, estimated.speculative, estimated.floors
     target, draft = floors.get("target"), floors.get("draft")
