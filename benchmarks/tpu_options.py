@@ -45,7 +45,7 @@ def options() -> Iterator[dict[str, str]]:
 
 def cycles(prepared: Prepared, topology: str, chosen: Mapping[str, str]) -> tuple[int, int]:
     """Compiles a generation with some options for one chip; returns the target's cycles, and those of what it reads."""
-    name, devices = aot.tpu_devices(topology)
+    name, devices = aot.devices_of(topology)
     machine, kind = aot.machine_of(name, devices), devices[0].device_kind
     usual = dict(programs.COMPILER_OPTIONS)
     programs.COMPILER_OPTIONS[kind] = dict(chosen)

@@ -52,7 +52,7 @@ class Estimate(NamedTuple):
 
 def estimate(shape: tuple[int, int], rows: int, limit: int, layout: str, topology: str) -> Estimate:
     """Compiles one product in bfloat16."""
-    name, devices = aot.tpu_devices(topology)
+    name, devices = aot.devices_of(topology)
     machine, place = aot.machine_of(name, devices), SingleDeviceSharding(devices[0])
     few = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16, sharding=place)
     laid_out: Any = Format(Layout(LAYOUTS[layout]), place)

@@ -1,8 +1,10 @@
-"""Compiles a generation for TPUs that are not here, and reads from the program how long its parts should take.
+"""Compiles a generation for TPUs or GPUs that are not here, and reads from the program how long its parts should take.
 
-libtpu, the compiler of TPUs, runs on any Linux machine. `estimate` hands it the program that `jaxspec.generate` would
-run, made from shapes alone: no weights are loaded, and nothing runs. What it says of sizes (arguments, temporaries,
-code) and of collectives is exact; a time is the compiler's own estimate, which it writes on every fused operation.
+libtpu, the compiler of TPUs, and jax's CUDA plugin, that of GPUs, run on any Linux machine. `estimate` hands them the
+program that `jaxspec.generate` would run, made from shapes alone: no weights are loaded, and nothing runs. What they
+say of sizes (arguments, temporaries, code) and of collectives is exact; a time is the TPU compiler's own estimate,
+which it writes on every fused operation. Of a GPU there are no times but that of the bytes that are read, and kernels
+are counted.
 
 `program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
 estimated. Nor is the time in which matrices are prefetched into the chip's own memory, as whole ones are on v5e and
@@ -25,16 +27,14 @@ from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.analysis import formulas, memory, roofline, table
+from jaxspec.analysis.chips import GPUS, cores, devices_of, machine_of
 from jaxspec.analysis.compiled import (
     Compiled,
     DoesNotFit,
     Program,
     compile_generation,
-    cores,
     fingerprint,
     lower,
-    machine_of,
-    tpu_devices,
     with_room,
 )
 from jaxspec.analysis.program_text import Part
@@ -101,6 +101,16 @@ class Estimate(NamedTuple):
         return sum(self.seconds(name, self.plain) for name in ROUND)
 
     @property
+    def on_gpus(self) -> bool:
+        """Tells whether it is of GPUs."""
+        return self.topology.partition(":")[0] in GPUS
+
+    def in_a_round(self, count: str, program: Program) -> int:
+        """Adds up "kernels" or "host_reads" of a round, or of a step of plain decoding."""
+        repeated = {"draft step": 1 if self.trees else self.gamma - 1}
+        return sum(repeated.get(name, 1) * getattr(program.parts.get(name, Part()), count) for name in ROUND)
+
+    @property
     def draft_seconds(self) -> float:
         """The time of a round's draft: of a chain, its first token and one step for each other token."""
         steps = 1 if self.trees else self.gamma - 1  # a tree's levels are written out; its loops are small
@@ -136,8 +146,10 @@ class Estimate(NamedTuple):
         """Computes what an acceptance rate promises, if draft tokens are accepted independently.
 
         Raises:
-            ValueError: the draft is a tree, whose tokens a round do not follow from one rate.
+            ValueError: the draft is a tree, whose tokens a round do not follow from one rate; or it is of GPUs.
         """
+        if self.on_gpus:
+            raise ValueError("a GPU's times are not estimated, only what is read: leave the acceptance rate out")
         if self.trees or self.speculative is None:
             raise ValueError(
                 "an acceptance rate tells the tokens a round of a chain only: estimate one, with a drafter"
@@ -198,18 +210,21 @@ def estimate(
     plain: Compiled | None = None,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Estimate:
-    """Compiles a generation, and plain decoding with the same target, for a TPU, and estimates their times.
+    """Compiles a generation, and plain decoding with the same target, for a TPU or a GPU, and estimates their times.
+
+    Those of a GPU are floors: what is read, over the memory's bandwidth.
 
     Args:
         prepared: of `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
-        topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host.
+        topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host. Of GPUs "h100",
+            or "h100:8" for a host of eight; jax must then be kept from looking for one (JAX_PLATFORMS=cpu).
         mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip, on both
             devices of one that is two.
         plain: plain decoding of an earlier estimate of the same target, rows and topology, not to be compiled again.
         advance: called with what is compiled next, before each of the two programs.
 
     Raises:
-        ImportError: libtpu, the compiler, is not installed.
+        ImportError: the compiler is not installed; with the command that does.
         ValueError: there is no such topology, or it has too few chips for the mesh.
         DoesNotFit: nor do the programs; with what would.
 
@@ -223,7 +238,7 @@ def estimate(
         >>> print(round(estimate(prepared, "v5p:2x2x1").v, 2))  # doctest: +SKIP
         1.0
     """
-    name, devices = tpu_devices(topology)
+    name, devices = devices_of(topology)
     machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}
     if mesh is None and cores(devices) > 1:
         mesh = f"model={cores(devices)}"

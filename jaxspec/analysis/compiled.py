@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,14 +17,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxspec import sharding
-from jaxspec.analysis import roofline
+from jaxspec.analysis import chips
 from jaxspec.analysis.program_text import Part, read
 from jaxspec.core import Request, Weights
 from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 
-SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "v5e": "2x2", "v6e": "2x2"}  # shapes of the smallest hosts
 ENDS = 4  # end tokens that every compiled program has room for: published models have up to three
 
 
@@ -35,10 +32,12 @@ class Program(NamedTuple):
 
     Attributes:
         compile_seconds: what compiling it took.
-        arguments, outputs, temporaries, code: bytes of each chip; weights are arguments.
+        arguments, outputs, temporaries, code: bytes of each chip; weights are arguments. A GPU's compiler does not say
+            what its code takes, and has 0.
         collectives: number and bytes of each kind, in the whole program.
         parts: by name; those that the program has.
         copies: operations in the loop over rounds that copy a large array into another layout, with its bytes.
+        widened: operations there that write a weight or a cache in a wider dtype, with the bytes of what they write.
     """
 
     compile_seconds: float
@@ -49,6 +48,7 @@ class Program(NamedTuple):
     collectives: dict[str, tuple[int, int]]
     parts: dict[str, Part]
     copies: dict[str, int]
+    widened: dict[str, int]
 
     memory = property(lambda self: self.arguments + self.outputs + self.temporaries + self.code, doc="Bytes of a chip.")
 
@@ -69,47 +69,6 @@ class Compiled(NamedTuple):
 
 class DoesNotFit(ValueError):
     """A program takes more memory than the devices have that it is compiled for."""
-
-
-def tpu_devices(topology: str) -> tuple[str, list[Any]]:
-    """Returns the full name of a topology, and its devices, of which none is here.
-
-    Raises:
-        ImportError, ValueError: as `estimate`.
-    """
-    kind, _, shape = topology.partition(":")
-    name = f"{kind}:{shape or SMALLEST.get(kind, '')}"
-    if importlib.util.find_spec("libtpu") is None:
-        wanted = [r.partition(";")[0].strip() for r in importlib.metadata.requires("jax") or () if "libtpu" in r]
-        raise ImportError(
-            "libtpu, the compiler of TPUs, is not installed (it needs no TPU): "
-            f"pip install --no-deps '{(wanted or ['libtpu'])[0]}' brings the one that this jax names"
-        )
-    # libtpu would look for a TPU, and let only one process use it; none is used here.
-    usual = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    for variable, value in usual.items():
-        os.environ.setdefault(variable, value)
-    from jax.experimental import topologies
-
-    try:
-        if kind not in SMALLEST:
-            raise ValueError(f"no chip {kind!r} is in the table")
-        return name, list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
-    except Exception as error:  # of several kinds, from libtpu
-        kinds = ", ".join(f"{kind}:{shape}" for kind, shape in SMALLEST.items())
-        raise ValueError(f"topology is {topology!r}: expected one such as {kinds} ({error})") from error
-
-
-def machine_of(topology: str, devices: Sequence[Any]) -> roofline.Machine:
-    """Returns a device of a topology as a machine: of a chip that is two devices, each has half of it."""
-    chip = roofline.machine(f"tpu-{topology.partition(':')[0]}")
-    halved = {f: getattr(chip, f) / cores(devices) for f in ("bandwidth", "bfloat16", "memory") if getattr(chip, f)}
-    return chip._replace(**halved)
-
-
-def cores(devices: Sequence[Any]) -> int:
-    """Counts the devices that make up a chip: two of a v4, one of all later chips."""
-    return len(devices) // len({tuple(device.coords) for device in devices})
 
 
 def with_room(request: Request) -> Request:
@@ -134,6 +93,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
 
     Raises:
         DoesNotFit: the program does not fit the device's memory.
+        ImportError: what a GPU's compiler calls is not installed.
     """
     place = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = lower(prepared, place, devices[0])
@@ -142,6 +102,8 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         with _without_cache():
             executable = lowered.compile(compiler_options=accepted_options(devices[0]) or ANEW)
     except jax.errors.JaxRuntimeError as error:
+        if "No PTX compilation provider" in str(error):
+            raise ImportError(f"ptxas, the assembler of GPUs, is not installed: {chips.how_to_get()}") from error
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
@@ -204,6 +166,8 @@ def fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     if device.platform == "tpu":
         versions["libtpu"] = importlib.metadata.version("libtpu")
+    elif device.platform == "gpu" and (plugin := chips.plugin()) is not None:
+        versions[plugin] = importlib.metadata.version(plugin)
     arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
     shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
     return versions | {

@@ -230,7 +230,7 @@ def of_compiled(
         advance: called before each of the programs: plain decoding, and a round with each of the gammas.
 
     Raises:
-        ImportError: libtpu, the compiler, is not installed.
+        ImportError: libtpu, the compiler, is not installed; with the command that installs it.
         ValueError: no such topology, or the pair does not fit it.
     """
     estimates = list[aot.Estimate]()

@@ -9,7 +9,11 @@ An operation belongs to the part of a generation that its name scope says (`jax.
     accept, commit, rest    the verdict, the commit, and what has no scope
 
 Every loop's body is counted once, and of branches (of a conditional, or of `core.branches.switch`) the most expensive
-one.
+one. An operation whose scope the compiler dropped, such as a product that it split, belongs where what it reads was
+computed.
+
+On a GPU each operation is a kernel, and the host reads whether a loop of unknown length goes on, for which it waits
+until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/tpu.md).
 """
 
 from __future__ import annotations
@@ -31,15 +35,18 @@ class Part(NamedTuple):
     Attributes:
         cycles: the compiler's estimate.
         bytes_read: from the chip's main memory, prefetches included.
+        kernels: operations; each is one on a GPU.
+        host_reads: conditions of loops and conditionals that, on a GPU, the host reads.
     """
 
     cycles: int = 0
     bytes_read: int = 0
+    kernels: int = 0
+    host_reads: int = 0
 
     def seconds(self, machine: roofline.Machine) -> float:
-        """Computes the time: the larger of the estimate and of the memory's time for what is read."""
-        assert machine.clock is not None
-        return max(self.cycles / machine.clock, self.bytes_read / machine.bandwidth)
+        """Computes the time: the larger of the estimate, if there is one, and of the memory's time for what is read."""
+        return max(self.cycles / (machine.clock or math.inf), self.bytes_read / machine.bandwidth)
 
 
 class _Operation(NamedTuple):
@@ -60,16 +67,23 @@ _Computations = dict[str, dict[str, _Operation]]
 # Prefetches, whole or in slices that are then joined, and other names for the same bytes.
 _SEEN_THROUGH = ("copy-start", "copy-done", "slice-start", "slice-done", "bitcast")
 _JOINED = 'custom_call_target="ConcatBitcast"'
-_NO_READERS = (*_SEEN_THROUGH, "tuple", "get-tuple-element", "parameter", "constant", "while", "conditional", "call")
+_NOTHING = ("tuple", "get-tuple-element", "parameter", "constant")
+_NO_READERS = (*_SEEN_THROUGH, *_NOTHING, "while", "conditional", "call")
+_NOT_RUN = (*_NOTHING, "bitcast", "copy-done", "slice-done", "all-reduce-done", "all-gather-done", "after-all")
 _LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape"}
 
 
-def read(text: str) -> tuple[dict[str, tuple[int, int]], dict[str, Part], dict[str, int]]:
-    """Reads a program as XLA prints it.
+class Contents(NamedTuple):
+    """The counts that are read from a program; `Program` says more of each."""
 
-    Returns:
-        Collectives, parts, and copies in the loop over rounds, as `Program` has them.
-    """
+    collectives: dict[str, tuple[int, int]]
+    parts: dict[str, Part]
+    copies: dict[str, int]
+    widened: dict[str, int]
+
+
+def read(text: str) -> Contents:
+    """Reads a program as XLA prints it."""
     computations, entry = _parse(text)
     collectives: dict[str, tuple[int, int]] = {}
     for body in computations.values():
@@ -79,8 +93,8 @@ def read(text: str) -> tuple[dict[str, tuple[int, int]], dict[str, Part], dict[s
                 count, size = collectives.get(kind, (0, 0))
                 moved = sum(_bytes(body[name].shape) for name in operation.operands if name in body)
                 collectives[kind] = count + 1, size + moved
-    copies: dict[str, int] = {}
-    return collectives, _parts(computations, entry, "prefill", copies), copies
+    contents = Contents(collectives, {}, {}, {})
+    return contents._replace(parts=_parts(computations, entry, "prefill", contents))
 
 
 def _parse(text: str) -> tuple[_Computations, str]:
@@ -97,36 +111,47 @@ def _parse(text: str) -> tuple[_Computations, str]:
     return computations, entry
 
 
-def _parts(computations: _Computations, name: str, default: str, copies: dict[str, int]) -> dict[str, Part]:
+def _parts(computations: _Computations, name: str, default: str, contents: Contents) -> dict[str, Part]:
     """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
     totals: dict[str, Part] = {}
     alternatives = dict[str, list[dict[str, Part]]]()  # of `core.branches.switch`: of these one is run
-    body = computations.get(name, {})
+    body, part_by_name = computations.get(name, {}), dict[str, str]()
     for operation in body.values():
         scope = _scope(operation)
         part = part_of(scope, "")
         if not part and operation.kind == "fusion":  # of several results has no scope, but what it consists of has
             fused = computations.get(_called(operation, "calls")[0], {})
-            part = next(filter(None, (part_of(_scope(inside), "") for inside in fused.values())), "")
+            scopes = [_scope(inside) for inside in fused.values()]
+            part, scope = next(filter(None, (part_of(inside, "") for inside in scopes)), ""), scope or "".join(scopes)
+        if not scope:
+            part = next(filter(None, (part_by_name.get(operand, "") for operand in operation.operands)), "")
+        part_by_name[operation.name] = part
         part, inner = part or default, dict[str, Part]()
         if operation.kind == "while":
             is_rounds = default == "prefill" and scope.endswith(")/while")
             is_step = part == "draft" and not scope.endswith("branch/while")
             within = "rest" if is_rounds else "draft step" if is_step else part
-            inner = _parts(computations, _called(operation, "body")[0], within, copies)
+            inner = _parts(computations, _called(operation, "body")[0], within, contents)
+            if "known_trip_count" not in operation.attributes:  # the condition is computed, and read, in each iteration
+                _add(inner, {within: Part(kernels=1, host_reads=1)})
             if scope.endswith("one_of/branch/while"):
                 alternatives.setdefault(scope, []).append(inner)
                 continue
         elif operation.kind == "conditional":
             branches = _called(operation, "branch_computations|true_computation|false_computation")
-            inner = _most_expensive([_parts(computations, branch, part, copies) for branch in branches])
+            inner = _most_expensive([_parts(computations, branch, part, contents) for branch in branches])
+            _add(inner, {part: Part(host_reads=1)})
         elif operation.kind == "call":
-            inner = _parts(computations, _called(operation, "to_apply")[0], part, copies)
+            inner = _parts(computations, _called(operation, "to_apply")[0], part, contents)
         else:
-            cycles = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
-            inner = {part: Part(int(cycles[1]) if cycles else 0, _bytes_read(operation, body, computations))}
-            if default != "prefill" and _is_copy(operation, computations) and _bytes(operation.shape) >= LARGE:
-                copies[operation.name] = _bytes(operation.shape)
+            estimate = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
+            cycles, is_run = int(estimate[1]) if estimate else 0, operation.kind not in _NOT_RUN
+            inner = {part: Part(cycles, _bytes_read(operation, body, computations), int(is_run))}
+            if default != "prefill" and is_run and _bytes(operation.shape) >= LARGE:
+                if _is_copy(operation, computations):
+                    contents.copies[operation.name] = _bytes(operation.shape)
+                if _is_widened(operation, body):
+                    contents.widened[operation.name] = _bytes(operation.shape)
         _add(totals, inner)
     for choices in alternatives.values():
         _add(totals, _most_expensive(choices))
@@ -136,7 +161,7 @@ def _parts(computations: _Computations, name: str, default: str, copies: dict[st
 def _add(totals: dict[str, Part], parts: dict[str, Part]) -> None:
     for which, more in parts.items():
         before = totals.get(which, Part())
-        totals[which] = Part(before.cycles + more.cycles, before.bytes_read + more.bytes_read)
+        totals[which] = Part(*map(sum, zip(before, more, strict=True)))
 
 
 def _most_expensive(choices: list[dict[str, Part]]) -> dict[str, Part]:
@@ -238,3 +263,29 @@ def _is_copy(operation: _Operation, computations: _Computations) -> bool:
         body = computations.get(_called(operation, "calls")[0], {})
         return {inner.kind for inner in body.values()} <= _LAYOUT_ONLY
     return operation.kind in ("copy", "transpose")
+
+
+def _is_widened(operation: _Operation, body: Mapping[str, _Operation]) -> bool:
+    """Tells whether an operation writes, in a wider dtype, an array that the loop was given: a weight or a cache."""
+    written = _entries_and_bits(operation.shape)
+    for name in operation.operands:
+        origin = body.get(name)
+        while origin is not None and origin.kind == "bitcast":
+            origin = body.get(origin.operands[0])
+        holder = body.get(origin.operands[0]) if origin is not None and origin.kind == "get-tuple-element" else origin
+        if origin is None or holder is None or holder.kind != "parameter":
+            continue
+        held = _entries_and_bits(origin.shape)
+        if any(count == entries and bits < more for count, bits in held for entries, more in written):
+            return True
+    return False
+
+
+def _entries_and_bits(shape: str) -> list[tuple[int, int]]:
+    """Lists of an array, or of each of a tuple, how many entries it has and of how many bits; of pred none.
+
+    >>> _entries_and_bits("(bf16[2,8]{1,0}, s4[3]{0:E(4)}, pred[5]{0})")
+    [(16, 16), (3, 4)]
+    """
+    arrays = ((bits, sizes) for _, bits, sizes, _ in _ARRAY.findall(shape) if bits)
+    return [(math.prod(int(size) for size in sizes.split(",") if size), int(bits)) for bits, sizes in arrays]

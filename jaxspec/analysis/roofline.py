@@ -59,9 +59,12 @@ class Machine(NamedTuple):
 # Per chip, without structured sparsity. float32 is that of the general cores: TPUs have no such figure (they build a
 # float32 product of several bfloat16 ones).
 MACHINES = {
-    "h200": Machine(4.8e12, 989e12, 67e12, 141e9),  # NVIDIA H200 data sheet, SXM; bfloat16 there is with sparsity
+    # bfloat16 of the data sheets from Hopper on is with sparsity, and here half of it.
+    "b200": Machine(7.7e12, 2250e12, 75e12, 180e9),  # NVIDIA HGX B200 data sheet, an eighth of its board
+    "h200": Machine(4.8e12, 989e12, 67e12, 141e9),  # NVIDIA H200 data sheet, SXM
     "h100": Machine(3.35e12, 989e12, 67e12, 80e9),  # NVIDIA H100 data sheet, SXM
     "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9),  # NVIDIA A100 data sheet, 80 GB SXM
+    "l4": Machine(0.3e12, 121e12, 30.3e12, 24e9),  # NVIDIA L4 data sheet
     # Cloud TPU documentation, as the next three; the v4 is the paper's machine. Clocks are peaks over the operations
     # of a cycle: 2 per multiplier, of which a chip has 8 x 128 x 128 (v4, v5p), 4 x 128 x 128 (v5e) or 4 x 256 x 256
     # (v6e).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -328,6 +329,9 @@ def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
     return [column for part, inner in parts for column in _columns(f"{name}_{part}", inner)]
 
 
+RESERVED = 0.75  # of a GPU's memory, by jax, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+
+
 class EstimateRow(NamedTuple):
     """A part of a generation that a compiler estimated.
 
@@ -337,6 +341,7 @@ class EstimateRow(NamedTuple):
         seconds: the larger of that and of the memory's time for what is read.
         reads: bytes.
         floor: seconds that reading weights and caches once takes; None where a part has no such bytes.
+        kernels, host_reads: of a GPU's program, as `program_text.Part` has them.
     """
 
     name: str
@@ -344,6 +349,8 @@ class EstimateRow(NamedTuple):
     seconds: float
     reads: int
     floor: float | None
+    kernels: int = 0
+    host_reads: int = 0
 
     over_floor = property(lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above.")
 
@@ -354,8 +361,9 @@ def estimate_rows(estimated: Estimate) -> list[EstimateRow]:
     def row(name: str, program: Program, parts: Sequence[str], floor: float | None) -> EstimateRow:
         chosen = [program.parts.get(part, Part()) for part in parts]
         seconds = sum(part.seconds(estimated.machine) for part in chosen)
-        cycles, reads = sum(part.cycles for part in chosen), sum(part.bytes_read for part in chosen)
-        return EstimateRow(name, cycles, seconds, reads, floor and floor / estimated.machine.bandwidth)
+        counts = Part(*map(sum, zip(*chosen, strict=True)))
+        floor = floor and floor / estimated.machine.bandwidth
+        return EstimateRow(name, counts.cycles, seconds, counts.bytes_read, floor, counts.kernels, counts.host_reads)
 
     plain, program, floors = estimated.plain, estimated.speculative, estimated.floors
     target, draft = floors.get("target"), floors.get("draft")
@@ -378,10 +386,12 @@ def estimate_rows(estimated: Estimate) -> list[EstimateRow]:
 
 def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
     """Says in words whether what was estimated fits, what c and v are, and what an acceptance rate promises."""
-    said = []
+    said, memory = [], estimated.machine.memory
     if not estimated.fits:
         said += ["Does not fit: a chip has less memory than arguments, results, temporaries and code take."]
-    if estimated.speculative is not None:
+    if estimated.speculative is not None and estimated.on_gpus:
+        said += [f"By bytes alone c = {estimated.c:.3f}, v = {estimated.v:.2f}: a GPU's times are not estimated."]
+    elif estimated.speculative is not None:
         said += [
             f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
             f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
@@ -394,10 +404,30 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
         ]
     if estimated.topology.startswith(("v5e", "v6e")):
         said += ["Cycles leave out the memory where matrices are prefetched: ms are the larger of cycles and reads."]
-    if estimated.plain.collectives:
+    if estimated.plain.collectives and not estimated.on_gpus:
         said += ["Cycles leave out what chips wait for each other."]
     for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):
         if program is not None and program.copies:
             total = sum(program.copies.values())
             said += [f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."]
+        if program is not None and program.widened:
+            total = sum(program.widened.values())
+            said += [
+                f"The {name} loop writes {total / 1e6:.1f} MB of weights or caches in a wider dtype in every round."
+            ]
+        if program is not None and estimated.on_gpus:
+            kernels, reads = (estimated.in_a_round(count, program) for count in ("kernels", "host_reads"))
+            said += [
+                f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, and the "
+                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out both."
+            ]
+        if (
+            program is not None
+            and estimated.on_gpus
+            and RESERVED * (memory or math.inf) < program.memory <= (memory or 0)
+        ):
+            said += [
+                f"The {name} program takes more than {RESERVED:.0%} of a GPU's memory, which is what jax reserves: set "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION to more."
+            ]
     return said

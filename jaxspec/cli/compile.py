@@ -1,4 +1,4 @@
-"""`jaxspec compile`: what a TPU's compiler makes of a generation, without a TPU and without weights."""
+"""`jaxspec compile`: what a TPU's or GPU's compiler makes of a generation, without either and without weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Inputs(NamedTuple):
     draft: Annotated[
         str, text("SHAPE", "The drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain.", "--draft", "-d")
     ] = "none"
-    topology: Annotated[str, text("CHIPS", "v4, v5e, v5p or v6e, and how many: v5p:2x2x1.")] = "v5p:2x2x1"
+    topology: Annotated[str, text("CHIPS", "v4, v5e, v5p, v6e: v5p:2x2x1; a100, l4, h100, h200, b200: h100:8.")] = (
+        "v5p:2x2x1"
+    )
     mesh: Annotated[str, text("AXES", "Split over chips, such as model=4; default: one chip.")] = ""
     gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 5
     batch: Annotated[int, number("Rows.")] = 1
@@ -46,15 +48,17 @@ class Inputs(NamedTuple):
 
 @options.group_of("inputs", Inputs)
 def compile(inputs: Inputs, context: typer.Context) -> None:
-    """Compile a generation for TPUs that are not here, and estimate its times.
+    """Compile a generation for TPUs or GPUs that are not here, and estimate its times.
 
-    The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and libtpu, the
-    compiler, needs no TPU. Sizes and collectives are exact, times are the compiler's estimates. Plain decoding is
-    compiled, too. Large models take minutes.
+    The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and the
+    compilers, libtpu and jax's CUDA plugin, need no TPU and no GPU. Sizes and collectives are exact, times are the
+    TPU compiler's estimates; of GPUs, only bytes and kernels are counted. Plain decoding is compiled, too. Large models
+    take minutes.
 
     \b
         jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
         jaxspec compile --target t5-v1_1-xxl --draft t5-v1_1-small --topology v6e:2x2 --mesh model=4 --batch 8
+        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --topology h100 --dtype int8
     """
     import jax
 
@@ -64,8 +68,10 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
         raise ValueError(f"--alpha is {inputs.alpha:g}: expected a rate from 0 to 1")
     if inputs.alpha is not None and inputs.draft == "none":
         raise ValueError("--alpha is of a drafter: add a --draft")
-    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU, as libtpu is there
-    aot.tpu_devices(inputs.topology)  # a wrong name, or no libtpu, is told before all else
+    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU or a GPU, as their compiler is there
+    if inputs.alpha is not None and inputs.topology.partition(":")[0] in aot.GPUS:
+        raise ValueError(f"--alpha is of TPUs, and --topology is {inputs.topology}: of GPUs no times are estimated")
+    aot.devices_of(inputs.topology)  # a wrong name, or no compiler, is told before all else
     prepared = prepare(inputs)
     if inputs.alpha is not None and prepared.decoder.trees:
         raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
@@ -124,7 +130,8 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
 
     out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
     sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
-    out.print(Text(f"{heading}: {chips}, {sizes}. Estimates of the compiler, no measurement", "bold"))
+    what = "What the compiler made" if estimated.on_gpus else "Estimates of the compiler"
+    out.print(Text(f"{heading}: {chips}, {sizes}. {what}, no measurement", "bold"))
     programs: dict[str, Program] = {"plain": estimated.plain}
     if estimated.speculative is not None:
         programs["speculative"] = estimated.speculative
@@ -133,16 +140,19 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
     for name, program in programs.items():
         moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
         cells = [*map(filesize.decimal, (program.arguments, program.temporaries, program.code, program.memory))]
+        if estimated.on_gpus:
+            cells[2] = "?"
         cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
         view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
     out.print(view)
-    heads = "cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"
+    heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
+    if estimated.on_gpus:
+        heads = ["kernels", "the host\nwaits", "ms, by\nreads alone", *heads[2:]]
     view = console.table(heads, first="part")
     for row in table.estimate_rows(estimated):
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
-        view.add_row(
-            row.name, f"{row.cycles / 1e6:.3f}", f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor
-        )
+        counted = [f"{row.kernels}", f"{row.host_reads}"] if estimated.on_gpus else [f"{row.cycles / 1e6:.3f}"]
+        view.add_row(row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor)
     out.print(view)
     for sentence in table.estimate_notes(estimated, inputs.alpha):
         out.print(Text(sentence))

@@ -94,19 +94,21 @@ def test_a_program_is_refused_by_another_version(prepared, stored, tmp_path):
 def test_without_libtpu_the_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install --no-deps 'libtpu==\d"):
-        aot.tpu_devices("v5p")
+        aot.devices_of("v5p")
 
 
 def test_a_chip_that_is_two_devices_is_halved():
     devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
     chip, half = aot.machine_of("v4:2x2x1", devices), aot.machine_of("v4:2x2x1", [*devices, *devices])
     assert chip == roofline.machine("tpu-v4")
-    assert compiled.cores(devices) == 1 and compiled.cores([*devices, *devices]) == 2
+    assert aot.cores(devices) == 1 and aot.cores([*devices, *devices]) == 2
     assert half.bandwidth == chip.bandwidth / 2 and half.memory == 16 * 2**30 and half.clock == chip.clock
 
 
 def program(**parts: tuple[int, int]) -> aot.Program:
-    return aot.Program(1.0, 10, 0, 5, 1, {}, {name.replace("_", " "): Part(*part) for name, part in parts.items()}, {})
+    return aot.Program(
+        1.0, 10, 0, 5, 1, {}, {name.replace("_", " "): Part(*part) for name, part in parts.items()}, {}, {}
+    )
 
 
 def estimate_by_hand() -> aot.Estimate:

@@ -97,7 +97,7 @@ ENTRY %main.1 (weights.1: bf16[1024,1024], token.1: s32[]) -> bf16[1,1024] {{
 
 
 def test_parts_are_those_of_scopes_and_loops():
-    _, parts, _ = read(PROGRAM)
+    parts = read(PROGRAM).parts
     cycles = {name: part.cycles for name, part in parts.items()}
     assert cycles["draft step"] == 300, "an operation without a scope is of its loop"
     assert cycles["target"] == 400 + 7 + 90, "one of several results has the scope of what it consists of"
@@ -106,7 +106,7 @@ def test_parts_are_those_of_scopes_and_loops():
 
 
 def test_bytes_are_those_of_the_main_memory():
-    _, parts, _ = read(PROGRAM)
+    parts = read(PROGRAM).parts
     assert parts["draft step"].bytes_read == 2 * MIB, "what the carry holds on the chip is not read"
     assert parts["target"].bytes_read == 2 * 2 * MIB, "prefetched, and once more for the copy"
     assert parts["accept"].bytes_read == MIB, "prefetched in two slices of half a MiB, which are joined"
@@ -115,9 +115,11 @@ def test_bytes_are_those_of_the_main_memory():
 
 
 def test_copies_in_the_loop_and_collectives_are_listed():
-    collectives, _, copies = read(PROGRAM)
-    assert collectives == {"all-reduce": (1, 2048)}
-    assert copies == {"fusion.4": 2 * MIB}, "neither a prefetch in the same layout, nor a copy outside of the loop"
+    found = read(PROGRAM)
+    assert found.collectives == {"all-reduce": (1, 2048)}
+    assert found.copies == {"fusion.4": 2 * MIB}, (
+        "neither a prefetch in the same layout, nor a copy outside of the loop"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,5 +173,46 @@ ENTRY %main.1 (start: f32[8]) -> f32[8] {{
   ROOT %while.9 = f32[8]{{0}} while(%start), condition=%c, body=%round, {SCOPE % "while"}
 }}
 """
-    cycles = {name: part.cycles for name, part in read(text)[1].items() if part.cycles}
+    cycles = {name: part.cycles for name, part in read(text).parts.items() if part.cycles}
     assert cycles == {"target": 30, "draft": 11}
+
+
+def test_a_gpus_program_has_kernels_and_what_the_host_reads():
+    """In the form of a GPU's: a product that lost its scope, a loop of known length, and weights that are widened."""
+    known, many = 'backend_config={"known_trip_count":{"n":"4"}}', "1024,2048"
+    text = f"""
+%fused_widening (p.1: s8[{many}], p.2: f32[1024]) -> bf16[{many}] {{
+  ROOT %multiply.1 = bf16[{many}]{{1,0}} multiply(%p.1, %p.2)
+}}
+
+%step (carry.1: (bf16[8])) -> (bf16[8]) {{
+  %carry.1 = (bf16[8]{{0}}) parameter(0)
+  ROOT %fusion.1 = bf16[8]{{0}} fusion(%carry.1), kind=kLoop, calls=%none
+}}
+
+%round (carry.2: (bf16[8], s8[{many}])) -> (bf16[8], s8[{many}]) {{
+  %carry.2 = (bf16[8]{{0}}, s8[{many}]{{1,0}}) parameter(0)
+  %weight.2 = s8[{many}]{{1,0}} get-tuple-element(%carry.2), index=1
+  %held.2 = bf16[8]{{0}} get-tuple-element(%carry.2), index=0
+  %while.1 = (bf16[8]{{0}}) while(%held.2), condition=%c, body=%step, {SCOPE % "while/body/draft/while"}, {known}
+  %bitcast.2 = s8[{many}]{{1,0}} bitcast(%weight.2)
+  %wide.2 = bf16[{many}]{{1,0}} fusion(%bitcast.2, %held.2), kind=kLoop, calls=%fused_widening, {
+        SCOPE % "while/body/target/mul"
+    }
+  %product.2 = f32[8]{{0}} fusion(%wide.2, %held.2), kind=kCustom, calls=%none
+  %converted.2 = f32[{many}]{{1,0}} fusion(%wide.2), kind=kLoop, calls=%fused_widening, {
+        SCOPE % "while/body/target/convert"
+    }
+  ROOT %tuple.2 = (bf16[8]{{0}}, s8[{many}]{{1,0}}) tuple(%held.2, %weight.2)
+}}
+
+ENTRY %main.1 (weights.1: s8[{many}]) -> bf16[8] {{
+  %weights.1 = s8[{many}]{{1,0}} parameter(0)
+  ROOT %while.2 = (bf16[8]{{0}}, s8[{many}]{{1,0}}) while(%weights.1), condition=%c, body=%round, {SCOPE % "while"}
+}}
+"""
+    found = read(text)
+    assert found.widened == {"wide.2": 2 * 1024 * 2048}, "a weight; not what the round itself has computed"
+    assert found.parts["target"]._replace(bytes_read=0) == Part(kernels=3), "a product without a scope, too"
+    assert found.parts["draft step"]._replace(bytes_read=0) == Part(kernels=1), "of a length that is known"
+    assert found.parts["rest"] == Part(kernels=1, host_reads=1), "the host reads whether there is another round"

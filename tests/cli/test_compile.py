@@ -18,7 +18,7 @@ PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "
 def run(monkeypatch):
     """Runs the command with a compiler that makes of every program the same."""
     parts = {"prefill": Part(9, 9), "draft": Part(3, 3), "draft step": Part(2, 2), "target": Part(10, 10)}
-    made = aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}, parts, {})
+    made = aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}, parts, {}, {})
 
     def estimate(prepared, topology, *, mesh, advance):
         machine = roofline.machine("tpu-v5p")
@@ -28,7 +28,7 @@ def run(monkeypatch):
         return aot.Estimate(topology, 4, mesh or "", machine, batch, 3, False, made, speculative, floors, {})
 
     monkeypatch.setattr(aot, "estimate", estimate)
-    monkeypatch.setattr(aot, "tpu_devices", lambda topology: (topology, []))
+    monkeypatch.setattr(aot, "devices_of", lambda topology: (topology, []))
     return lambda *options: CliRunner().invoke(app, ["compile", *options], env={"COLUMNS": "160"})
 
 

@@ -68,7 +68,7 @@ def test_a_tpus_compiler_tells_c_and_v(report, monkeypatch):
     def estimate(prepared, topology, *, plain, advance):
         gamma, rows = prepared.decoder.gamma, len(prepared.prompt.length)
         parts = {"draft": Part(10), "draft step": Part(10), "target": Part(100 + 4 * gamma)}
-        alone = aot.Program(1.0, 1, 0, 0, 0, {}, {"target": Part(100)}, {})
+        alone = aot.Program(1.0, 1, 0, 0, 0, {}, {"target": Part(100)}, {}, {})
         programs = alone, alone._replace(parts=parts)
         compiled = {"plain": plain or aot.Compiled(alone, None, {})}
         machine = roofline.machine("tpu-v5p")

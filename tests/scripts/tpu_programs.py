@@ -68,7 +68,7 @@ def compiled(case: Case) -> dict[str, aot.Compiled]:
     drafter = drafters.tree(draft, case.branching) if case.branching else draft
     options = {"temperature": case.temperature, "key": jax.random.key(0), "policy": case.policy}
     prepared = prepare(target, prompt, drafter=drafter, max_new_tokens=case.new_tokens, **options)
-    _, devices = aot.tpu_devices(case.topology)
+    _, devices = aot.devices_of(case.topology)
     programs = {"plain": prepared.plain()} if case.compares else {}
     programs["speculative"] = prepared
     return {name: aot.compile_generation(request, devices, case.mesh) for name, request in programs.items()}

@@ -1,0 +1,108 @@
+"""A GPU's compiler takes our programs, and what it makes of them: skipped where jax's CUDA plugin is absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxspec.analysis import chips
+
+SCRIPT = Path(__file__).parent / "scripts" / "gpu_programs.py"
+LEAST_MATRIX = 2_000_000  # bytes: of the large pairs' matrices the least is the key projection of Llama 1B, 2.1 MB
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chips.plugin() is None, reason="jax's CUDA plugin, a GPU's compiler, is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, dict[str, Any]]:
+    """The cases of the script, by name, compiled in a process that has no other backend than the CPU."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.removeprefix("compiled ") for line in done.stdout.splitlines() if line.startswith("compiled ")]
+    cases = {case["name"]: case for case in map(json.loads, lines)}
+    assert len(cases) == 6
+    return cases
+
+
+def test_no_weight_is_copied_or_widened_in_the_loop(programs):
+    """Of int8 and int4, too: they are widened within the products."""
+    for name, case in programs.items():
+        for program in case["programs"].values():
+            assert program["widened"] == {}, name
+            assert not set(program["copies"].values()) & {size for size in case["matrices"] if size >= LEAST_MATRIX}, (
+                name
+            )
+
+
+def test_no_cache_is_copied_in_the_loop(programs):
+    """Of 16 rows of 2,118 tokens, 8 heads of 128 dimensions, where a policy chooses the width; else of one row."""
+    for name, case in programs.items():
+        most = 16 * 2118 * 8 * 128 * 2 / 2 if "policy" in name else LEAST_MATRIX
+        for program in case["programs"].values():
+            assert max(program["copies"].values(), default=0) < most, name
+
+
+def test_temporaries_are_few(programs):
+    """Both prefills and a round: less than a tenth of the weights, where these are large.
+
+    Of int4 64 rows have sums of each group of 128 columns, in float32, which is as much as a matrix in bfloat16.
+    """
+    for name, case in programs.items():
+        for program in case["programs"].values():
+            of_groups = 2 * 4096 * 14336 if "int4" in name else 0
+            if "policy" not in name:  # 16 rows, whose attention to 2,118 tokens is the most
+                assert program["temporaries"] < max(64e6, program["arguments"] / 10) + of_groups, name
+
+
+def test_gpus_exchange_sums_alone(programs):
+    """In a pass over one token, too, whose row of the embedding would be a slice of a table that is gathered whole."""
+    for name, case in programs.items():
+        for program in case["programs"].values():
+            assert set(program["collectives"]) == ({"all-reduce"} if case["mesh"] else set()), name
+
+
+def test_the_host_waits_once_a_round(programs):
+    """For whether there is another: the drafter's steps are of a number that is known. A policy's choices are more."""
+    for name, case in programs.items():
+        for program in case["programs"].values():
+            waits = {part: counts["host_reads"] for part, counts in program["parts"].items() if counts["host_reads"]}
+            assert (sum(waits.values()) > 1) if "policy" in name else (waits == {"rest": 1}), name
+
+
+def test_quantised_weights_are_read_as_they_are(programs):
+    reads = {}
+    for dtype in ("int8", "int4"):
+        parts = programs[f"Llama, chain, {dtype}"]["programs"]["speculative"]["parts"]
+        reads[dtype] = parts["target"]["bytes_read"]
+    whole = programs["Llama, chain"]["programs"]["speculative"]["parts"]["target"]["bytes_read"]
+    assert 0.45 < reads["int8"] / whole < 0.6 and 0.2 < reads["int4"] / whole < 0.4
+
+
+def test_a_round_is_passes_and_little_else(programs):
+    """Kernels of one layer of each model, with the head; what is around the passes does not grow with the layers."""
+    parts = programs["Llama, chain"]["programs"]["speculative"]["parts"]
+    assert all(parts[name]["kernels"] < 45 for name in ("draft", "draft step", "target"))
+    assert sum(parts[name]["kernels"] for name in ("accept", "commit", "rest")) < 30
+
+
+def test_the_command_keeps_programs(tmp_path: Path):
+    """The whole way of `jaxspec compile`, on checkpoints that ship, of which only the shapes are read."""
+    options = "--target debian-t5-base --draft debian-t5-small --gamma 2 --topology h100 --json"
+    command = [sys.executable, "-m", "jaxspec", "compile", *options.split(), "--save", str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["topology"] == "h100:1" and report["chips"] == 1 and report["fits"]
+    assert all(row["kernels"] and not row["cycles"] for row in report["rows"])
+    fingerprint = json.loads((tmp_path / "speculative.json").read_text())
+    assert fingerprint["device"] == "NVIDIA H100 80GB HBM3" and fingerprint[str(chips.plugin())]
