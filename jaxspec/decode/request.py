@@ -200,8 +200,9 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         before = prefix.before(target, bound, prompt.tokens.shape[1] - token_rows.bucket(len(prefix) - 1))
     if bound is not None and bound.target is not None:
         target = with_taps_of(target, bound.target)
-    if policy is not None and drafter is None:
-        raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter drafts")
+    if policy is not None and bound is None:
+        what = "no drafter" if drafter is None else f"gamma={gamma}, of which nothing is drafted"
+        raise ValueError(f"got a policy and {what}: a policy chooses how many tokens a drafter drafts, at most gamma")
     check_positions(target.lm, "the target", prompt, limit)
     weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
     if bound is not None:

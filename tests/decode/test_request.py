@@ -254,6 +254,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(streamer=1), "it is called jaxspec.stream, which yields pieces of text"),
     (dict(length_penalty=1), "there is no option 'length_penalty': only jaxspec.beam_search has it"),
     (dict(qqqq=1), "there is no option 'qqqq': expected one of"),
+    (dict(gamma=0, policy=jaxspec.policies.constant(2)), "got a policy and gamma=0, of which nothing is drafted"),
     (dict(gamma=True), "gamma is True: expected an integer"),
     (dict(gamma="3"), "gamma is '3': expected an integer"),
     (dict(key=0), r"key is 0: expected a key, such as jax.random.key\(0\)"),
