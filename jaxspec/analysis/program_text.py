@@ -9,11 +9,11 @@ An operation belongs to the part of a generation that its name scope says (`jax.
     accept, commit, rest    the verdict, the commit, and what has no scope
 
 Every loop's body is counted once, and of branches (of a conditional, or of `core.branches.switch`) the most expensive
-one. An operation whose scope the compiler dropped, such as a product that it split, belongs where what it reads was
+one. A product whose scope the compiler dropped, as a GPU's does where it splits one, belongs where what it reads was
 computed.
 
 On a GPU each operation is a kernel, and the host reads whether a loop of unknown length goes on, for which it waits
-until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/tpu.md).
+until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -115,25 +115,29 @@ def _parts(computations: _Computations, name: str, default: str, contents: Conte
     """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
     totals: dict[str, Part] = {}
     alternatives = dict[str, list[dict[str, Part]]]()  # of `core.branches.switch`: of these one is run
-    body, part_by_name = computations.get(name, {}), dict[str, str]()
+    body, origins = computations.get(name, {}), dict[str, str]()  # origins: the parts of what was computed before
     for operation in body.values():
         scope = _scope(operation)
         part = part_of(scope, "")
-        if not part and operation.kind == "fusion":  # of several results has no scope, but what it consists of has
-            fused = computations.get(_called(operation, "calls")[0], {})
-            scopes = [_scope(inside) for inside in fused.values()]
-            part, scope = next(filter(None, (part_of(inside, "") for inside in scopes)), ""), scope or "".join(scopes)
-        if not scope:
-            part = next(filter(None, (part_by_name.get(operand, "") for operand in operation.operands)), "")
-        part_by_name[operation.name] = part
+        fused = computations.get(_called(operation, "calls")[0], {}) if operation.kind == "fusion" else {}
+        if not part:  # a fusion of several results has no scope, but what it consists of has
+            part = next(filter(None, (part_of(_scope(inside), "") for inside in fused.values())), "")
+        origin = part or next(filter(None, (origins.get(operand, "") for operand in operation.operands)), "")
+        origins[operation.name] = part if scope else origin
+        if not scope and any(inside.kind == "dot" for inside in fused.values()):
+            part = origin
         part, inner = part or default, dict[str, Part]()
         if operation.kind == "while":
             is_rounds = default == "prefill" and scope.endswith(")/while")
             is_step = part == "draft" and not scope.endswith("branch/while")
             within = "rest" if is_rounds else "draft step" if is_step else part
             inner = _parts(computations, _called(operation, "body")[0], within, contents)
-            if "known_trip_count" not in operation.attributes:  # the condition is computed, and read, in each iteration
+            if (
+                "known_trip_count" not in operation.attributes
+            ):  # the condition is computed and read before each iteration
                 _add(inner, {within: Part(kernels=1, host_reads=1)})
+                if not is_rounds:  # and at the end
+                    _add(totals, {part: Part(kernels=1, host_reads=1)})
             if scope.endswith("one_of/branch/while"):
                 alternatives.setdefault(scope, []).append(inner)
                 continue
@@ -165,7 +169,10 @@ def _add(totals: dict[str, Part], parts: dict[str, Part]) -> None:
 
 
 def _most_expensive(choices: list[dict[str, Part]]) -> dict[str, Part]:
-    return max(choices, key=lambda parts: sum(part.cycles for part in parts.values()), default={})
+    def cost(parts: dict[str, Part]) -> tuple[int, int]:
+        return sum(part.cycles for part in parts.values()), sum(part.bytes_read for part in parts.values())
+
+    return max(choices, key=cost, default={})
 
 
 def _scope(operation: _Operation) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt
-from jaxspec.analysis import aot, compiled, roofline, table
+from jaxspec.analysis import aot, chips, compiled, roofline, table
 from jaxspec.analysis.program_text import Part
 from jaxspec.analysis.random_model import random_params
 from jaxspec.decode import loop
@@ -97,6 +97,28 @@ def test_without_libtpu_the_package_is_named(monkeypatch):
         aot.devices_of("v5p")
 
 
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ("h900", r"no chip 'h900' is in the table. Expected one such as v4:2x2x1, .*, b200, several as h100:8"),
+        ("h100:2x2", "expected how many GPUs of one host, as h100:8"),
+        ("l4:0", "expected how many GPUs"),
+    ],
+)
+def test_a_topology_that_is_none_is_refused(topology, message):
+    with pytest.raises(ValueError, match=message):
+        aot.devices_of(topology)
+
+
+def test_a_gpu_is_described_by_the_numbers_of_its_maker():
+    assert set(chips.GPUS) <= set(roofline.MACHINES)
+    described = chips.description("l4")
+    for line in ("core_count: 58", "memory_bandwidth: 300000000000", "shared_memory_per_block_optin: 101376"):
+        assert f"  {line}\n" in described
+    assert "major: 8 minor: 9 feature_extension: NONE" in described and '"NVIDIA L4"' in described
+    assert "ACCELERATED_FEATURES" in chips.description("h100")
+
+
 def test_a_chip_that_is_two_devices_is_halved():
     devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
     chip, half = aot.machine_of("v4:2x2x1", devices), aot.machine_of("v4:2x2x1", [*devices, *devices])
@@ -144,3 +166,15 @@ def test_rows_and_sentences_say_what_they_rest_on():
     assert "leave out the memory" in said and "1.29 times" in said
     with pytest.raises(ValueError, match="of a chain only"):
         found._replace(trees=True).expected(0.5)
+
+
+def test_of_a_gpu_no_speed_is_promised_and_what_jax_reserves_is_said():
+    found = estimate_by_hand()._replace(topology="h100:1")
+    with pytest.raises(ValueError, match="a GPU's times are not estimated"):
+        found.expected(0.5)
+    said = " ".join(table.estimate_notes(found))
+    assert "takes more than 75% of a GPU's memory" in said and "XLA_PYTHON_CLIENT_MEM_FRACTION" in said
+    widened = found._replace(plain=found.plain._replace(widened={"fusion.1": 3_000_000}))
+    assert "The plain loop writes 3.0 MB of weights or caches in a wider dtype" in " ".join(
+        table.estimate_notes(widened)
+    )

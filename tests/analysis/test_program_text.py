@@ -185,6 +185,10 @@ def test_a_gpus_program_has_kernels_and_what_the_host_reads():
   ROOT %multiply.1 = bf16[{many}]{{1,0}} multiply(%p.1, %p.2)
 }}
 
+%gemm (p.3: bf16[{many}], p.4: bf16[8]) -> f32[8] {{
+  ROOT %dot.1 = f32[8]{{0}} dot(%p.3, %p.4)
+}}
+
 %step (carry.1: (bf16[8])) -> (bf16[8]) {{
   %carry.1 = (bf16[8]{{0}}) parameter(0)
   ROOT %fusion.1 = bf16[8]{{0}} fusion(%carry.1), kind=kLoop, calls=%none
@@ -199,7 +203,8 @@ def test_a_gpus_program_has_kernels_and_what_the_host_reads():
   %wide.2 = bf16[{many}]{{1,0}} fusion(%bitcast.2, %held.2), kind=kLoop, calls=%fused_widening, {
         SCOPE % "while/body/target/mul"
     }
-  %product.2 = f32[8]{{0}} fusion(%wide.2, %held.2), kind=kCustom, calls=%none
+  %moved.2 = bf16[{many}]{{0,1}} bitcast(%wide.2)
+  %product.2 = f32[8]{{0}} fusion(%held.2, %moved.2), kind=kCustom, calls=%gemm
   %converted.2 = f32[{many}]{{1,0}} fusion(%wide.2), kind=kLoop, calls=%fused_widening, {
         SCOPE % "while/body/target/convert"
     }

@@ -17,11 +17,11 @@ PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "
 @pytest.fixture
 def run(monkeypatch):
     """Runs the command with a compiler that makes of every program the same."""
-    parts = {"prefill": Part(9, 9), "draft": Part(3, 3), "draft step": Part(2, 2), "target": Part(10, 10)}
+    parts = {"prefill": Part(9, 9), "draft": Part(3, 3, 2), "draft step": Part(2, 2, 2), "target": Part(10, 10, 2, 1)}
     made = aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}, parts, {}, {})
 
     def estimate(prepared, topology, *, mesh, advance):
-        machine = roofline.machine("tpu-v5p")
+        machine = roofline.machine("h100" if topology.startswith("h100") else "tpu-v5p")
         floors = {"target": 5e6, "draft": 1e6}
         speculative = None if prepared.drafter is None else made
         batch = len(prepared.prompt.length)
@@ -38,6 +38,16 @@ def test_an_estimate_is_printed_as_one(run):
     for words in ("Estimates of the compiler, no measurement", "2 all-reduce (64 bytes)", "verify pass", "c = 0.2"):
         assert words in result.stdout
     assert "With α = 0.5: 1.88 tokens a round" in result.stdout
+
+
+def test_of_gpus_kernels_are_counted_and_no_times_are_promised(run):
+    """Of each pass two kernels, of which a round has its draft's steps twice."""
+    result = run(*PAIR, "--topology", "h100:4")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stdout.split())
+    assert "What the compiler made, no measurement" in said and "cycles" not in said and " kernels " in said
+    assert "By bytes alone c = 0.233, v = 1.00" in said
+    assert "A round of the speculative program runs 8 kernels, and the host waits for 1 condition" in said
 
 
 def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
@@ -101,6 +111,7 @@ def test_drafters_that_need_more_than_shapes_say_so(run, draft):
             "--alpha is of a chain, and tree=2x1:debian-t5-small drafts trees: leave it out",
         ),
         (("--target", "llama-9b"), "no shape, folder or config.json 'llama-9b'"),
+        ((*PAIR, "--topology", "h100", "--alpha", "0.5"), "--alpha is of TPUs, and --topology is h100"),
     ],
 )
 def test_what_cannot_be_estimated_is_refused(run, options, message):
@@ -108,7 +119,14 @@ def test_what_cannot_be_estimated_is_refused(run, options, message):
     assert result.exit_code == 2 and message in result.output
 
 
-def test_without_libtpu_one_line_names_the_package(monkeypatch):
+@pytest.mark.parametrize(
+    ("topology", "command"),
+    [
+        ("v5p", "pip install --no-deps 'libtpu=="),
+        ("h100", "pip install --no-deps --target ~/cuda jax-cuda13-pjrt=="),
+    ],
+)
+def test_without_the_compiler_one_line_names_the_package(topology, command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = CliRunner().invoke(app, ["compile", *PAIR], env={"COLUMNS": "160"})
-    assert result.exit_code == 2 and "pip install --no-deps 'libtpu==" in result.output
+    result = CliRunner().invoke(app, ["compile", *PAIR, "--topology", topology], env={"COLUMNS": "400"})
+    assert result.exit_code == 2 and command in result.output
