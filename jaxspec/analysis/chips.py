@@ -38,9 +38,7 @@ class Gpu(NamedTuple):
 
 GPUS = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 40 << 20, 1.41),  # NVIDIA A100 architecture whitepaper
-    "l4": Gpu(
-        "NVIDIA L4", (8, 9), 58, 48 << 20, 2.04
-    ),  # NVIDIA L4 data sheet: 7,424 cores; Ada whitepaper: 128 in each
+    "l4": Gpu("NVIDIA L4", (8, 9), 58, 48 << 20, 2.04),  # NVIDIA L4 data sheet: 7,424 cores; Ada whitepaper: 128 each
     "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 50 << 20, 1.98),  # NVIDIA H100 architecture whitepaper, SXM5
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 50 << 20, 1.98),  # the same chip
     "b200": Gpu("NVIDIA B200", (10, 0), 148, 126 << 20, 1.965),  # as XLA's own description of it has them
@@ -151,10 +149,8 @@ def description(kind: str) -> str:
         "shared_memory_per_block": 48 << 10,
         "registers_per_core_limit": 1 << 16,
         "registers_per_block_limit": 1 << 16,
-        **dict(
-            zip(("block_dim_limit_x", "block_dim_limit_y", "block_dim_limit_z"), (2**31 - 1, 65535, 65535), strict=True)
-        ),
-        **dict(zip(("thread_dim_limit_x", "thread_dim_limit_y", "thread_dim_limit_z"), (1024, 1024, 64), strict=True)),
+        **{f"block_dim_limit_{axis}": most for axis, most in (("x", 2**31 - 1), ("y", 65535), ("z", 65535))},
+        **{f"thread_dim_limit_{axis}": most for axis, most in (("x", 1024), ("y", 1024), ("z", 64))},
     }
     lines = "\n".join(f"  {name}: {number}" for name, number in numbers.items())
     capability = f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}"

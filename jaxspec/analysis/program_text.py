@@ -132,9 +132,7 @@ def _parts(computations: _Computations, name: str, default: str, contents: Conte
             is_step = part == "draft" and not scope.endswith("branch/while")
             within = "rest" if is_rounds else "draft step" if is_step else part
             inner = _parts(computations, _called(operation, "body")[0], within, contents)
-            if (
-                "known_trip_count" not in operation.attributes
-            ):  # the condition is computed and read before each iteration
+            if "known_trip_count" not in operation.attributes:  # its condition is read before each iteration
                 _add(inner, {within: Part(kernels=1, host_reads=1)})
                 if not is_rounds:  # and at the end
                     _add(totals, {part: Part(kernels=1, host_reads=1)})
