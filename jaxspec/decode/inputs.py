@@ -337,7 +337,7 @@ def is_large(batch: int, width: int, more: int) -> bool:
 
 
 class NotEnoughMemory(ValueError):
-    """What was asked for does not fit."""
+    """A request needs more memory than there is."""
 
 
 def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int = 1) -> None:
