@@ -26,7 +26,7 @@ from jaxspec.core import (
 )
 from jaxspec.decode import log_probs, shared_prefix
 from jaxspec.decode import state as states
-from jaxspec.decode.request import Prepared
+from jaxspec.decode.request import Prepared, check_fits
 
 
 class Trace(NamedTuple):
@@ -76,8 +76,12 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     Args:
         prepared: what to run.
         begin: makes the state after prefill, to time or to watch it; such as the function `begin`.
+
+    Raises:
+        ValueError: there is not enough memory for it.
     """
     p = prepared
+    check_fits(p)
     if begin is None:
         return generation(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
     return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
@@ -140,10 +144,14 @@ def iterate_rounds(
         edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
         begin: makes the state after prefill.
 
+    Raises:
+        ValueError: there is not enough memory for it.
+
     Yields:
         The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
         so read what you need before you ask for more.
     """
+    check_fits(prepared)
     state, info = begin(prepared), None
     while True:
         if edit is not None:

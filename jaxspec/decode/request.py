@@ -223,15 +223,14 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = token_rows.bucket(int(limit.max()))
-    prepared = Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
-    check_fits(prepared)
-    return prepared
+    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
 
 
 def check_fits(prepared: Prepared) -> None:
     """Refuses a generation for which there is not enough memory, before any of it is allocated.
 
-    Small ones are not asked about, nor those of shapes, which are compiled for devices that are not here.
+    It is asked when a generation is run, not when it is prepared, since many are run in parts. Small ones are not asked
+    about, nor those of shapes, which are compiled for devices that are not here.
 
     Raises:
         ValueError: with the sum, and what would fit.
@@ -245,7 +244,8 @@ def check_fits(prepared: Prepared) -> None:
     state, prefill = _sizes_after_prefill(p.decoder, token_rows.headroom(size, nodes), structure, tuple(shapes))
     history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
-    what, lower = f"max_new_tokens={options['max_new_tokens']!r} for {batch} prompts", "max_new_tokens"
+    most = int(np.max(options["max_new_tokens"]))
+    what, lower = f"max_new_tokens={most} for {batch} prompts", "max_new_tokens"
     if nodes >= max(size, inputs.LONG):
         what, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
     elif options["num_samples"] > 1 and size <= inputs.LONG:

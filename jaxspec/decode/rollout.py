@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 
 from jaxspec.core import Before, Keys, Prompt, Request, Weights, noise, token_rows
 from jaxspec.decode import inputs, loop
-from jaxspec.decode.request import Prepared, check_prompt, drafter_lms
+from jaxspec.decode.request import Prepared, check_fits, check_prompt, drafter_lms
 
 
 class Arguments(NamedTuple):
@@ -71,6 +71,7 @@ def rollout(
         [8]
     """
     inputs = arguments(prepared, weights=weights, prompt=prompt, key=key)
+    check_fits(prepared)
     constant = jax.lax.stop_gradient(inputs.weights)
     return loop.generation(
         prepared.decoder, constant, inputs.prompt, inputs.request, prepared.max_new_tokens, inputs.before

@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec.analysis import acceptance, aot
 from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
-from jaxspec.decode import inputs, request
+from jaxspec.decode import batches, inputs, loop, request
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
@@ -467,11 +467,12 @@ def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
     prompt = Prompt(np.ones((1024, 8192), np.int32), np.full(1024, 8192, np.int32))
     said = r"1024 prompts of up to 8192 tokens, .* \(weights .*, caches and rows 2.2 TB, .*their number or their length"
     with pytest.raises(ValueError, match=said):
-        jaxspec.prepare(model, prompt, max_new_tokens=16)
+        jaxspec.generate(model, prompt, max_new_tokens=16)
 
 
 def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
-    """Long prompts and many of them; not programs of shapes, which are compiled for other devices."""
+    """Long prompts and many of them; not programs of shapes, which are compiled for other devices, and not what is
+    prepared as a whole and run in parts."""
     monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6))
     shape = aot.shape_model(TINY, "float32")
     here = shape._replace(params=random_params(TINY, "float32", jax.random.key(0)))
@@ -481,7 +482,9 @@ def test_what_does_not_fit_is_refused_only_where_it_would_run(monkeypatch):
         with pytest.raises(
             ValueError, match=f"{what}.* take .*caches and rows .*what prefill makes .* there are 1.0 MB"
         ):
-            prepare(here, prompt, drafter=here, max_new_tokens=16)
+            jaxspec.generate(here, prompt, drafter=here, max_new_tokens=16)
+    part = batches.take(prepare(here, many, drafter=here, max_new_tokens=16), [0, 1])
+    assert loop.run(part).length.tolist() == [16, 16]
     with pytest.raises(ValueError, match=r"a prefix of 8192 tokens take .*caches .*: lower its length"):
         jaxspec.prefix(here, [0] * 8192)
     with pytest.raises(ValueError, match=r"beams=8 with max_new_tokens=512 for 20 prompts .*caches "):
