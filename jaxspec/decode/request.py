@@ -131,7 +131,7 @@ def prepare(
 ) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
 
-    See `generate` for the arguments, their defaults and the errors.
+    See `generate` for the arguments, their defaults and the errors; only memory is asked about when it is run.
     """
     if not isinstance(target, Model):
         what = inputs.uncalled(target, "target", "jaxspec")
