@@ -204,17 +204,28 @@ def _costs(
     rows = [request.row._replace(max_new_tokens=prepared.max_new_tokens) for request in ahead if not request.error]
     if not rows:
         rows = [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
-    longest = max(len(row.tokens) for row in rows)
-    if settings.max_prompt_tokens and limits.prompt:
-        longest = limits.prompt
-    width, _ = prepared.widths(longest)
+
+    def width_of(tokens: int) -> int:
+        return prepared.widths(tokens)[0]
+
+    most = limits.prompt if settings.max_prompt_tokens else None
 
     def begin(prepared: Prepared) -> State:
         of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
+        width = width_of(most or max(len(row.tokens) for row in rows))
         return Slots(prepared._replace(request=of_a_row), width, settings.slots, group=1, rounds=1).fill(rows)
 
-    with err.status("measuring what passes cost"):
-        costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
+    while True:
+        try:
+            with err.status("measuring what passes cost"):
+                costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
+            break
+        except inputs.NotEnoughMemory:  # of the widest prompts, which will be errors of the job
+            widest = max(width_of(len(row.tokens)) for row in rows)
+            narrower = [row for row in rows if width_of(len(row.tokens)) < widest]
+            if most or not narrower:
+                raise
+            rows = narrower
     return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,11 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
 
 def _object(line: str, where: str) -> dict[str, str]:
     """Reads a JSON line; its "input" may be called "prompt", as in the files of `jaxspec batch`."""
-    name = "prompt" if '"prompt"' in line and '"input"' not in line else "input"
+    try:
+        names = set(json.loads(line))
+    except (ValueError, RecursionError, TypeError):  # which is told below
+        names = set()
+    name = "prompt" if "prompt" in names and "input" not in names else "input"
     row = files.json_object(line, where, [name], ["task"])
     return {"input": row[name], **row}
 

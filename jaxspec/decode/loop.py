@@ -81,15 +81,16 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
         ValueError: there is not enough memory for it.
     """
     p = prepared
-    check_fits(p)
     if begin is None:
+        check_fits(p)
         return generation(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
     return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
 
 
 def begin(prepared: Prepared) -> State:
-    """The state after prefill, in one dispatch."""
+    """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the generation."""
     p = prepared
+    check_fits(p)
     return start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
 
 
@@ -103,6 +104,7 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
         prepared: one for which `goes_in_chunks` is true, with one sample of each prompt.
         report: called after each chunk with the number of tokens of the longest prompt that have been read.
     """
+    check_fits(prepared)
     p, longest = prepared, int(jnp.max(prepared.prompt.length))
     common = p.decoder, p.weights
     # Of what was read before, the last token is read again: see `core.Before`.
@@ -144,14 +146,10 @@ def iterate_rounds(
         edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
         begin: makes the state after prefill.
 
-    Raises:
-        ValueError: there is not enough memory for it.
-
     Yields:
         The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
         so read what you need before you ask for more.
     """
-    check_fits(prepared)
     state, info = begin(prepared), None
     while True:
         if edit is not None:

@@ -78,6 +78,11 @@ def rollout(
     )
 
 
+def _is_here(array: Array) -> bool:
+    """Says whether an array's values can be read: it is not traced, and no part of it is another process's."""
+    return not isinstance(array, Tracer) and array.is_fully_addressable
+
+
 def arguments(
     prepared: Prepared,
     *,
@@ -115,7 +120,7 @@ def arguments(
             f"weights have the structure {jax.tree.structure(weights)!s:.200}: expected that of prepared.weights"
         )
     request = prepared.request
-    if prompt is not prepared.prompt and not any(isinstance(array, Tracer) for array in prompt):
+    if prompt is not prepared.prompt and all(map(_is_here, prompt)):
         check_prompt(prompt, prepared.target.lm.vocab_size)
     if prompt is not prepared.prompt:  # whose lengths may not be known; those of the generation's own were checked
         new = int(np.max(np.asarray(request.max_new_tokens)))

@@ -139,7 +139,7 @@ class Chunks:
     @property
     def is_complete(self) -> bool:
         """Says whether all chunks are there."""
-        return self.num_done == self._total
+        return len(self._whole) == -(-self._total // self._output.chunk)
 
     def __contains__(self, number: int) -> bool:
         """Says whether the row of a line, by its number in the whole input, is in a file."""
@@ -159,6 +159,8 @@ class Chunks:
         Raises:
             OSError: the disk is full.
         """
+        if row["number"] in self:
+            raise ValueError(f"the row of number {row['number']} is in {self._output.folder} already")
         index = self._index(row["number"])
         with folders.full_disk(self._output.folder, KEPT):
             self._journal(index).append(row)

@@ -116,14 +116,14 @@ class Source(NamedTuple):
             return {"prompt": ValueError(f"the line is no JSON ({error})")}
         if not isinstance(row, Mapping):
             return {"prompt": ValueError(f"the line is {text[:60]}: expected a JSON object")}
-        if wrong := next((name for name in OF_ALL_LINES if name in row), None):
-            message = f"the line has {wrong!r}, and options hold for all lines: it may have an id and max_new_tokens"
-            return {"prompt": ValueError(message)}
         particular = {name: row[name] for name in ("id", "max_new_tokens") if name in row}
         try:
             json.dumps(row.get("id"), allow_nan=False)
         except (ValueError, RecursionError) as error:  # 1e999 is read as infinity, which JSON has not
             return {"prompt": ValueError(f"the line's id cannot be written ({error})")}
+        if wrong := next((name for name in OF_ALL_LINES if name in row), None):
+            message = f"the line has {wrong!r}, and options hold for all lines: it may have an id and max_new_tokens"
+            return particular | {"prompt": ValueError(message)}
         is_default = self.field == Source._field_defaults["field"]  # another one was chosen, whatever else there is
         if self.field in row and not (is_default and "messages" in row):
             return particular | {"prompt": self._message(row[self.field])}

@@ -148,7 +148,9 @@ class Reader:
             dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
         )
         number, limit = fields.get("number", place), fields.get("max_new_tokens", self._limits.new)
-        request = Request(fields.get("id", number), Row(place, (), self._limits.new))
+        # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
+        is_number = inputs.is_id(number) and 0 <= number < 2**31
+        request = Request(fields.get("id", number), Row(int(number) if is_number else place, (), self._limits.new))
         try:
             if unknown := sorted(set(fields) - set(FIELDS)):
                 raise ValueError(f"the prompt has the field {unknown[0]!r}: expected some of {', '.join(FIELDS)}")

@@ -117,6 +117,22 @@ def test_files_that_are_no_lines_by_their_names_are_refused(batch, tmp_path, nam
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_wrong_with_a_line_is_its_own_in_shards_and_restarts(batch, tmp_path):
+    path = tmp_path / "limits.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": "a file", "max_new_tokens": 99 * (n == 10) + 1}) + "\n" for n in range(12))
+    )
+    shard = ("--input", str(path), "--shard", "1", "--num-shards", "2")
+    assert (result := batch(*shard)).exit_code == 0, result.output
+    rows = rows_in(tmp_path / "out")
+    assert [row["number"] for row in rows] == list(range(1, 19, 2))
+    assert [row["number"] for row in rows if row["error"]] == [17]  # seven lines of the fixture come before
+    for chunk in sorted((tmp_path / "out").glob("part-*"))[1:]:
+        chunk.unlink()
+    assert (result := batch(*shard, "--resume")).exit_code == 0, result.output
+    assert rows_in(tmp_path / "out") == rows
+
+
 def test_a_name_says_what_a_file_is_however_it_is_spelled(batch, tmp_path):
     path = tmp_path / "MORE.NDJSON"
     path.write_text('{"text": "a file"}\n')
