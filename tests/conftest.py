@@ -1,7 +1,10 @@
 """Fixtures that tests of more than one package use."""
 
 import html.parser
+import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +29,15 @@ if (ROOT / "benchmarks").is_dir():  # last on the path: an installed jaxspec sta
     sys.path.append(str(ROOT))
 else:
     collect_ignore += ["benchmarks", "data_prep", "pairs"]
+
+
+def compiled_cases(script):
+    """Compiles the cases of a script in a process that has no other backend than the CPU; returns them by name."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.removeprefix("compiled ") for line in done.stdout.splitlines() if line.startswith("compiled ")]
+    return {case["name"]: case for case in map(json.loads, lines)}
 
 
 class Bytes:

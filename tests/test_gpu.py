@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxspec.analysis import chips
+from tests.conftest import compiled_cases
 
 SCRIPT = Path(__file__).parent / "scripts" / "gpu_programs.py"
 LEAST_MATRIX = 2_000_000  # bytes: of the large pairs' matrices the least is the key projection of Llama 1B, 2.1 MB
@@ -24,12 +25,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def programs() -> dict[str, dict[str, Any]]:
-    """The cases of the script, by name, compiled in a process that has no other backend than the CPU."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.removeprefix("compiled ") for line in done.stdout.splitlines() if line.startswith("compiled ")]
-    cases = {case["name"]: case for case in map(json.loads, lines)}
+    """The cases of the script, by name."""
+    cases = compiled_cases(SCRIPT)
     assert len(cases) == 6
     return cases
 
