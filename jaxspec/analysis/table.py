@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -421,13 +420,9 @@ def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]
                 f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, and the "
                 f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out both."
             ]
-        if (
-            program is not None
-            and estimated.on_gpus
-            and RESERVED * (memory or math.inf) < program.memory <= (memory or 0)
-        ):
-            said += [
-                f"The {name} program takes more than {RESERVED:.0%} of a GPU's memory, which is what jax reserves: set "
-                "XLA_PYTHON_CLIENT_MEM_FRACTION to more."
-            ]
+            if memory is not None and RESERVED * memory < program.memory <= memory:
+                said += [
+                    f"The {name} program takes more than {RESERVED:.0%} of a GPU's memory, which is what jax reserves: "
+                    "set XLA_PYTHON_CLIENT_MEM_FRACTION to more."
+                ]
     return said
