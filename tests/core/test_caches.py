@@ -1,0 +1,180 @@
+"""Every kind of cache, one table: T tokens at once, one by one and as whole rows, and a rewind forgets exactly itself.
+
+A kind is a tiny network. The reference is the network over whole rows, without a cache. Rows are ragged and longer than
+a window's ring, and rewinds have every length that there is room for.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.core import LanguageModel, Prompt, chunks, token_rows
+from jaxspec.core import kv_cache as kv
+from jaxspec.nets import decoder
+from tests.draft_heads.test_drafters import noisy
+
+VOCAB, WINDOW, REWIND, CAPACITY, WIDTH = 11, 3, 6, 40, 32
+WHOLE = decoder.DecoderConfig(VOCAB, dim=8, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+CONFIGS = {
+    "whole": WHOLE,
+    "window": dataclasses.replace(WHOLE, window=WINDOW, local=(True,)),
+    "both": dataclasses.replace(WHOLE, window=WINDOW, local=(True, False)),
+}
+TREES = tuple(CONFIGS)
+
+RANDOM = np.random.default_rng(0)
+LENGTH = np.array([17, 6, 1])
+ROWS = RANDOM.integers(0, VOCAB, (3, WIDTH))
+OTHER = RANDOM.integers(0, VOCAB, (3, WIDTH))
+PARENT = np.array([[-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 3, 3]])
+PATHS = [[1, 3, 4], [0, 1, 2, 3, 4], [2, 4]]  # accepted draft tokens: node n + 1 is draft token n
+
+
+class Kind(NamedTuple):
+    """A network with one kind of cache.
+
+    Attributes:
+        lm, params: the network.
+        whole_rows: (params, tokens [B, T]) -> logits [B, T, V], without a cache.
+    """
+
+    lm: LanguageModel
+    params: Any
+    whole_rows: Callable[[Any, Any], Any]
+
+    def logits(self, rows) -> np.ndarray:
+        """The reference for rows of any length up to WIDTH, at all of WIDTH positions."""
+        padded = np.zeros((8, WIDTH), np.int32)
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = row
+        return np.asarray(self.whole_rows(self.params, jnp.asarray(padded)))
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """Makes kinds whose rings take back REWIND tokens, and whose prompts are read four tokens at a time."""
+    monkeypatch.setattr(kv, "SLACK", REWIND)
+    monkeypatch.setattr(chunks, "LONGEST", 4)
+    monkeypatch.setattr(chunks, "MULTIPLE", 1)
+    return _kind
+
+
+@functools.cache
+def _kind(name: str) -> Kind:
+    config = CONFIGS[name]
+    lm = decoder._language_model.__wrapped__(config, ())
+    lm = lm._replace(prefill=jax.jit(lm.prefill, static_argnums=2), extend=jax.jit(lm.extend))
+    params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.3)
+    return Kind(lm, params, jax.jit(lambda params, rows: decoder.Decoder(config).apply({"params": params}, rows)))
+
+
+def start(kind: Kind, rows=ROWS, length=LENGTH):
+    prompt = Prompt(jnp.asarray(rows[:, : max(LENGTH)]), jnp.asarray(length, jnp.int32))
+    return kind.lm.prefill(kind.params, prompt, CAPACITY)
+
+
+def feed(kind: Kind, cache, tokens, parent=None):
+    parent = None if parent is None else jnp.asarray(parent)
+    forward, cache = kind.lm.extend(kind.params, cache, jnp.asarray(tokens), parent)
+    return np.asarray(forward.logits), cache
+
+
+def at(rows, length, step):
+    """The next `step` tokens of each row."""
+    return np.stack([row[n : n + step] for row, n in zip(rows, length, strict=True)])
+
+
+def assert_after(logits, reference, length):
+    """Logits [B, T, V] of tokens that were fed at `length` are the reference's."""
+    expected = np.stack([x[n : n + logits.shape[1]] for x, n in zip(reference, length, strict=False)])
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
+    """Ragged prompts in chunks; then passes over more tokens than a ring takes back, and over one."""
+    kind = kinds(name)
+    reference = kind.logits(ROWS)
+    assert np.ptp(reference, axis=-1).min() > 0.5
+    forward, cache = start(kind)
+    assert_after(np.asarray(forward.logits), reference, LENGTH - 1)
+    length = LENGTH.copy()
+    for step in (1, REWIND + 2, 1, 3, 1):
+        logits, cache = feed(kind, cache, at(ROWS, length, step))
+        assert_after(logits, reference, length)
+        length += step
+
+
+@pytest.mark.parametrize("passes", [(REWIND,), (1,) * REWIND, (REWIND + 2, 1)], ids=["at once", "singly", "more"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
+    """Wherever the passes before it began; then other tokens are fed, taken back in part, and fed again."""
+    kind = kinds(name)
+    _, cache = start(kind)
+    length = LENGTH.copy()
+    for step in passes:
+        _, cache = feed(kind, cache, at(ROWS, length, step))
+        length += step
+    for row in range(len(ROWS)):
+        back = np.arange(REWIND + 1)
+        copies = token_rows.repeat_rows(token_rows.take_rows(cache, jnp.array([row])), REWIND + 1)
+        short = length[row] - back
+        copies = kind.lm.rewind(copies, jnp.asarray(short, jnp.int32))
+        mixed = np.stack([np.concatenate([ROWS[row, :n], OTHER[row]])[:WIDTH] for n in short])
+        logits, copies = feed(kind, copies, at(mixed, short, 3))
+        assert_after(logits, kind.logits(mixed), short)
+        kept = short + back % 4  # of the three, some are taken back again
+        copies = kind.lm.rewind(copies, jnp.asarray(kept, jnp.int32))
+        again = np.stack([np.concatenate([x[:n], ROWS[row]])[:WIDTH] for x, n in zip(mixed, kept, strict=True)])
+        logits, _ = feed(kind, copies, at(again, kept, 3))
+        assert_after(logits, kind.logits(again), kept)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_node_of_a_tree_is_its_path_and_a_committed_path_is_a_chain(name, kinds):
+    kind = kinds(name)
+    reference, (_, cache) = kind.logits(ROWS), start(kind)
+    nodes = at(ROWS, LENGTH, PARENT.shape[1])
+    logits, cache = feed(kind, cache, nodes, PARENT)
+    for row, length in enumerate(LENGTH):
+        for node in range(PARENT.shape[1]):
+            path = [node]
+            while PARENT[row, path[0]] >= 0:
+                path.insert(0, PARENT[row, path[0]])
+            whole = np.concatenate([ROWS[row, :length], nodes[row, path]])
+            expected = kind.logits([whole])[0, len(whole) - 1]
+            np.testing.assert_allclose(logits[row, node], expected, rtol=1e-4, atol=2e-5)
+    path = np.zeros((3, 5), np.int32)
+    for row, accepted in enumerate(PATHS):
+        path[row, : len(accepted)] = accepted
+    assert kind.lm.select is not None
+    cache = kind.lm.select(cache, jnp.asarray(LENGTH + 1, jnp.int32), jnp.asarray(path))
+    length = LENGTH + 1 + [len(accepted) for accepted in PATHS]
+    committed = [
+        np.concatenate([ROWS[row, :n], nodes[row, [0, *(np.array(accepted) + 1)]], OTHER[row]])[:WIDTH]
+        for row, (n, accepted) in enumerate(zip(LENGTH, PATHS, strict=True))
+    ]
+    cache, reference = kind.lm.rewind(cache, jnp.asarray(length, jnp.int32)), kind.logits(committed)
+    logits, _ = feed(kind, cache, at(committed, length, 3))
+    assert_after(logits, reference, length)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_refilled_row_is_its_own_and_the_others_stay(name, kinds):
+    kind = kinds(name)
+    _, cache = start(kind)
+    _, cache = feed(kind, cache, at(ROWS, LENGTH, 3))
+    _, new = start(kind, OTHER, np.array([2, 9, 5]))
+    cache = token_rows.put_rows(cache, jnp.array([0, 2]), token_rows.take_rows(new, jnp.array([1, 0])))
+    rows, length = np.stack([OTHER[1], ROWS[1], OTHER[0]]), np.array([9, LENGTH[1] + 3, 2])
+    reference = kind.logits(rows)
+    for step in (3, 1, REWIND + 2):
+        logits, cache = feed(kind, cache, at(rows, length, step))
+        assert_after(logits, reference, length)
+        length += step
