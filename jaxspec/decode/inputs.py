@@ -270,7 +270,10 @@ def check_template(target: Model) -> None:
     """
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
-        raise ValueError(f"{name} has no chat template: give text, or a model that is tuned to chat")
+        raise ValueError(
+            f"{name} has no chat template: give text, or a model that is tuned to chat, or a template: "
+            'jaxspec.load(..., chat_template="FILE"), on the command line --chat-template FILE'
+        )
 
 
 def check_text(text: Any, index: int) -> None:

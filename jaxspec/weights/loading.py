@@ -24,7 +24,7 @@ from jaxspec.core.option_names import check_names
 from jaxspec.files import folders
 from jaxspec.nets import net_of
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
-from jaxspec.weights import gguf, huggingface, orbax, quantisation, t5x
+from jaxspec.weights import gguf, huggingface, orbax, quantisation, t5x, tokenizers
 from jaxspec.weights.orbax import MANIFEST
 from jaxspec.weights.reader import ModelFormat
 from jaxspec.weights.tensors import CheckpointError
@@ -75,6 +75,7 @@ def load(
     compute: DTypeLike | None = None,
     mesh: Mesh | str | None = None,
     revision: str | None = None,
+    chat_template: str | Path | None = None,
     **others: Any,
 ) -> Model:
     """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
@@ -90,7 +91,7 @@ def load(
         source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
             hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.weights.hf_families` lists what can be loaded from there).
-        dtype: of the matrices in memory, "float32", "bfloat16", "int8" or "int4", or as jnp.bfloat16; norm scales,
+        dtype: the matrices' in memory: "float32", "bfloat16", "int8" or "int4", or as jnp.bfloat16; norm scales,
             biases and logits are float32 always. The computation is of the same dtype; int8 matrices have a scale per
             output, int4 ones per 128 columns of it (embeddings and heads are then int8), and they stay what they are
             (`jaxspec.nets.quantised`). What is rounded away is lost: the model is another one. Files that hold such
@@ -99,7 +100,9 @@ def load(
             float32 on a CPU, and bfloat16 on a GPU or TPU.
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
-        revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
+        revision: a branch, a tag or a commit of a model of the hub. By default the main branch.
+        chat_template: the path of a file with a chat template (Jinja, as transformers has it), or the template's text.
+            It replaces the one that the model brings, if it brings any.
         **others: none; those of other libraries are refused with what they are here.
 
     Returns:
@@ -111,22 +114,26 @@ def load(
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is none of these, there is no such mesh, a revision is given of something that is
-            not of the hub, or `compute` is given without either of them, or is none of the two.
+        ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be read. `revision` is given
+            for a source that is not on the hub, or `compute` without matrices of int8 or int4.
         TypeError: the source is no path, or an option is none.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
     ValueError: dtype is 'float8', expected one of float32, bfloat16, int8, int4
     """
-    check_names(others, ("dtype", "compute", "mesh", "revision"), THEIR_NAMES, NOT_HERE)
+    check_names(others, ("dtype", "compute", "mesh", "revision", "chat_template"), THEIR_NAMES, NOT_HERE)
     dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder = find(source, revision)
     huggingface.refuse_adapter(folder, source)
     reader = format_of(folder).open(folder)
-    (params, config), tokenizer, drafted = reader.params(dtype, mesh), reader.tokenizer(), reader.draft_tokens()
+    tokenizer = None
+    if chat_template is not None:  # a wrong one is refused before any weights are read
+        tokenizer = tokenizers.with_template(reader.tokenizer(), chat_template, str(source))
+    (params, config), drafted = reader.params(dtype, mesh), reader.draft_tokens()
+    tokenizer = reader.tokenizer() if chat_template is None else tokenizer
     config = dataclasses.replace(config, dtype=computed)
     name = str(source) if is_hub_id(source) else reader.name
     if dtype != "float32" and jax.default_backend() == "cpu" and quantisation.count(params) >= SLOW_FROM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,51 @@ def read(kind: Any, folder: Path, **options: Any) -> Any:
     except Exception as error:  # transformers raises anything
         why = _damage(folder) or f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {why}") from error
+
+
+def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
+    """Gives a tokenizer another chat template.
+
+    Args:
+        tokenizer: one of transformers'; None where a model has none.
+        template: the text of a Jinja template, or the path of a file with it. A .json file, such as transformers'
+            chat_template.json, has it under "chat_template".
+        name: the model's, for errors.
+
+    Raises:
+        ValueError: there is no tokenizer, no such file, no template in it, or Jinja cannot read the template.
+    """
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so it cannot have a chat template either")
+    if not isinstance(template, str | os.PathLike):
+        raise TypeError(f"chat_template is of type {type(template).__name__}: expected a path, or a template's text")
+    if isinstance(template, os.PathLike) or "{" not in template:
+        template = _template_of(Path(template).expanduser())
+    from jinja2 import TemplateSyntaxError
+
+    tokenizer.chat_template = template
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
+    except Exception:  # a template may refuse this conversation, and take others
+        pass
+    return tokenizer
+
+
+def _template_of(file: Path) -> str:
+    """Reads a template from its file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        text = read_object(file).get("chat_template") if file.suffix == ".json" else text
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"chat_template is {str(file)!r}, which cannot be read ({error}): expected the path of a Jinja template, "
+            "or its text"
+        ) from error
+    if not isinstance(text, str):
+        raise ValueError(f"{file} has no text under 'chat_template': expected a Jinja template there")
+    return text
 
 
 def _damage(folder: Path) -> str | None:

@@ -12,6 +12,7 @@ import transformers
 
 import jaxspec
 from jaxspec.core import token_ids
+from jaxspec.decode import inputs
 from jaxspec.weights import huggingface, tokenizers
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, model_of, tokenizer
@@ -80,6 +81,56 @@ def test_tokenizer_and_chat_template(folder):
     assert loaded.eos_token_id == 1
     assert loaded.apply_chat_template([{"role": "user", "content": "the dog"}], tokenize=False) == "user: the dog</s>"
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+
+
+OTHER = "{{ bos_token }}{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}"
+
+
+@pytest.mark.parametrize("form", ["text", "jinja", "json"])
+def test_a_template_of_ones_own_replaces_the_one_that_a_model_brings(folder, tmp_path, form):
+    given = tmp_path / f"template.{form}"
+    given.write_text(json.dumps({"chat_template": OTHER}) if form == "json" else OTHER)
+    model = jaxspec.load(folder, chat_template=OTHER if form == "text" else str(given))
+    chat = [{"role": "user", "content": " the dog "}]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(chat, chat_template=OTHER, add_generation_prompt=True)["input_ids"]
+    assert inputs.chat_ids(model, chat) == expected == [2, 3, 5, 2]
+    assert inputs.chat_ids(jaxspec.load(folder), chat) != expected
+
+
+def test_a_template_that_refuses_a_conversation_is_no_wrong_template(folder):
+    """Its answer is the conversation's error, not the model's."""
+    only_system = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}the dog"
+    model = jaxspec.load(folder, chat_template=only_system)
+    assert inputs.chat_ids(model, [{"role": "system", "content": "old"}]) == [3, 5]
+    with pytest.raises(ValueError, match=r"refuses the conversation .*system first"):
+        inputs.chat_ids(model, [{"role": "user", "content": "old"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "message"),
+    [
+        ("{% for m in messages %}\n{{ m", ValueError, "the chat template is wrong in line 2"),
+        ("none.jinja", ValueError, "chat_template is 'none.jinja', which cannot be read .*expected the path"),
+        ("table.json", ValueError, "has no text under 'chat_template'"),
+        (3, TypeError, "chat_template is of type int: expected a path, or a template's text"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused_before_any_weights(
+    folder, tmp_path, monkeypatch, template, error, message
+):
+    (folder / "model.safetensors").unlink()
+    (tmp_path / "table.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        jaxspec.load(folder, chat_template=template)
+
+
+def test_a_template_needs_a_tokenizer(folder):
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    with pytest.raises(ValueError, match="has no tokenizer, so it cannot have a chat template"):
+        jaxspec.load(folder, chat_template=OTHER)
 
 
 def test_a_tokenizer_that_is_a_sentencepiece_model(tmp_path):
