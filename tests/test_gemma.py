@@ -45,7 +45,7 @@ def plain(model):
 def test_the_page_has_gemmas_chat_template(model):
     """The file holds none; turns begin and end with their special tokens, of which each is one id."""
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
-    template = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
+    (template,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
     assert model.tokenizer.chat_template is None
     chatty = model._replace(tokenizer=tokenizers.with_template(copy.copy(model.tokenizer), template, "gemma"))
     user, answer = ({"role": role, "content": f" {role} "} for role in ("user", "assistant"))

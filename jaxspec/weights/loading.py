@@ -114,8 +114,8 @@ def load(
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be read. `revision` is given
-            for a source that is not on the hub, or `compute` without matrices of int8 or int4.
+        ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be read. `revision` is
+            given for a source that is not on the hub, or `compute` without matrices of int8 or int4.
         TypeError: the source is no path, or an option is none.
 
     >>> load("debian-t5-base", dtype="float8")
