@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -89,7 +90,35 @@ def command(name: str) -> TyperCommand:
     return typer_command
 
 
-app = typer.Typer(
+class App(typer.Typer):
+    """The command as a shell calls it, which ends at once where it was told to stop."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Runs a command and ends the process.
+
+        jax may crash while the interpreter ends, if a program was being compiled when Ctrl-C came. So the process
+        leaves without that: all blocks have been left by then, and have cleared away what was half written.
+        """
+        try:
+            return super().__call__(*arguments, **options)
+        except KeyboardInterrupt:
+            leave(INTERRUPTED)
+        except SystemExit as end:
+            if end.code in (INTERRUPTED, TERMINATED):
+                leave(end.code)
+            raise
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code, without the interpreter's own end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone, or it is closed
+            stream.flush()
+    os._exit(code)
+
+
+app = App(
     name="jaxspec",
     cls=Commands,
     help="Speculative decoding in JAX: the target model's text, sooner.",

@@ -1,11 +1,42 @@
-"""The ids of a tokenizer, which need not be 0, 1, 2, ... without gaps, and those that end a text."""
+"""The ids of a tokenizer, which need not be 0, 1, 2, ... without gaps; those that end a text; text that has ids."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.core import Model
+
+
+def check_unicode(value: Any, name: str) -> None:
+    r"""Refuses text that no tokenizer can read: half of a surrogate pair, as a JSON escape or bad bytes leave it.
+
+    Args:
+        value: a text; or lists and mappings, all of whose texts are checked, such as a conversation.
+        name: the value's name in messages.
+
+    Raises:
+        ValueError: a text is not valid Unicode.
+
+    >>> check_unicode([{"role": "user", "content": "A \ud83d cat"}], "the chat")
+    Traceback (most recent call last):
+    ValueError: the chat has '\ud83d' at character 2, half of a surrogate pair: expected valid Unicode
+    """
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        for part in value:
+            check_unicode(part, name)
+    if not isinstance(value, str):
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start]
+        raise ValueError(
+            f"{name} has {half!r} at character {error.start}, half of a surrogate pair: expected valid Unicode"
+        ) from None
 
 
 def size(tokenizer: Any) -> int:

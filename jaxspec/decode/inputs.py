@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
-from jaxspec.core import Model, Prompt, chunks, option_names, token_rows
+from jaxspec.core import Model, Prompt, chunks, option_names, token_ids, token_rows
 from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
@@ -252,6 +252,8 @@ def chat_ids(
     for place, message in enumerate(messages):  # of which a template would write the word None
         if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
             raise ValueError(f"message {place} of the chat, of the role {message.get('role')!r}, has no content")
+        token_ids.check_unicode(message, f"message {place} of the chat")
+    token_ids.check_unicode(template or {}, "chat_template_kwargs")
     write = target.tokenizer.apply_chat_template
     try:
         written = write(list(messages), add_generation_prompt=answer, return_dict=True, **(template or {}))
@@ -288,12 +290,7 @@ def check_text(text: Any, index: int) -> None:
         raise TypeError(
             f"prompt {index} is {text!r:.80}, of type {type(text).__name__}: expected text, or all as token ids"
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"prompt {index} has {text[error.start]!r} at {error.start}, half of a character: expected valid Unicode"
-        ) from None
+    token_ids.check_unicode(text, f"prompt {index}")
 
 
 def size_of(state: Any) -> int:

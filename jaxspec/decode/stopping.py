@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Finish, Model, RoundInfo, State
+from jaxspec.core import Finish, Model, RoundInfo, State, token_ids
 from jaxspec.decode import log_probs, loop
 from jaxspec.decode.request import Prepared
 
@@ -75,6 +75,7 @@ def checked(stop: Any, target: Model) -> Stop:
         raise ValueError("stop strings need a tokenizer, which this model lacks: use eos_ids")
     if any(not string for string in strings):
         raise ValueError("stop has an empty string: it would end every row at once")
+    token_ids.check_unicode(strings, "stop")
     return stop_of(target.tokenizer, strings)
 
 

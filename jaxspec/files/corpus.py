@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int
 
+from jaxspec.core import token_ids
 from jaxspec.files import read_jsonl, read_text
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def token_rows(
     rows = []
     for first in range(0, len(texts), CHUNK):
         chunk = list(texts[first : first + CHUNK])
+        for index, text in enumerate(chunk, first):
+            token_ids.check_unicode(text, f"text {index}")
         ids = tokenizer(chunk, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         rows += [np.array([*row, *end], np.int32) for row in ids]
         advance(len(chunk))

@@ -1,7 +1,17 @@
-"""`jaxspec generate` on table models, and what is printed as text, for the tests of several files."""
+"""`jaxspec generate` on table models, commands on a terminal, and what is printed as text, for several files."""
 
+import contextlib
+import fcntl
 import io
 import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
 
 import pytest
 from rich.console import Console
@@ -50,3 +60,59 @@ def shown():
         return console.file.getvalue()
 
     return shown
+
+
+class Terminal:
+    """A `jaxspec` command on a terminal of its own, with nothing compiled beforehand.
+
+    Attributes:
+        printed: what it has printed so far.
+    """
+
+    def __init__(self, folder, arguments):
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder), "TERM": "xterm"}
+        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+        # The first terminal that a new session opens is the one whose Ctrl-C it hears.
+        opening = ["sh", "-c", f'exec "$@" <{os.ttyname(theirs)} >{os.ttyname(theirs)} 2>&1', "sh"]
+        command = [*opening, sys.executable, "-m", "jaxspec", *arguments]
+        self._process = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
+        os.close(theirs)
+        self._terminal, self.printed = ours, ""
+
+    def until(self, text, timeout=60):
+        """Waits until there is a text after what an earlier call has waited for; returns what precedes it."""
+        before, end = len(self.printed), time.monotonic() + timeout
+        while text not in self.printed[before:]:
+            assert select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0], self.printed
+            self.printed += self._read()
+        return self.printed[before:]
+
+    def write(self, text):
+        """Types."""
+        os.write(self._terminal, text.encode() if isinstance(text, str) else text)
+
+    def end(self, timeout=60):
+        """Waits until the command ends; returns its exit code."""
+        while data := self._read():
+            self.printed += data
+        return self._process.wait(timeout)
+
+    def _read(self):
+        try:
+            return os.read(self._terminal, 65536).decode(errors="replace")
+        except OSError:  # the command has ended
+            return ""
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """Runs a command on a terminal."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(contextlib.closing(Terminal(tmp_path, arguments)))

@@ -459,7 +459,7 @@ LINES = {  # of a job: what the error of each says; None where it has a text
     '{"prompt": [1180591620717411303424]}': "token id 1180591620717411303424",
     '{"prompt": [-1180591620717411303424]}': "token id -1180591620717411303424",
     '{"id": "\\ud800", "prompt": "a file"}': None,
-    '{"id": {"\\ud800": 1}, "prompt": "a \\ud800"}': "half of a character",
+    '{"id": {"\\ud800": 1}, "prompt": "a \\ud800"}': "half of a surrogate pair",
     '{"id": NaN, "prompt": "a file"}': "id cannot be written",
     '{"id": 1e999, "prompt": "a file"}': "id cannot be written",
     '{"id": "a7", "text": "a file"}': "--field",

@@ -1,5 +1,6 @@
 """The parts that all commands share: version, help, errors."""
 
+import os
 import subprocess
 import sys
 
@@ -125,3 +126,37 @@ def test_an_error_of_ours_is_not_hidden():
 def test_ctrl_c_is_quiet():
     result = runner.invoke(failing(KeyboardInterrupt()), ["fail"])
     assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(main.TERMINATED), 143)], ids=["Ctrl-C", "kill"]
+)
+def test_a_command_that_is_told_to_stop_skips_the_end_of_the_interpreter(error, code, monkeypatch, capsys):
+    class Left(BaseException):
+        pass
+
+    def leave(code):
+        raise Left(code)
+
+    def fail():
+        print("so far", end="")
+        raise error
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    app = main.App()
+    app.command(cls=main.Command)(fail)
+    with pytest.raises(Left) as left:
+        app([])
+    assert left.value.args == (code,) and capsys.readouterr().out == "so far"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate", "verify"])
+def test_ctrl_c_while_a_program_compiles_is_quiet(command, terminal):
+    """On a terminal, with nothing compiled beforehand."""
+    running = terminal(command)
+    running.until({"generate": "compiling", "verify": "enumerating"}[command])
+    running.write("\x03")
+    assert running.end() == 130
+    assert "Traceback" not in running.printed and "rror" not in running.printed

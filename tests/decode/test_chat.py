@@ -130,6 +130,41 @@ def test_bad_chats_are_refused():
     assert talk.messages == []
 
 
+HALF = "one \ud83d"  # as a JSON escape that was cut leaves it
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": HALF},
+        {"role": "user", "content": [{"type": "text", "text": HALF}]},
+        {"role": "user", "content": "one", "name": HALF},
+    ],
+    ids=["content", "parts", "name"],
+)
+def test_half_a_character_is_refused_wherever_a_conversation_is_read(message):
+    target = with_template(TARGET)
+    for read in (
+        lambda: jaxspec.generate(target, [message]),
+        lambda: jaxspec.beam_search(target, [message]),
+        lambda: jaxspec.prefix(target, [message]),
+        lambda: list(jaxspec.generate_many(target, [[message]])),
+        lambda: dataclasses.replace(jaxspec.chat(target), messages=[message]).send("one"),
+    ):
+        with pytest.raises(ValueError, match=r"message 0 of the chat has '.ud83d' at character 4, half of a surrogate"):
+            read()
+
+
+def test_half_a_character_is_refused_in_other_texts():
+    target = with_template(TARGET)
+    with pytest.raises(ValueError, match=r"prompt 0 has .* half of a surrogate pair"):
+        jaxspec.prefix(target, HALF)
+    with pytest.raises(ValueError, match=r"message 0 of the chat has .* half of a surrogate pair"):
+        jaxspec.chat(target).send(HALF)
+    with pytest.raises(ValueError, match=r"chat_template_kwargs has .* half of a surrogate pair"):
+        jaxspec.chat(target, chat_template_kwargs={"tools": [{"name": HALF}]}).send("one")
+
+
 @pytest.mark.parametrize("kind", ["eagle 3", pytest.param("dflash", marks=pytest.mark.slow)])
 def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
     """Prompts of three token ids, as their tiny target has them."""

@@ -276,7 +276,8 @@ TOLD = [  # what people pass, and what they are told
     (dict(prompts=jnp.array(7)), "the prompts are of type .*: expected text"),
     (dict(prompts=b"the cat"), "the prompts are bytes: expected text"),
     (dict(prompts=[b"the cat"]), "prompt 0 is bytes"),
-    (dict(prompts="the \ud800"), "half of a character"),
+    (dict(prompts="the \ud800"), "half of a surrogate pair"),
+    (dict(stop="\ud800"), "stop has .* half of a surrogate pair"),
     (dict(prompts=[[1, 2], [1.5]]), "prompt 1 is a list of more than integers"),
     (dict(prompts=[[1, 2], []]), "prompt 1 is empty"),
     (
