@@ -23,6 +23,7 @@ import numpy as np
 import jaxspec
 from benchmarks import synthetic
 from jaxspec.core import token_rows
+from jaxspec.core.token_ids import frame_of
 from jaxspec.weights import huggingface
 
 
@@ -47,7 +48,9 @@ def arguments():
 def prompts_of(target, task, count, width):
     path = resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
     texts = [json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:count]]
-    return [row[:width] for row in target.tokenizer(texts)["input_ids"]]
+    frame, keeps_end = frame_of(target.tokenizer), target.lm.start_token is None
+    rows = target.tokenizer(texts)["input_ids"]
+    return [frame.cut(row, width, keeps_end=keeps_end) if width and len(row) > width else row for row in rows]
 
 
 def in_batches(rows, size):

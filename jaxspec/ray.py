@@ -12,7 +12,7 @@ from jaxspec.core import LogProbs, Model, token_rows
 from jaxspec.jobs import generate_many
 
 Pair = tuple[Model, Any]
-COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "error")  # of a Completion
+COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")  # of a Completion
 REFUSED = {  # options of `generate_many`
     "key": "give seed, an integer",
     "drafter": "load returns it, with the target",
@@ -26,8 +26,8 @@ class Decoder:
 
     Each actor loads the models when it is made and decodes short prompts, so that with `max_prompt_tokens` all programs
     are compiled before its first batch; without, those of wider prompts come with the first of them. The columns of a
-    batch stay, and get `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted` and `error` beside them; on
-    request also `tokens`, and with log probabilities `raw_log_probs`, `sampled_log_probs`, `top_tokens` and
+    batch stay, and get `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`, `truncated` and `error` beside
+    them; on request also `tokens`, and with log probabilities `raw_log_probs`, `sampled_log_probs`, `top_tokens` and
     `top_log_probs`: an array for each row, empty where there is an error.
 
     Args:

@@ -166,6 +166,8 @@ def batch(
         err.print(Text(said), soft_wrap=True)
     if chunks.is_complete and (skipped := total - summary.to_dict()["prompts"]):
         err.print(f"{skipped:,} of {total:,} prompts are too long, and were skipped")
+    if truncated := summary.to_dict()["truncated"]:
+        err.print(f"{truncated:,} of {total:,} prompts are too long, and were cut (see `truncated` in their lines)")
     if as_json:
         counts = summary.to_dict() | {"lines": chunks.num_done, "complete": chunks.is_complete, "exact": is_exact}
         console.print_measured(output=str(settings.output), whole=counts, run=bar.report())

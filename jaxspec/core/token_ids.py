@@ -1,10 +1,10 @@
-"""The ids of a tokenizer, which need not be 0, 1, 2, ... without gaps; those that end a text; text that has ids."""
+"""A tokenizer's ids: how many there are, which stand around a text, which end one, and which texts have ids."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxspec.core import Model
 
@@ -62,6 +62,64 @@ def words(tokenizer: Any) -> list[str | None]:
     for index, word in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
         texts[index] = word
     return texts
+
+
+class Frame(NamedTuple):
+    """The ids that a tokenizer puts around every text: a BOS, `</s>`, a language.
+
+    Attributes:
+        before, after: the ids in front of the text and after it.
+    """
+
+    before: list[int]
+    after: list[int]
+
+    def cut(self, row: Sequence[int], most: int, *, keeps_end: bool, shared: int = 0) -> list[int] | None:
+        """Cuts the text of a row, and keeps what stands around it, as transformers' truncation does.
+
+        Args:
+            row: token ids, longer than `most`.
+            most: the tokens that may stay.
+            keeps_end: whether the text loses its beginning, as a decoder's prompt does, or its end.
+            shared: the first tokens of the row that stay in any case.
+
+        Returns:
+            The row. None if no token of the text could stay.
+
+        >>> frame = Frame([1], [2])
+        >>> frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=True), frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=False)
+        ([1, 7, 8, 2], [1, 5, 6, 2])
+        >>> frame.cut([5, 6, 7, 8], 3, keeps_end=True), frame.cut([1, 5, 6, 2], 2, keeps_end=True)
+        ([6, 7, 8], None)
+        """
+        row = list(row)
+        head = max(shared, len(self.before) if row[: len(self.before)] == self.before else 0)
+        tail = len(self.after) if row[len(row) - len(self.after) :] == self.after else 0
+        if (text := most - head - tail) < 1:
+            return None
+        end = len(row) - tail
+        return row[:head] + (row[end - text : end] if keeps_end else row[head : head + text]) + row[end:]
+
+
+def frame_of(tokenizer: Any) -> Frame:
+    """Returns what a tokenizer puts around a text.
+
+    Where it adds nothing, a row that begins with its BOS or ends with its EOS (a chat, a row of ids) keeps these.
+
+    >>> from jaxspec.testing import word_tokenizer
+    >>> frame_of(word_tokenizer(["<unk>", "</s>", "the"]))
+    Frame(before=[], after=[1])
+    """
+    if tokenizer is None:
+        return Frame([], [])
+    whole, text = (tokenizer("a", **options)["input_ids"] for options in ({}, {"add_special_tokens": False}))
+    starts = [i for i in range(len(whole) - len(text) + 1) if whole[i : i + len(text)] == text]
+    before, after = (whole[: starts[0]], whole[starts[0] + len(text) :]) if starts else ([], [])
+
+    def named(name: str) -> list[int]:
+        return [] if (token := getattr(tokenizer, name, None)) is None else [token]
+
+    return Frame(before or named("bos_token_id"), after or named("eos_token_id"))
 
 
 def ends(model: Model) -> list[int]:

@@ -150,13 +150,15 @@ class Summary:
 
     def __init__(self) -> None:
         self.first_error: tuple[int, str] | None = None
-        self._counts = dict.fromkeys(("prompts", "failed", "prompt_tokens", "new_tokens", "rounds", "drafted"), 0)
+        self._counts = dict.fromkeys(
+            ("prompts", "failed", "truncated", "prompt_tokens", "new_tokens", "rounds", "drafted"), 0
+        )
         self._finish = dict.fromkeys((reason.name.lower() for reason in Finish), 0)
         self._histogram = list[int]()
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Counts a row."""
-        counts = {"prompts": 1, "failed": int(row["error"] is not None), **row}
+        counts = {**row, "prompts": 1, "failed": row["error"] is not None, "truncated": bool(row.get("truncated"))}
         for name in self._counts:
             self._counts[name] += counts[name]
         self._finish[row["finish"]] += 1

@@ -41,6 +41,7 @@ class Completion:
         tokens: the new tokens.
         finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
         prompt_tokens: how many the prompt has; 0 if it was not decoded.
+        truncated: how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not.
         rounds, drafted, accepted: as in `core.Stats`.
         acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
         error: what went wrong; None if nothing did.
@@ -59,6 +60,7 @@ class Completion:
     acceptance_histogram: tuple[int, ...] = ()
     error: str | None = None
     log_probs: LogProbs | None = None
+    truncated: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON; log probabilities are named as in `Generation.records`."""
@@ -141,8 +143,8 @@ def generate_many(
         max_new_tokens: most new tokens of a prompt.
         max_prompt_tokens: the longest prompt to accept. By default what the models can read; then a prompt that is
             wider than all before waits until the slots are empty, which are then made wider.
-        too_long: what happens to longer prompts: "error", "truncate" (the last tokens are kept; of an
-            encoder-decoder's prompt the first), or "skip" (there is no result).
+        too_long: what happens to longer prompts: "error", "truncate" or "skip" (there is no result). "truncate" cuts
+            the beginning of the text, for an encoder-decoder its end. What the tokenizer puts around the text stays.
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
         group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.
         progress: called with a `Progress` whenever the host looks at the slots.
@@ -380,6 +382,7 @@ class _Job:
             acceptance_histogram=stats["acceptance_histogram"] if self._nodes else (),
             error=FAILURES[Failure(failed)] if failed else None,
             log_probs=log_probs,
+            truncated=request.truncated,
         )
 
     def _finish(self, request: Request, completion: Completion) -> None:

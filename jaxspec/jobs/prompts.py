@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxspec.core import Model
+from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integer, one_of
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, drafter_lms
@@ -28,12 +27,14 @@ class Request(NamedTuple):
         row: its tokens and limit; without tokens if it is not to be decoded.
         error: why it is not; None if it is.
         place: among the prompts of the job that have a result.
+        truncated: how many of the prompt's tokens were cut.
     """
 
     id: Any
     row: Row
     error: str | None = None
     place: int = 0
+    truncated: int = 0
 
 
 class Limits(NamedTuple):
@@ -66,15 +67,6 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     if positions and prompts:  # and at least one new token
         prompts.append(min(positions) - 1)
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
-
-
-def _without_middle(tokens: np.ndarray, first: int, most: int) -> np.ndarray:
-    """Keeps the first tokens, and so many of the last that there are `most`.
-
-    >>> _without_middle(np.arange(9), 2, 5).tolist()
-    [0, 1, 6, 7, 8]
-    """
-    return np.concatenate([tokens[:first], tokens[len(tokens) - (most - first) :]])
 
 
 class Reader:
@@ -205,24 +197,29 @@ class Reader:
             vocab = self._target.lm.vocab_size
             if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
-            tokens = np.array(row, np.int64)
         except (ValueError, TypeError) as error:
             yield request._replace(error=str(error))
             return
         most = self._longest(request.row.max_new_tokens)
-        if most is not None and len(tokens) > most:
+        if most is not None and len(row) > most:
             if self._limits.too_long == "skip":
                 if self._skipped is not None:
                     self._skipped(request.row.number)
                 return
-            if self._limits.too_long == "error" or most <= shared:
+            # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
+            keeps_end = self._target.lm.start_token is None
+            cut = self._limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
+            if not cut:
                 new = request.row.max_new_tokens
-                message = f"the prompt has {len(tokens)} tokens: expected at most {most}, with {new} new ones"
+                message = f"the prompt has {len(row)} tokens: expected at most {most}, with {new} new ones"
                 yield request._replace(error=message)
                 return
-            # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
-            tokens = tokens[:most] if self._target.lm.start_token is not None else _without_middle(tokens, shared, most)
-        yield request._replace(row=request.row._replace(tokens=tokens.tolist()))
+            request, row = request._replace(truncated=len(row) - len(cut)), cut
+        yield request._replace(row=request.row._replace(tokens=row))
+
+    @functools.cached_property
+    def _frame(self) -> token_ids.Frame:
+        return token_ids.frame_of(self._target.tokenizer)
 
     def _longest(self, new: int) -> int | None:
         """Most tokens of a prompt that so many new ones are generated from; None: any number."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxspec.core.token_ids import frame_of
 from jaxspec.files import read_jsonl
 
 ENCODED = 1000  # texts that a tokenizer is given at a time
@@ -45,22 +46,22 @@ class Bucket(NamedTuple):
 def read_pairs(
     path: Path, tokenizer, tasks: Sequence[str], max_source: int, max_target: int, also: Sequence[Path] = ()
 ) -> list[Example]:
-    """Reads examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut).
+    """Reads examples from JSON lines with `task`, `input` and `output`, first those of `path`, then those of `also`.
 
-    Those of the files `also` come after those of `path`.
+    An example with a longer target is left out. A longer source loses its end, but not what stands around its text.
     """
     rows = [row for file in (path, *also) for row in _read(file, "task", "input", "output") if row["task"] in tasks]
     if not rows:
         raise ValueError(f"{path} has no example of the tasks {list(tasks)}")
     sources = token_ids(tokenizer, [row["input"] for row in rows])
     targets = token_ids(tokenizer, [row["output"] for row in rows])
-    end = tokenizer.eos_token_id
-    examples = []
+    frame, examples = None, []
     for source, target in zip(sources, targets, strict=True):
-        if len(target) > max_target:
-            continue
         if len(source) > max_source:
-            source = [*source[: max_source - 1], end]
+            frame = frame or frame_of(tokenizer)
+            source = frame.cut(source, max_source, keeps_end=False)
+        if source is None or len(target) > max_target:
+            continue
         examples.append(Example(np.array(source, np.int32), np.array(target, np.int32)))
     return examples
 

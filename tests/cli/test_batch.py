@@ -260,6 +260,18 @@ def test_lines_that_are_skipped_are_done(batch, tmp_path):
     assert [path.read_bytes() for path in chunks] == contents
 
 
+def test_lines_that_are_cut_say_so(batch, tmp_path):
+    """And so does the command; those that fit are not marked."""
+    (tmp_path / "short.jsonl").write_text('{"text": "a file"}\n')
+    options = ("--max-prompt-tokens", "9", "--too-long", "truncate", "--json")
+    result = batch(*options, "--input", str(tmp_path / "short.jsonl"))
+    *long, short = rows_in(tmp_path / "out")
+    assert all(row["truncated"] > 0 and row["prompt_tokens"] == 9 for row in long)
+    assert not short["truncated"] and short["prompt_tokens"] < 9
+    assert json.loads(result.stdout)["whole"]["truncated"] == len(long)
+    assert f"{len(long)} of {len(long) + 1} prompts are too long, and were cut" in result.stderr
+
+
 def test_chunks_without_a_manifest_are_not_gone_on_with(batch, tmp_path):
     assert batch().exit_code == 0
     next((tmp_path / "out").glob("manifest-*")).unlink()

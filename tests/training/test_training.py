@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import processors
 
 import jaxspec
 from jaxspec.core import Model
 from jaxspec.nets import gpt, t5
+from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, recipes, tasks
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
@@ -328,6 +330,16 @@ def test_missing_and_empty_data(tmp_path):
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"task": "a", "input": "x", "output": "y"}) + "\n")
     with pytest.raises(ValueError, match="no example of the tasks"):
         data.read_pairs(tmp_path / "pairs.jsonl", None, ["b"], 8, 8)
+
+
+def test_a_source_is_cut_as_transformers_truncates(tmp_path):
+    words = word_tokenizer(["<s>", "</s>", "<unk>", "a", "b", "c"])
+    special = [("<s>", 0), ("</s>", 1)]
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=special)
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"task": "a", "input": "a b c a b", "output": "c"}) + "\n")
+    for most in (3, 5, 7):
+        (example,) = data.read_pairs(tmp_path / "pairs.jsonl", words, ["a"], most, 8)
+        assert example.source.tolist() == words("a b c a b", truncation=True, max_length=most)["input_ids"]
 
 
 def test_a_recipe_may_train_on_several_files(tmp_path):
