@@ -131,10 +131,10 @@ def measure(
     drafter's argmax is the target's. The position of an end token counts, those after it do not.
 
     Args:
-        prepared: of a target and a model that drafts; its rows are the unit of the standard error, and its gamma and
-            policy are not read. Of its rule the lenience l is: with l < 1 the rate is E[sum_x min(p(x) / l, q(x))], or
-            greedily the share of positions where the drafter's likeliest token has p(x) >= l max(p), p being the
-            target's distribution at temperature 1 (Table 5 of the paper, appendix A.5).
+        prepared: a generation with a target and a draft model. Its rows are the unit of the standard error; its gamma
+            and policy are not read. With a rule of lenience l < 1 the rate is E[sum_x min(p(x) / l, q(x))]. Greedily it
+            is then the share of positions where the drafter's likeliest token has p(x) >= l max(p), with p at
+            temperature 1 (Table 5 of the paper, appendix A.5).
         batch: rows at a time; all batches share one compiled program. The result does not depend on it.
         advance: called with the number of rows done, for a progress bar.
 
@@ -268,7 +268,7 @@ def accepted_after(prepared: Prepared) -> Int[np.ndarray, "B N"]:
     `policies.oracle` needs these: no draft-length policy can gain more.
 
     Args:
-        prepared: of a target and a model that drafts, at temperature 0.
+        prepared: a generation with a target and a draft model, at temperature 0.
 
     Example:
         >>> from jaxspec.testing import prepared_table

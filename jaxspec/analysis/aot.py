@@ -53,8 +53,8 @@ class Expected(NamedTuple):
     """The promise of an acceptance rate.
 
     Attributes:
-        tokens_per_round: of each row.
-        tokens_per_second, plain_tokens_per_second: of all rows, with a drafter and without.
+        tokens_per_round: tokens a round of each row.
+        tokens_per_second, plain_tokens_per_second: tokens a second of all rows, with a drafter and without.
         speed_up: the former over the latter.
     """
 
@@ -165,7 +165,7 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     Args:
         shape: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
             or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
-        dtype: of the matrices: "float32", "bfloat16", "int8" or "int4".
+        dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
         ValueError: no such shape, file or dtype.
@@ -215,7 +215,7 @@ def estimate(
     Those of a GPU are floors: what is read, over the memory's bandwidth.
 
     Args:
-        prepared: of `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
+        prepared: a generation, from `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
         topology: a kind of chip and how many of them, as "v5p:2x2x1"; "v5p" alone is the smallest host. Of GPUs "h100",
             or "h100:8" for a host of eight; jax must then be kept from looking for one (JAX_PLATFORMS=cpu).
         mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip, on both
@@ -350,9 +350,9 @@ def load(
     """Loads a stored program for a generation, in place of compiling it: lowering it again takes seconds.
 
     Args:
-        folder: that `save` has written. It is unpickled, which may run any code: load none that you do not trust.
+        folder: a folder written by `save`. It is unpickled, which may run any code: load only folders that you trust.
         prepared: the generation, with its weights on their devices; another prompt or key of the same shape will do.
-        name: of the program.
+        name: the program's name.
         devices: by default all there are.
 
     Returns:

@@ -90,7 +90,7 @@ class Config(NamedTuple):
     Attributes:
         num_prompts: how many a timed run decodes, in whole batches; they begin again where there are too few.
         repeats: timed runs.
-        seed: of sampled texts.
+        seed: the seed of sampled texts.
         quantities: some of `QUANTITIES`.
     """
 
@@ -122,8 +122,8 @@ def run(
     Args:
         target: the model to decode from.
         settings: any; `setting.product` makes combinations.
-        store: of finished results; None stores none.
-        config: what is measured.
+        store: keeps finished results; None keeps none.
+        config: the quantities to measure, and the effort.
         doing: called with what is being done, and the share of everything that is done before.
 
     Raises:
@@ -212,7 +212,7 @@ class Run(NamedTuple):
     """A setting that was prepared and decoded, and how long it took.
 
     Attributes:
-        setting: what is measured.
+        setting: the setting.
         prepared: all of its prompts, with the gamma and the policy that are used.
         parts: the batches that are decoded.
         real: how many rows of each part count; the others fill its shape.
@@ -220,9 +220,9 @@ class Run(NamedTuple):
         calls: one for each part, which decodes it and waits for it.
         texts: the new tokens of all rows.
         passes: how many passes the target takes, prefill's included.
-        outcomes: of each part, by the compiled program; none of another backend.
+        outcomes: the outcome of each part, from the compiled program; empty for another backend.
         first_call: seconds of the first call, which compiles the program; None of another backend.
-        seconds: of each repeat, all parts together [repeats].
+        seconds: the seconds of each repeat, all parts together [repeats].
         prefill: seconds of all prefills in a repeat, the median; NaN of another backend.
     """
 

@@ -22,7 +22,7 @@ class Gpu(NamedTuple):
     """The numbers that a GPU's compiler asks for; bandwidth and memory are those of `roofline.MACHINES`.
 
     Attributes:
-        name: as the driver has it, `jax.Device.device_kind`.
+        name: the driver's name for it, `jax.Device.device_kind`.
         capability: CUDA's compute capability.
         multiprocessors: their number.
         l2: bytes of the L2 cache.

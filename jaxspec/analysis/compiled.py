@@ -31,7 +31,7 @@ class Program(NamedTuple):
     """A generation, compiled for one chip of perhaps several.
 
     Attributes:
-        compile_seconds: what compiling it took.
+        compile_seconds: how long compiling took.
         arguments, outputs, temporaries, code: bytes of each chip; weights are arguments. A GPU's compiler does not say
             what its code takes, and has 0.
         collectives: number and bytes of each kind, in the whole program.
@@ -57,9 +57,9 @@ class Compiled(NamedTuple):
     """A compiled generation.
 
     Attributes:
-        program: what it takes.
-        executable: as `jax.jit(...).lower(...).compile()` returns it.
-        fingerprint: what it is good for: versions, options, devices, shapes, and the program itself.
+        program: its sizes, parts and collectives.
+        executable: the result of `jax.jit(...).lower(...).compile()`.
+        fingerprint: the versions, options, devices, shapes and program that it was compiled from.
     """
 
     program: Program
@@ -87,13 +87,13 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
     """Compiles the program that `jaxspec.generate` would run, for some devices, and reads what it takes.
 
     Args:
-        prepared: as in `estimate`; of arrays only shapes and dtypes are read.
-        devices: of a topology, or of this machine.
-        mesh: as in `estimate`.
+        prepared: a generation, as in `estimate`; only shapes and dtypes of its arrays are read.
+        devices: devices of a topology, or of this machine.
+        mesh: the mesh, as in `estimate`.
 
     Raises:
         DoesNotFit: the program does not fit the device's memory.
-        ImportError: what a GPU's compiler calls is not installed.
+        ImportError: a package that the GPU's compiler calls is not installed.
     """
     place = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = lower(prepared, place, devices[0])

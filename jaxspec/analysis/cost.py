@@ -84,7 +84,8 @@ def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = N
     alike.
 
     Args:
-        prepared: of a target and a model that drafts; its `max_new_tokens` sizes the caches, all of which a pass reads.
+        prepared: a generation with a target and a draft model. Its `max_new_tokens` sizes the caches, and a pass reads
+            all of them.
         repeats: measurements of each pass, of which the medians count.
         inner: passes per measurement; by default as many as take some 30 ms.
 
@@ -181,7 +182,7 @@ def draft_cost(prepared: Prepared, repeats: int, inner: int | None = None) -> fl
     Args:
         prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the
             generation samples.
-        repeats, inner: as `measure` takes them.
+        repeats, inner: the arguments of `measure`.
     """
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
     target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled)(1)
@@ -264,7 +265,7 @@ def drafts(
     """Drafts `inner` times: each draft is committed whole, and its first token takes the place of the row's last one.
 
     Args:
-        gamma, sampled: of each draft; sampled tokens are drawn at temperature 1.
+        gamma, sampled: the draft tokens of each draft, and whether they are sampled, at temperature 1.
         verified: zeros, in place of the target's outputs at every fed token; logits are those of the first token.
     """
 

@@ -24,10 +24,10 @@ class Environment(NamedTuple):
         platform: the operating system.
         device, devices: kind of accelerator, or "cpu", and how many.
         cpu, cpus: the processor, and how many of its cores this process may use.
-        load: of the last minute, in processes that were ready to run; None where the system does not tell.
+        load: the load average of the last minute; None where the system does not tell.
         date: when, in UTC.
         command: with its options.
-        commit: of the checkout that this is, ending in "-dirty" if files differ from it; None of an installation.
+        commit: the checkout's commit, ending in "-dirty" if files differ from it; None for an installation.
         xla_flags: if there are any.
         cuda_plugin: the version of jax's, if it is installed.
         torch, transformers: versions, if they have been imported.

@@ -25,7 +25,7 @@ class Trial(NamedTuple):
 
     Attributes:
         attention, mlp: for `drafters.skip_layers(target, attention, mlp)`.
-        tokens_per_second: of whole generations, all rows together: the median of the repeats.
+        tokens_per_second: the speed of whole generations, all rows together: the median of the repeats.
         speed_up: over the fastest set before it, whose runs were interleaved with this one's; of the first trial, over
             plain decoding.
         tokens_per_round: mean over the rows.
@@ -76,9 +76,9 @@ def search_layers(
         trials: sets to measure.
         gamma: draft tokens a round.
         repeats: timed runs of each set, interleaved with as many of the best one before it.
-        seed: of the changes.
+        seed: the seed of the changes.
         progress: whether a bar on standard error shows the trials, with the best speed so far.
-        **options: of `jaxspec.generate`: max_new_tokens, temperature, key, ...; not drafter.
+        **options: options of `jaxspec.generate`: max_new_tokens, temperature, key, ...; not drafter.
 
     Raises:
         ValueError: trials, repeats or gamma < 1 or no integer, a drafter, a target whose layers cannot be run in part,

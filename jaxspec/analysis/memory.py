@@ -27,7 +27,7 @@ class Memory(NamedTuple):
     Attributes:
         program, temporaries: arguments, results and temporaries by the compiler's own account, and the latter alone;
             None where it gives none.
-        weights, caches, logits: of both models; of logits one block [batch, nodes + 1, vocab] of each.
+        weights, caches, logits: the bytes of both models; for logits one block [batch, nodes + 1, vocab] of each.
     """
 
     program: int | None
@@ -114,8 +114,9 @@ class NetSize(NamedTuple):
 
     Attributes:
         name, parameters: and how many there are.
-        memory_bytes: of all parameters.
-        cache_bytes_per_token: of each row; beyond their windows, layers with sliding windows take no more.
+        memory_bytes: the bytes of all parameters.
+        cache_bytes_per_token: the bytes of a token in each row's cache. Layers with sliding windows take no more beyond
+            their windows.
         config: the configuration.
     """
 

@@ -57,10 +57,10 @@ def price(
     """Adds up a round with a draft: a pass of the drafter for each level, and the target's over all nodes.
 
     Args:
-        shape, tokens_per_round, draw: as `Candidate` has them.
-        c: of a pass of the drafter, or by the number of tokens that it is fed, from one: two in the first pass, and in
-            others the nodes of the level before that have children.
-        v: of the target's pass, by the number of draft tokens, from none.
+        shape, tokens_per_round, draw: the fields of `Candidate`.
+        c: the cost of a pass of the drafter; or costs by the number of tokens that a pass is fed, from one. The first
+            pass is fed two tokens, a later one the nodes of the level before that have children.
+        v: the cost of the target's pass by the number of draft tokens, from none.
         c_hat: operations of the drafter over the target's.
 
     >>> price(((0,), (1,), (0, 0)), 2.0, c=[0.1, 0.11, 0.12], v=[1.0, 1.1, 1.2, 1.3], c_hat=0.1).cost

@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     Attributes:
         alpha: over all positions of the target's own texts.
         c, v: over the repeats; v by the gammas that were timed.
-        acceptance: of each draw of trees, by number of children and rank [K, K].
+        acceptance: the acceptance of each draw of trees, by number of children and rank [K, K].
     """
 
     alpha: Rate
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
             if those of independent draft tokens would be fewer, too, else "clustered draft tokens".
         trees: if they were asked for, some of each size and depth.
         measured: the measurements behind the costs, of a pair; None of numbers and sizes.
-        memory: of sizes on a machine whose memory is known; None of others.
+        memory: the memory that the sizes take on a machine of known memory; None without one.
     """
 
     batch: int
@@ -120,7 +120,7 @@ def plan(
 
     Args:
         alpha: acceptance rate; or acceptance by rank, as `optimal_tree.best_trees` takes it: then trees are planned.
-        c: of a pass of the drafter, or by the number of tokens that it is fed, from one.
+        c: the cost of a pass of the drafter; or costs by the number of tokens that a pass is fed, from one.
         v: v(gamma) at index gamma; the gammas and the trees that are tried end with it.
         c_hat: operations of the drafter over the target's; c by default.
         batch: rows, for the record.
@@ -188,7 +188,7 @@ def of_sizes(
     Args:
         alpha: acceptance rate.
         target, draft: published shapes, or parameters that decode, as "11B".
-        device, dtype, row_tokens: as `roofline.machine` and `roofline.load_of_size` take them.
+        device, dtype, row_tokens: the arguments of `roofline.machine` and `roofline.load_of_size`.
         batch, most: rows, and the largest gamma to consider.
         c, c_hat: in place of those that follow from bytes, and from parameters.
 
@@ -224,8 +224,8 @@ def of_compiled(
 
     Args:
         alpha: acceptance rate.
-        prepared: of a target and a model that drafts; shapes will do (`aot.shape_model`).
-        topology: as `aot.estimate` takes it, for one chip.
+        prepared: a generation with a target and a draft model; shapes will do (`aot.shape_model`).
+        topology: the argument of `aot.estimate`, for one chip.
         most: the largest gamma to consider.
         advance: called before each of the programs: plain decoding, and a round with each of the gammas.
 
@@ -266,12 +266,12 @@ def of_pair(
     `optimal_tree.best_trees` for each draw, for acceptance by rank and then for acceptance by depth, too.
 
     Args:
-        prepared: of a target and a model that drafts; its prompts begin again where a batch needs more.
+        prepared: a generation with a target and a draft model. Its prompts begin again where a batch needs more.
         batches: batch sizes.
         most: the largest gamma to consider, and most nodes of a tree.
         trees: whether to plan trees, too; then the drafter's passes are timed over several tokens.
         children: most of a node.
-        repeats: of each timing.
+        repeats: repeats of each timing.
         advance: called with what was done, `steps` times.
 
     Raises:
@@ -337,8 +337,8 @@ def replayed_trees(
     """Finds the best trees of some sizes up to `nodes`, by their tokens per round along texts.
 
     Args:
-        ratios, counts: as `replay.tokens_per_round` takes them.
-        nodes, draw: of the trees.
+        ratios, counts: the arguments of `replay.tokens_per_round`.
+        nodes, draw: the largest number of nodes, and how children are drawn.
         prices: c, v and c_hat, as `price` takes them.
 
     >>> often = np.broadcast_to([[0.5, 0.0], [0.5, 0.4]], (30, 2, 2))  # the second child nearly as often as the first

@@ -32,8 +32,8 @@ class PolicyCosts(NamedTuple):
     """The first two arguments of `policies.adaptive`, in rounds without a draft.
 
     Attributes:
-        c: of one draft token.
-        v: of a round that judges 0, 1, .. gamma draft tokens, without the c of these [gamma + 1].
+        c: the cost of one draft token.
+        v: the costs of rounds that judge 0, 1, .. gamma draft tokens, without their c [gamma + 1].
     """
 
     c: float
@@ -53,7 +53,7 @@ def policy_costs(
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
             which a pass reads. Drafts that it leaves no room for are not timed, and count as 10^6 rounds.
-        repeats, inner: as `cost.measure` takes them.
+        repeats, inner: the arguments of `cost.measure`.
         begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`; of a job's slots
             `jobs.slots.Slots.fill`. By default that of the generation's own prompts.
 
@@ -95,8 +95,8 @@ def agreement(kind: Together, rows: int, is_sampled: bool, rule: Rule | None) ->
 
     Args:
         kind: "batch" or "slots".
-        rows: that are decoded together.
-        is_sampled, rule: of the generation.
+        rows: how many rows are decoded together.
+        is_sampled, rule: whether the generation samples, and its rule.
 
     >>> agreement("batch", 8, False, None), agreement("batch", 8, True, None), agreement("batch", 1, False, None)
     ('batch', None, None)
@@ -173,10 +173,10 @@ def rounds(
     """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is taken back.
 
     Args:
-        decoder, weights, state: what is run. The state is consumed.
+        decoder, weights, state: the decoder, its weights and its state. The state is consumed.
         place: the tokens and lengths of all rows at which they begin again.
         policy: values of the decoder's policy.
-        count: of rounds.
+        count: how many rounds to run.
     """
     tokens, length = place
     nothing = jnp.zeros_like(state.failed)

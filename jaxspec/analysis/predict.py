@@ -47,7 +47,7 @@ class Predictor:
     """Measures rates, plans and costs of a group's settings, each once for all settings that it serves.
 
     Args:
-        repeats: of costs that a plan or a policy is made of.
+        repeats: repeats of the costs for a plan or a policy.
     """
 
     def __init__(self, repeats: int):

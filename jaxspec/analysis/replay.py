@@ -49,7 +49,7 @@ class LogitTrace(NamedTuple):
     """The logits of a pair along texts of the target's, one text after the other.
 
     Attributes:
-        temperature: of the texts.
+        temperature: the temperature of the texts.
         counts: how many tokens each text has [rows].
         tokens: the texts.
         target, draft: float32 logits of each of their tokens, given those before it, memory-mapped.
@@ -66,8 +66,8 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
     """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
 
     Args:
-        prepared: of a target and a model that drafts; its rows are the unit of the standard errors. Of its options the
-            temperature alone shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each that
+        prepared: a generation with a target and a draft model. Its rows are the unit of the standard errors. Only its
+            temperature shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each temperature that
             matters.
         batch: rows at a time.
 
@@ -169,8 +169,8 @@ def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.nd
     children are the most probable tokens, whatever the draw.
 
     Args:
-        trace: as `collect` returns it.
-        draw: as `drafters.tree` takes it.
+        trace: the logits, from `collect`.
+        draw: how siblings are drawn, as in `drafters.tree`.
         children: K.
 
     Raises:
@@ -252,7 +252,7 @@ def tokens_per_round(
 
     Args:
         choices: the tree.
-        ratios: of `tree_ratios`, or of `chain_ratios` for a chain.
+        ratios: the result of `tree_ratios`, or of `chain_ratios` for a chain.
         counts: how many tokens each text has.
 
     >>> always = np.zeros((9, 2, 2))

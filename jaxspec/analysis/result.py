@@ -61,7 +61,7 @@ class SettingSummary(NamedTuple):
         planned, pays: whether gamma is the plan's choice, and whether its advice is to speculate; if not, gamma is the
             best all the same.
         temperature, sampling: the latter are the other options, in words.
-        dtype, mesh, batch, new_tokens: of the setting.
+        dtype, mesh, batch, new_tokens: the setting's.
     """
 
     target: str
@@ -92,7 +92,8 @@ class Drafts(NamedTuple):
 
     Attributes:
         share_of_rounds: in which there was a draft.
-        tokens_per_round, longest_per_round: of each row; and of the batch, whose rounds are as long as that.
+        tokens_per_round, longest_per_round: draft tokens a round of each row; and of the batch, whose rounds are as
+            long as the longest row's.
         conditional, conditional_by_draft_token: the share of the tested draft tokens that was accepted, over all and
             by their place in the round. Of chains.
     """
@@ -125,22 +126,22 @@ class BenchResult(NamedTuple):
     """A setting and what was measured.
 
     Attributes:
-        setting: what was measured.
-        texts, tokens, passes: what a run decodes, and passes of the target, prefill's included.
-        tokens_per_round: of texts without their first tokens, which prefill yields.
-        drafts: what became of the draft tokens; None of plain decoding.
+        setting: the setting that was measured.
+        texts, tokens, passes: how many texts and tokens a run decodes, and the target's passes, with prefill's.
+        tokens_per_round: tokens a round without each text's first token, which prefill yields.
+        drafts: the draft tokens of a run; None for plain decoding.
         same_text: greedy texts that are plain decoding's; None for samples and inexact rules.
         difference: where the first that is not differs.
-        seconds: of each timed run; none if nothing was timed.
-        prefill_seconds: of a run's prefills, the median; None where it is not known.
-        tokens_per_second: of the runs.
+        seconds: the seconds of each timed run; empty if nothing was timed.
+        prefill_seconds: the seconds of a run's prefills, the median; None if unknown.
+        tokens_per_second: the speed of the runs.
         speed: over plain decoding by the same target and backend, repeat by repeat.
         speed_after_prefill: the same without what prefill takes.
         speed_over_first: over the group's first plain decoding, if that is of another dtype, mesh or backend.
         first_call: seconds of the first one, which compiles the program.
-        latency, memory: of the timed run.
+        latency, memory: the latency and the memory of the timed run.
         alpha: E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts.
-        costs, predicted: see these types.
+        costs, predicted: the costs, and what theory predicts from them.
         group: the same for results that were interleaved.
         environment: machine, versions, command.
         error: why there are no numbers.
@@ -240,7 +241,7 @@ class Store:
     In memory only, if there is no file; else each is a line of JSON.
 
     Args:
-        file: of an earlier run, or to be made.
+        file: the file of an earlier run, or a new one.
 
     Raises:
         ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written.

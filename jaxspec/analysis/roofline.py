@@ -28,7 +28,7 @@ class Machine(NamedTuple):
     """One accelerator, or one CPU socket.
 
     Attributes:
-        bandwidth: of its main memory, bytes/s.
+        bandwidth: the main memory's bandwidth, bytes/s.
         bfloat16, float32: peak of dense matrix products, operations/s (a multiplication and an addition are two); None
             where the maker gives no figure.
         memory: its bytes; None where machines of one kind differ.
@@ -105,7 +105,7 @@ class Load(NamedTuple):
         parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
             only looked up, are not among them).
         cache_bytes: keys and values that a pass reads for each row, at the length in question.
-        dtype: of weights and arithmetic; no arithmetic is int8.
+        dtype: the dtype of weights and arithmetic; int8 is only for weights.
 
     >>> Load(11e9).weight_bytes
     22000000000.0
@@ -128,7 +128,7 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
     keys' and values' weights. So are norms and biases, which are few.
 
     Args:
-        config: of the network; has its dtype.
+        config: the network's configuration, with its dtype.
         row: tokens in the cache.
         prompt: tokens that an encoder has read.
 

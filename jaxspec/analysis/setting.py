@@ -27,7 +27,7 @@ class Task(NamedTuple):
     """Prompts, and how much text is generated from each.
 
     Attributes:
-        name: of the task, in tables.
+        name: the task's name, for tables.
         prompts: strings, or rows of token ids.
         new_tokens: most new tokens per prompt.
         ends: whether end tokens end a text; if not, each has exactly `new_tokens`.
@@ -43,7 +43,7 @@ class Backend(NamedTuple):
     """Another way to run settings than the compiled program, to be compared with it: another library, for example.
 
     Attributes:
-        name: of the backend, in tables.
+        name: the backend's name, for tables.
         decode: (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for it;
             the new tokens of all rows; and how many passes of the target all batches took, prefill's included.
     """
@@ -59,14 +59,14 @@ class Setting(NamedTuple):
         task: the prompts, and how much text.
         drafter: a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding.
         gamma: draft tokens a round, or `PLANNED`; of a drafter of trees, whose size is its own, without effect.
-        rule: of acceptance.
+        rule: the acceptance rule.
         policy: the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with c and v as
             measured.
         sampling: sampling options of `generate`, such as {"temperature": 1.0}; greedy if empty.
         batch: prompts at a time.
         target: if it is not the one that `bench.run` was given: the same in another dtype, or on a mesh.
         backend: runs it; None: the compiled program.
-        name, policy_name: of the drafter and the policy, in tables. A model has a name.
+        name, policy_name: names of the drafter and the policy, for tables. A model has a name.
     """
 
     task: Task
@@ -156,7 +156,7 @@ def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
 
     Args:
         prepared: the generation.
-        name: of its task.
+        name: the task's name.
         batch: prompts at a time.
 
     Raises:
@@ -186,8 +186,8 @@ def describe(setting: Setting, target: Model, digests: Digests | None = None) ->
     Args:
         setting: the setting.
         target: the one that `bench.run` was given.
-        digests: of the parameters that were read before; new ones are added, so that settings of one model read its
-            parameters once.
+        digests: the digests of parameters that were already read. New ones are added, so that the settings of a model
+            read its parameters once.
     """
     digests = {} if digests is None else digests
     task, model, policy = setting.task, setting.target or target, setting.policy

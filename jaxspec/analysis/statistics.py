@@ -17,8 +17,8 @@ class Ratio:
     """A ratio of totals over rows: texts are independent, the positions or rounds within one are not.
 
     Attributes:
-        sums: what each row adds to the numerator [rows].
-        counts: what each row adds to the denominator [rows].
+        sums: each row's contribution to the numerator [rows].
+        counts: each row's contribution to the denominator [rows].
         probability: whether what is estimated is one: its interval then lies in [0, 1].
 
     >>> accepted = Ratio(np.array([3.0, 1.0, 4.0]), np.array([4, 2, 5]), probability=True)
@@ -63,7 +63,7 @@ class Rate(NamedTuple):
 
     Attributes:
         value: None of nothing.
-        stderr, low, high: see `Ratio`.
+        stderr, low, high: the standard error and the 95% interval, as in `Ratio`.
         count: the denominator: positions, draft tokens that were tested, or rounds.
 
     >>> Rate.of(Ratio(np.array([3.0]), np.array([4])))

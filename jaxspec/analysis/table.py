@@ -335,12 +335,12 @@ class EstimateRow(NamedTuple):
     """A part of a generation that a compiler estimated.
 
     Attributes:
-        name: what it is.
+        name: the part's name.
         cycles: the compiler's estimate.
         seconds: the larger of that and of the memory's time for what is read.
         reads: bytes.
         floor: seconds that reading weights and caches once takes; None where a part has no such bytes.
-        kernels, host_reads: of a GPU's program, as `program_text.Part` has them.
+        kernels, host_reads: `program_text.Part.kernels` and `host_reads`, for a GPU's program.
     """
 
     name: str

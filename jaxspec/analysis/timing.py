@@ -50,7 +50,7 @@ def latency(variants: Sequence[Sequence[Prepared]], repeats: int) -> list[tuple[
 
     Args:
         variants: each of whole generations, as many as the others have; interleaved, one by one.
-        repeats: of all of them.
+        repeats: how often all variants are run.
 
     Returns:
         For each variant the 50th and 95th percentile over all of its tokens, over the repeats; None if no row goes

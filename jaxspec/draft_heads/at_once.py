@@ -58,7 +58,7 @@ def reader_at_once(
         logits: (weights, caches, context) -> those of `count` draft tokens, or of as many as the tree has nodes, if
             these are fewer; and the target's cache, if they were made with it.
         vocab_size: width of the logits.
-        count: of draft tokens that there are logits for.
+        count: how many draft tokens have logits.
     """
 
     def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> tuple:

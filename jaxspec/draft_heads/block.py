@@ -49,22 +49,21 @@ class BlockConfig:
     """The shape of a block drafter.
 
     Attributes:
-        layer: of its layers; its vocabulary is the target's.
+        layer: the shape of its layers; its vocabulary is the target's.
         hidden_size: width of the target's hidden states.
         taps: the layers that it reads, counted as `language_model(config, taps)` does.
         block: fed tokens of a block: the last committed one, and mask tokens.
         mask_token: the id of these; it may lie past the target's vocabulary if the embedding is its own.
         from_anchor: whether the position of the last committed token predicts a token, too (DSpark). A block then has
             `block` draft tokens, otherwise one fewer.
-        markov_rank: of DSpark's matrix; 0: none.
+        markov_rank: the rank of DSpark's matrix; 0 for none.
         markov: which of its three forms it has.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
         causal_windows: whether in layers with a window (`layer.local`) a token of a block sees those before it and
             itself; if not, and in all other layers, it sees the whole block. What is before a block they see as far
             back as the window, counted from the block's first position.
-        embedding_scale, logits_scale, logits_cap: what embeddings and logits are multiplied by; a soft cap of logits,
-            after that.
+        embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft cap of the logits.
     """
 
     layer: DecoderConfig
@@ -240,8 +239,8 @@ class BlockDrafter(PartlyShared):
         """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
 
         Args:
-            shared: what is the target's.
-            forward: of the target, over whole rows.
+            shared: the parts of the target that it uses.
+            forward: the target's pass over whole rows.
             last: the tokens at these places.
             place: positions in the rows, the same in each.
         """
@@ -315,14 +314,14 @@ class BlockHead(NamedTuple):
         block: (parameters, shared, cache, the last committed tokens [B], count) -> the features of the `count` tokens
             after these, all in one pass [B, L+C, M]. L positions that come before theirs and predict nothing may be
             returned in front, if `correct` is to read them.
-        rewind: see `LanguageModel.rewind`.
+        rewind: forgets positions, as `LanguageModel.rewind` does.
         logits: (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V].
         correct: (parameters, previous tokens [B], features [B, M], memory [B, R]) -> what is added to a token's logits,
             given the token before it [B, V], and the memory that the next one is given [B, R]; None: the tokens of a
             block are independent, given what is committed.
         memory: R, the width of what `correct` passes on, at the beginning zeros.
         count: most tokens of a block.
-        requirements: of the target.
+        requirements: its requirements of the target.
     """
 
     read: Callable[[core.Params, core.Forward], Float[Array, "B T M"]]

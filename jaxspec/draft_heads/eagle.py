@@ -36,7 +36,7 @@ class EagleConfig:
     """The shape of an EAGLE head.
 
     Attributes:
-        layer: of its layers; its vocabulary is the target's.
+        layer: the shape of its layers; its vocabulary is the target's.
         hidden_size: width of the target's hidden states; EAGLE-1's layers have the same.
         taps: EAGLE-3: the layers that it reads, counted as `language_model(config, taps)` does. Empty: EAGLE-1.
         draft_vocab: size of its own vocabulary; None: the target's.
@@ -108,7 +108,7 @@ class FirstLayer(DecoderLayer):
 
     Attributes:
         joins: whether it joins these, as EAGLE-3's.
-        norm_before_residual: see `EagleConfig`.
+        norm_before_residual: the option of `EagleConfig`.
     """
 
     joins: bool = False

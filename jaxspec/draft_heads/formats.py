@@ -21,8 +21,8 @@ class TargetShape(NamedTuple):
     """The facts that a drafter's files need not say, since its target does.
 
     Attributes:
-        config: of the target's network.
-        vocab_size, hidden_size, layers: of the target.
+        config: the configuration of the target's network.
+        vocab_size, hidden_size, layers: the target's sizes.
         taps: the layers to read, should the caller know better than the files.
     """
 
@@ -214,9 +214,9 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
 
     Args:
         kind: "eagle3", "dflash", "dspark" or "mtp".
-        architecture: of the drafter.
+        architecture: the drafter's architecture.
         layer: the shape of its layers.
-        table: what this kind has of its own.
+        table: this kind's own entries.
         verifier: the target's name and architectures, and what else is known of it.
         tokens: draft tokens a round.
     """

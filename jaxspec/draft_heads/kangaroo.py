@@ -37,8 +37,8 @@ class ExitAdapterConfig:
     """The shape of an adapter.
 
     Attributes:
-        layer: of its layers (Kangaroo has one), which have no feed-forward block: `ff_dim` is not read. Its vocabulary
-            and width are the target's.
+        layer: the shape of its layers (Kangaroo has one). They have no feed-forward block, so `ff_dim` is not read. Its
+            vocabulary and width are the target's.
         exit: after how many of the target's layers it reads.
     """
 

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     layers, that has them.
 
     Attributes:
-        name: what recipes call it, as their family.
+        name: its name in recipes, their family.
         config: type of the network's configuration.
         sizes: type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose
             `config(target)` is the configuration for a target.
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
         head: configuration -> the network as pure functions, whose `requirements` are what it expects of its target;
             the same object for the same configuration.
         drafter: (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter.
-        format: of its files.
+        format: how its files are recognised, read and written.
         training: how it is trained.
     """
 
@@ -76,7 +76,7 @@ class LayerSizes:
         kv_heads, head_dim: 0: as many as heads, and the width over the heads.
         layers: how many.
         dim: their width; 0: the target's.
-        rope_base: of rotary positions.
+        rope_base: the base of rotary positions.
         head_norms: whether queries and keys are normalised.
     """
 

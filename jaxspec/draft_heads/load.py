@@ -72,7 +72,7 @@ def load_drafter(
             them. Numbers that are off by one cost acceptance, never exactness.
         head: `jaxspec.trim_vocabulary(target, size=...)`, for a drafter that uses the target's head: it then computes
             the logits of so many tokens, and drafts no others (FR-Spec).
-        revision: of a hub id: a branch, a tag or a commit.
+        revision: a branch, a tag or a commit, for a hub id.
         check: whether to measure how often its first draft token is accepted, on a few texts or on prompts that are
             given, and to warn if that is too seldom for a drafter of this target. Nothing else shows that weights are
             another's: the text stays exact. Takes as long as generating 32 tokens.
@@ -111,7 +111,7 @@ def check_acceptance(
         drafter: with its target.
         prompts: to continue; None: a few English texts, or single tokens for a target without a tokenizer.
         tokens: how many to generate for each.
-        name: of the drafter, for the warning.
+        name: the drafter's name, for the warning.
 
     Returns:
         The acceptance rate.
@@ -262,7 +262,7 @@ class Description(NamedTuple):
 
     Attributes:
         form: how its files are read.
-        config: of its network.
+        config: the configuration of its network.
         wanted: for each tensor that is read, by its name in the files: its canonical name, and our parameter's path.
     """
 
@@ -278,11 +278,11 @@ def describe(
 
     Args:
         folder: holds config.json.
-        files: of its weights, of which only names and shapes are read.
-        target, taps: as `restore` takes them.
+        files: the files of its weights. Only names and shapes are read.
+        target, taps: the arguments of `restore`.
 
     Raises:
-        CheckpointError: as `restore` does.
+        CheckpointError: the errors of `restore`.
     """
     try:
         table = common.read_object(folder / CONFIG)

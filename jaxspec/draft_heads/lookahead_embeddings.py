@@ -38,7 +38,7 @@ class LookAheadConfig:
     Attributes:
         vocab_size, dim: the target's vocabulary, and the width of its features.
         vectors: how many. Vector i predicts the token after i + 1 draft tokens: the first one is the target's own.
-        dtype: of the target's computation.
+        dtype: the dtype of the target's computation.
     """
 
     vocab_size: int
@@ -69,7 +69,7 @@ class LookAheadEmbeddings(NamedTuple):
             where ids from the vocabulary's size on are the vectors.
         logits: (vectors, shared, the target's features [B, T, M]) -> logits [B, T, V].
         count: most draft tokens: one more than there are vectors.
-        requirements: of the target.
+        requirements: their requirements of the target.
     """
 
     extend: Callable[..., tuple[core.Forward, core.Cache]]

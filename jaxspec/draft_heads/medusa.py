@@ -49,7 +49,7 @@ class HeadsConfig:
     Attributes:
         vocab_size, dim: the target's vocabulary, and the width of its features.
         heads: how many. Head i predicts the token after i draft tokens.
-        blocks: of each head, one after the other.
+        blocks: how many blocks each head has, one after the other.
         block: "residual": x + silu(W x + b), Medusa's. "feed_forward": x + W2 relu(W1 x + b1) + b2, of blockwise
             decoding.
         ff_dim: width inside of a feed-forward block.
@@ -58,7 +58,7 @@ class HeadsConfig:
         draft_vocab: size of the heads' vocabulary; None: the target's.
         reads_tokens: whether a head reads the last committed token and the draft tokens before its own (Hydra): the
             first block then takes all of them side by side, and adds a projection of them instead of x.
-        dtype: of the computation.
+        dtype: the dtype of the computation.
     """
 
     vocab_size: int
@@ -174,7 +174,7 @@ class ParallelHeads(NamedTuple):
             and the draft tokens so far, which not every network looks at.
         count: how many heads.
         reads_tokens: whether heads look at the tokens before theirs.
-        requirements: of the target.
+        requirements: its requirements of the target.
     """
 
     logits: Callable[[core.Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]], Float[Array, "B V"]]

@@ -46,7 +46,7 @@ class MTPConfig:
     """The shape of a module, and where the families differ.
 
     Attributes:
-        layer: of its one layer, and of the model: vocabulary and width.
+        layer: the shape of its one layer, with the model's vocabulary and width.
         hidden_first: whether the hidden state comes before the token where the two are joined (MiMo).
         feeds_normed: whether the module is fed its normalised output (Qwen, MiMo), or what comes before the norm
             (DeepSeek).

@@ -46,10 +46,10 @@ class RecurrentHead(NamedTuple):
         extend: (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in
             `LanguageModel.extend`) -> the hidden states that take the place of the target's at the next positions, and
             the cache. It feeds pairs of a hidden state and the token after it, at each row's own length.
-        rewind: see `LanguageModel.rewind`.
+        rewind: forgets positions, as `LanguageModel.rewind` does.
         logits: (parameters, shared, hidden states) -> logits of what follows the tokens that these were made with, in
             the target's vocabulary [B, T, V].
-        requirements: of the target.
+        requirements: its requirements of the target.
     """
 
     read: Callable[[core.Params, core.Forward], Float[Array, "B T D"]]
@@ -183,7 +183,7 @@ class HiddenState(NamedTuple):
     """The network's cache, and what its next pass begins with.
 
     Attributes:
-        cache: of pairs of a hidden state and the token after it.
+        cache: pairs of a hidden state and the token after it.
         num_cached: how many pairs of each row it holds, every hidden state of which is the target's own.
         hidden: after the last of these pairs. Only right after prefill, when the token after the target's last hidden
             state is not known yet, it is that hidden state, and `num_cached` one fewer than there are pairs.

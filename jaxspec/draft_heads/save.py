@@ -31,7 +31,7 @@ def save(
     with tensors of our own for blockwise and Hydra's heads.
 
     Args:
-        config: of the network, as `draft_heads.load.read_head` returns it.
+        config: the network's configuration, as `draft_heads.load.read_head` returns it.
         params: its parameters.
         folder: where to.
         target: the model that it drafts for, whose name becomes the verifier's.

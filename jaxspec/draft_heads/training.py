@@ -30,7 +30,7 @@ class DraftStarts(NamedTuple):
     """The places where drafts begin in texts, and what they may read.
 
     Attributes:
-        forward: of the target, at positions 0 to S - 1.
+        forward: the target's pass, at positions 0 to S - 1.
         tokens: token s is the one after position s.
         place: last positions whose hidden states drafts have read.
         depths: K.
@@ -57,7 +57,7 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
     """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit.
 
     Args:
-        config, params: of the drafter.
+        config, params: the drafter's configuration and parameters.
         target: whom it drafts for.
         often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
     """

@@ -54,24 +54,25 @@ def adaptive(
 ) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
-    That is Theorem 3.8 with the verify pass at its real cost; any n must be better than none by 3%, which is what costs
-    are known to. a is the share of accepted draft tokens among those that were tested (draft tokens after a rejected
-    one are not), where older rounds count less. Where even one draft token does not pay, none is made for `pause`
-    rounds, and then one, to see whether things have changed. If it is not accepted, the next pause is twice as long, up
-    to 16 times the first: short pauses come first, and doubling bounds the cost.
+    This is Theorem 3.8 with the verify pass at its real cost. Costs are known to 3%, so n must be better than no draft
+    by that much. a is the share of accepted draft tokens among the tested ones (draft tokens after a rejected one are
+    not tested); older rounds count less. If even one draft token does not pay, none is made for `pause` rounds, and
+    then one for a trial. If the trial is not accepted, the next pause is twice as long, up to 16 times the first: short
+    pauses come first, and doubling bounds the cost.
 
-    A pass over a batch costs what its longest draft costs, so that one row that drafts much slows all. With `together`
-    the rows agree: all that have not ended draft the same n. In "slots", where a row that ends is replaced
-    (`generate_many`), that is the n which maximises the sum of their expected tokens over the cost of the round. A
-    "batch" (`generate`) ends with its slowest row, so there it is the n which minimises the cost until all have reached
-    their limits, the largest of what each has left over what it may expect of a round: the tokens that others would
-    gain by drafts are of no use if that row gains none. If c and v were measured on as many rows, and these leave no
-    arithmetic to spare, nothing is drafted until few rows, which guess well, are left. Of drafts that are looked up
-    some rows find much and others nothing: once that is known, the rows agree again on how many of the tokens are
-    verified, so that one row's long draft does not make a pass wider than pays for all. A row's draft then depends on
-    the others: its text keeps its distribution, and is the same text at temperature 0 or with `rules.coupled`. The rows
-    have one pause, which grows until drafts are made for another reason than a trial: some row's trial is always
-    accepted.
+    The longest draft sets the cost of a pass over a batch, so one row can slow all others. With `together` all rows
+    that have not ended draft the same n. In "slots" a row that ends is replaced (`generate_many`). There n maximises
+    the sum of the rows' expected tokens over the cost of the round. A "batch" (`generate`) ends with its slowest row.
+    There n minimises the time until all rows have reached their limits: the largest ratio, over the rows, of tokens
+    left to tokens expected of a round. Gains of the other rows do not shorten the batch. If many rows leave no
+    arithmetic to spare, by c and v measured on as many rows, nothing is drafted until few rows with good drafts are
+    left.
+
+    A look-up finds much for some rows and nothing for others. So the rows agree once more after the search on the
+    number of tokens to verify, and one row's long draft does not widen the pass for all. A row's draft then depends on
+    the others. Its text keeps its distribution, and at temperature 0 or with `rules.coupled` it is the same text. The
+    rows share one pause. It grows until drafts are made for another reason than a trial, since some row's trial is
+    always accepted.
 
     Args:
         c: cost of one draft token, in rounds without one; 0 for a look-up, whose search is a part of v, from one draft
@@ -79,16 +80,15 @@ def adaptive(
         v: costs of rounds with 0, 1, 2, ... draft tokens in the same unit, without the c of these;
             `jaxspec.analysis.policy_cost.policy_costs` measures both. Each draft token beyond these adds the mean of
             what they add. Or one number, what each draft token adds to 1. Either is for all rows.
-        alpha, weight: what is believed at the start, and how many trials that is worth.
-        forget: share of the evidence that a round with draft tokens loses. By default 0.2, which looks back some five
-            rounds, since right draft tokens cluster in text; of a batch 0.05, since what counts there is how rows do
-            in all that they have left.
-        pause: rounds, at first; by default 4, of a batch 24.
+        alpha, weight: the acceptance rate assumed at the start, and the number of trials it counts for.
+        forget: share of the evidence that a round with draft tokens loses. The default 0.2 looks back some five rounds,
+            since right draft tokens cluster in text. For a batch it is 0.05, since there all the rest of a row counts.
+        pause: length of the first pause in rounds; by default 4, for a batch 24.
         together: "batch" or "slots", if all rows draft the same number of tokens; None: each decides for itself.
 
     Raises:
-        ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
-            a weight that is not positive, a number that is not finite, another `together`.
+        ValueError: a cost is negative, v does not begin with 1 or falls, alpha or a share is outside [0, 1], a weight
+            is not positive, a number is not finite, or `together` is unknown.
 
     Example:
         >>> policy = adaptive(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)

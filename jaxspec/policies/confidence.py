@@ -16,9 +16,9 @@ from jaxspec.policies.common import checked, log_probs, no_update, stateless_ini
 def confidence(threshold: Any = 0.4) -> BoundPolicy:
     """The draft ends after the first draft token whose distribution gives no token a probability of `threshold`.
 
-    That draft token is judged like the others: its pass has been paid for. What ends the draft is the distribution it
-    was drawn from, not its own value, so nothing about the text changes. At temperature 0 the distribution is the
-    drafter's at temperature 1. A drafter without distributions (a look-up) goes on to gamma.
+    That draft token is judged like the others: its pass has been paid for. Its distribution ends the draft, not its own
+    value, so the text keeps its distribution. At temperature 0 the distribution is the drafter's at temperature 1. A
+    drafter without distributions (a look-up) goes on to gamma.
 
     Args:
         threshold: 0 never stops; 1 stops after the first draft token whose distribution is not certain, so most often
@@ -33,8 +33,8 @@ def confidence(threshold: Any = 0.4) -> BoundPolicy:
         >>> policy.functions.should_continue(policy.params, (), 0, confidences).tolist()
         [True, False]
 
-    Reference: Mamou et al., "Dynamic Speculation Lookahead", arXiv 2405.04304 (who train a classifier to decide, and
-    compare it with a threshold); Kim et al., "Speculative Decoding with Big Little Decoder", arXiv 2302.07863.
+    Reference: Mamou et al., "Dynamic Speculation Lookahead", arXiv 2405.04304 (a trained classifier, compared with a
+    threshold). Kim et al., "Speculative Decoding with Big Little Decoder", arXiv 2302.07863.
     """
     return BoundPolicy(_confidence(), checked(threshold, "threshold", 0, 1), name="confidence")
 

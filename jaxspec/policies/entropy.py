@@ -23,10 +23,10 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> BoundPolicy:
     """Between `least` and `most` draft tokens, linearly in the entropy of the drafter's distribution at the first draft
     token.
 
-    With H that entropy over log V, smoothed as h = beta h + (1 - beta) H from round to round, a round makes
-    least + (1 - h) (most - least) draft tokens. Entropy-adaptive gamma ("EGAG") of the notes on n-gram-assisted
-    speculative decoding that this project began with. At temperature 0 the distribution is the drafter's at temperature
-    1; a drafter without distributions makes `most` draft tokens.
+    Let H be that entropy over log V, and h = beta h + (1 - beta) H its smoothed value from round to round. A round
+    makes least + (1 - h) (most - least) draft tokens. This is the entropy-adaptive gamma ("EGAG") of the notes on
+    n-gram-assisted speculative decoding that this project began with. At temperature 0 the distribution is the
+    drafter's at temperature 1; a drafter without distributions makes `most` draft tokens.
 
     Args:
         least, most: draft tokens, from 1; gamma is the most in any case.

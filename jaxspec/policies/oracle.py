@@ -19,12 +19,12 @@ class Params(NamedTuple):
 def oracle(accepted: Int[np.ndarray, "B N"]) -> BoundPolicy:
     """Drafts as many tokens as will be accepted, so that none is rejected: the upper bound of section 3.5 of the paper.
 
-    Not a way to decode, as one must have decoded before: it measures what any policy could gain on a text.
+    It needs the decoded text, so it is for measurements: the gain that any policy could have on that text.
 
     Args:
-        accepted: how many draft tokens of a round that begins after token t of row b's new text (t = 0: after the first
-            one) are accepted, as many as they are; of greedy text, what `analysis.acceptance.accepted_after`
-            returns.
+        accepted: entry [b, t] is how many draft tokens would be accepted in a round that begins after token t of row
+            b's new text (t = 0: after the first token). For greedy text `analysis.acceptance.accepted_after` returns
+            it.
 
     Raises:
         ValueError: an array that is not of two dimensions, or holds a negative number.

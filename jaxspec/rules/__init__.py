@@ -1,10 +1,17 @@
 """Acceptance rules, one per file.
 
-Exact, whatever the drafter: `rejection` (the paper's, and multi-round on trees), `block` (accepts the most of a chain),
-`traversal` (block verification for trees), `k_seq` (for independent candidates), `coupled` (emits what plain sampling
-emits), `exact_match` and `classical_rejection` (baselines). Inexact, each with a guarantee of its own: `lenient`,
-`typical`. `rule.exact` and `rule.trees` tell whether a rule is exact, and whether it judges token trees.
-`catalogue` lists them all, with ordinary parameters, for measuring or checking each of them.
+These are exact with every drafter:
+
+- `rejection`: the paper's rule; multi-round rejection sampling on trees
+- `block`: accepts the most draft tokens of a chain
+- `traversal`: block verification for trees
+- `k_seq`: for independent candidates
+- `coupled`: gives the text of plain sampling with the same key
+- `exact_match`, `classical_rejection`: baselines
+
+`lenient` and `typical` are inexact, each with a guarantee of its own. `rule.exact` tells whether a rule is exact,
+`rule.trees` whether it judges token trees. `catalogue` lists all of them with ordinary parameters, to measure or check
+them.
 """
 
 from jaxspec.rules.block import block

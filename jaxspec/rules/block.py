@@ -29,25 +29,26 @@ from jaxspec.rules.common import (
 def block() -> Rule:
     r"""Accept the longest prefix that passes, where prefixes are tested by the ratio of their joint probabilities.
 
-    With the joint ratio r_0 = 1, r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)), a prefix of i < n draft tokens (n are real)
-    passes its own test, a uniform draw, with probability
+    The joint ratio is r_0 = 1, r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)). Of n real draft tokens, each prefix of i < n
+    passes a test of its own, a uniform draw, with probability
 
         h_i = s_i / (s_i + 1 - r_i),    s_i = sum_x max(0, r_i p_{i+1}(x) - q_{i+1}(x)),
 
-    and that of all n with probability h_n = r_n. The *last* passing prefix is accepted, though shorter ones may have
-    failed, and the next token is drawn from norm(max(0, r_i p_{i+1} - q_{i+1})), or from p_{n+1} if i = n. A prefix of
-    i draft tokens is then accepted, or a longer one, with probability r_i, which makes the output exactly the target's
-    distribution, and accepts at least as many draft tokens in expectation as any other rule that looks at one draft;
-    the rejection rule's are products of min(1, p / q), never more than r_i.
+    and all n pass with probability h_n = r_n. The *last* passing prefix is accepted, even if shorter ones failed. The
+    next token is drawn from norm(max(0, r_i p_{i+1} - q_{i+1})), or from p_{n+1} if i = n. So at least i draft tokens
+    are accepted with probability r_i, which makes the output exactly the target's distribution. No other rule that
+    looks at one draft accepts more draft tokens in expectation. The rejection rule's probabilities are products of
+    min(1, p / q), at most r_i.
 
-    Verdicts depend on draft tokens after the accepted ones, so all draws must be fresh each round, as
-    `noise.at` with a row's length makes them. For deterministic proposals the rule gains nothing, and needs none of
-    this.
+    Verdicts depend on draft tokens after the accepted ones. So all draws must be fresh each round, as `noise.at` makes
+    them from a row's length. With deterministic proposals the rule gains nothing over `rejection`.
 
     Returns:
-        A `core.Rule`. With B rows, G draft tokens and V tokens:
-        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
-        [B, G + 1].
+        A `core.Rule`. Its arguments, for B rows, G draft tokens and V tokens:
+
+        - draft.tokens [B, G]
+        - draft.log_probs [B, G, V] or None
+        - target.log_probs [B, G + 1, V] or target.tokens [B, G + 1]
 
     Example:
         The published toy: p = (1/3, 2/3) and q = (2/3, 1/3) at every position, and two draft tokens, "a b". The first

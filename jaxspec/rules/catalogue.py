@@ -31,9 +31,9 @@ class Entry(NamedTuple):
     """A rule, and what it promises.
 
     Attributes:
-        rule: with ordinary parameters.
-        bound: of an inexact rule, its bound: the target's log probabilities [..., V] -> the most that each token's
-            probability may be in a sampled text, given what precedes it. None for an exact rule.
+        rule: the rule, with ordinary parameters.
+        bound: an inexact rule's bound. It maps the target's log probabilities [..., V] to the largest probability of
+            each token in a sampled text, given the text before it. None for an exact rule.
     """
 
     rule: Rule

@@ -27,14 +27,16 @@ def classical_rejection() -> Rule:
     r"""Accept draft token x with probability p(x) / (M q(x)), M = max_x p(x) / q(x); otherwise draw from p, unmodified.
 
     The output has exactly the target's distribution: p / M + (1 - 1 / M) p = p. A draft token is accepted with
-    probability 1 / M = min_x q(x) / p(x) over the tokens that p allows, never more than the rejection rule's sum_x
-    min(p(x), q(x)), and never at all if q lacks a token that p has. In particular a deterministic proposal is accepted
-    only if p is certain of it. Nobody decodes with this; it is what speculative sampling improves on.
+    probability 1 / M = min_x q(x) / p(x) over the tokens that p allows. That is at most the rejection rule's sum_x
+    min(p(x), q(x)), and 0 if q lacks a token that p has. A deterministic proposal is accepted only if p is certain of
+    it. The rule is a baseline: speculative sampling improves on it.
 
     Returns:
-        A `core.Rule`. With B rows, G draft tokens and V tokens:
-        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
-        [B, G + 1].
+        A `core.Rule`. Its arguments, for B rows, G draft tokens and V tokens:
+
+        - draft.tokens [B, G]
+        - draft.log_probs [B, G, V] or None
+        - target.log_probs [B, G + 1, V] or target.tokens [B, G + 1]
 
     Example:
         >>> p, q = jnp.array([[[0.5, 0.5]]]), jnp.array([[[0.25, 0.75]]])

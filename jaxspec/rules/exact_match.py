@@ -25,8 +25,10 @@ def exact_match() -> Rule:
     the target's literal own sample, the very token of plain decoding with the same key, see `coupled`.
 
     Returns:
-        A `core.Rule`. With B rows, N draft tokens and V tokens: draft.tokens [B, N], draft.log_probs is not read,
-        target.log_probs [B, N + 1, V] or target.tokens [B, N + 1].
+        A `core.Rule`. It does not read draft.log_probs. Its arguments, for B rows, N draft tokens and V tokens:
+
+        - draft.tokens [B, N]
+        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
 
     Example:
         >>> import jax.numpy as jnp

@@ -19,12 +19,12 @@ HALVINGS = 16  # of [1, K]; the rule is exact for what is found, which the bisec
 
 @functools.lru_cache
 def k_seq() -> Rule:
-    r"""Accept one of K independent candidates for a token, all of which have the same chance; the paper's K-SEQ.
+    r"""Accept one of K independent candidates for a token, each with the same chance; the paper's K-SEQ.
 
-    Each of the K draft tokens x is accepted with probability min(1, p(x) / (r q(x))), one after the other. With
-    b = sum_x min(p(x) / r, q(x)) one of them is accepted with probability a = 1 - (1 - b)^K; if none is, the token is
-    drawn from norm(p - (a / b) min(p / r, q)). That is p in all for every r with a <= r b, and a is the largest for the
-    smallest such r, in [1, K], which is found by bisection.
+    Each of the K draft tokens x is accepted with probability min(1, p(x) / (r q(x))), one after the other. Let b =
+    sum_x min(p(x) / r, q(x)). One of them is accepted with probability a = 1 - (1 - b)^K; otherwise the token is drawn
+    from norm(p - (a / b) min(p / r, q)). The two add up to p for every r with a <= r b. The smallest such r in [1, K]
+    gives the largest a; bisection finds it.
 
     After an accepted token the candidates for the next one are what follows it in *all* sequences that begin with the
     accepted tokens: sequences that coincide so far are one path.
@@ -35,9 +35,12 @@ def k_seq() -> Rule:
     `rejection`.
 
     Returns:
-        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
-        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
-        [B, N + 1].
+        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
+        = N) and V tokens:
+
+        - draft.tokens [B, N]
+        - draft.log_probs [B, I, V] or None
+        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
 
     Example:
         >>> p, q = jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.1, 0.2, 0.7]])
@@ -84,8 +87,8 @@ class Walk(NamedTuple):
 
     Attributes:
         current: the fed token whose children are judged, or were.
-        r, factor: of `selection` there.
-        entry: the fed token after which they were drawn.
+        r, factor: the results of `selection` there.
+        entry: the fed token after which these children were drawn.
         point: the token of the one child that is judged, where it is a point mass; -1 where it is not.
         tested: draft tokens that were tested.
         going: rows that have gone on to `current`, and not judged its children.

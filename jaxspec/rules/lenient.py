@@ -29,8 +29,8 @@ def lenient(lenience: float) -> Rule:
     r"""Inexact: the rejection rule with q scaled down by a lenience l, so that unlikely draft tokens are accepted, too.
 
     Sampling: accept draft token x with probability min(1, p(x) / (l q(x))); at the first rejection draw from
-    norm(max(0, p - q)), as ever. A draft token is accepted with probability sum_x min(p(x) / l, q(x)).
-    Guarantee: given what precedes it, no token has a probability above p(x) / l (there is no lower bound).
+    norm(max(0, p - q)), as ever. A draft token is accepted with probability sum_x min(p(x) / l, q(x)). Guarantee: given
+    the text before it, a token has a probability of at most p(x) / l (there is no lower bound).
 
     Temperature 0: accept draft token x if p(x) >= l max(p), with p as it is before all its mass moves to the argmax;
     the next token is the argmax. (The paper prints <=, with which l = 1 would not be exact match.)
@@ -47,9 +47,13 @@ def lenient(lenience: float) -> Rule:
         lenience: l, in (0, 1].
 
     Returns:
-        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
-        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
-        [B, N + 1], target.logits [B, N + 1, V], and beside target.log_probs target.greedy [B].
+        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
+        = N) and V tokens:
+
+        - draft.tokens [B, N]
+        - draft.log_probs [B, I, V] or None
+        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
+        - target.logits [B, N + 1, V]; with target.log_probs also target.greedy [B]
 
     Raises:
         ValueError: a lenience outside (0, 1].

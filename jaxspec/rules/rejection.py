@@ -33,20 +33,22 @@ from jaxspec.rules.residual_tree import Residual
 def rejection() -> Rule:
     r"""Accept draft token x with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(0, p - q)).
 
-    In a chain the token after the first rejection is drawn from that residual. In a tree the residual is p for the next
-    sibling, and so on (multi-round rejection sampling): with p_1 = p, the i-th child x_i of a node is accepted with
-    probability min(1, p_i(x_i) / q_i(x_i)), p_{i+1} = norm(max(0, p_i - q_i)), and when no child is left the next token
-    is drawn from what p has become. q_i is the distribution that x_i was drawn from, given its earlier siblings
-    (`Draft.draws`).
+    In a chain the token after the first rejection is drawn from that residual. In a tree the residual becomes p for the
+    next sibling, and so on (multi-round rejection sampling). With p_1 = p, the i-th child x_i of a node is accepted
+    with probability min(1, p_i(x_i) / q_i(x_i)), and p_{i+1} = norm(max(0, p_i - q_i)). When no child is left, the next
+    token is drawn from the last p_i. x_i was drawn from q_i, given its earlier siblings (`Draft.draws`).
 
     The output has exactly the target's distribution, whatever the drafter. A fixed draft token is a point mass: it is
     accepted with probability p(x), and its residual is p without x. At temperature 0 both distributions are point
     masses, and the rule is exact match.
 
     Returns:
-        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
-        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
-        [B, N + 1].
+        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
+        = N) and V tokens:
+
+        - draft.tokens [B, N]
+        - draft.log_probs [B, I, V] or None
+        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
 
     Example:
         >>> from jaxspec.core import noise
@@ -60,8 +62,8 @@ def rejection() -> Rule:
         >>> verdict.num_accepted.tolist(), verdict.path[0, 0].tolist(), verdict.num_tested.tolist()
         ([1], 1, [2])
 
-    Reference: trees as in Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781; siblings without replacement as in
-    Jeon et al., arXiv 2402.14160, and Chen et al., Sequoia, arXiv 2402.12374.
+    Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781 (trees). Jeon et al., arXiv 2402.14160, and Chen et
+    al., Sequoia, arXiv 2402.12374 (siblings without replacement).
     """
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
@@ -115,7 +117,7 @@ class Walk(NamedTuple):
     Attributes:
         current: the fed token whose children are tried.
         tried: draft tokens below this number were tested, or never will be.
-        left: of p after each fed token.
+        left: the `Residual` of p after each fed token.
     """
 
     current: Int[Array, " B"]
@@ -137,7 +139,7 @@ def verify_tree(
     most.
 
     Args:
-        keys, position, draft, target: as of the rule.
+        keys, position, draft, target: the arguments of the rule's `verify`.
         lenience: scales q in trials (see `rules.lenient`).
         forced: rows in which trials are decided beforehand, and which nodes would be accepted there.
     """

@@ -22,8 +22,8 @@ class Tree(NamedTuple):
     """A draft tree with what the target and the drafter have at its nodes.
 
     Attributes:
-        tokens: of the nodes.
-        parent: as in `Draft`; -1 also for padding, and for a token that was drawn from NaN.
+        tokens: the nodes' tokens.
+        parent: `Draft.parent`, with -1 also for padding and for tokens drawn from NaN.
         draws: how each node was chosen, a `Draw`.
         p, q: the probability of each node's token after its parent; q is of no meaning for a point mass.
         repeated: whether an elder sibling has the same token, of which a rejection leaves nothing.
@@ -44,7 +44,7 @@ class Residual(NamedTuple):
     """The residual after each fed token: max(a p - b q, 0), but 0 at the tokens of rejected children.
 
     Attributes:
-        a, b: see above; 1 and 0 before any rejection.
+        a, b: the numbers above; 1 and 0 before any rejection.
         unseen: the mass of q on tokens that no rejected child has.
     """
 

@@ -22,16 +22,16 @@ SMALLEST = 1e-37  # of what is divided by
 def traversal() -> Rule:
     r"""Judge a tree from its leaves: accept the path to the first node that passes, where paths are weighed as a whole.
 
-    The last committed token has the weight 1. From there every row goes down to first children until it is at a leaf;
-    a child x of a node of weight w has the weight min(1, w p(x) / q(x)). A leaf passes its test, a uniform draw, with
-    the probability w that is its weight: then it is accepted with all above it, and the next token is drawn from p
-    after it. Otherwise it is taken off the tree, and its parent changes, to
+    The last committed token has the weight 1. From there every row follows first children down to a leaf. A child x of
+    a node of weight w has the weight min(1, w p(x) / q(x)). A leaf passes its test, a uniform draw, with its weight w
+    as probability. Then it is accepted with all nodes above it, and the next token is drawn from p after it. Otherwise
+    it is taken off the tree, and its parent changes to
 
         p' = norm(max(0, w p - q)),    w' = s / (s + 1 - w),    s = sum_x max(0, w p(x) - q(x)),
 
-    by which its next child is weighed, and so on; a node without children left is a leaf itself. At the last committed
-    token w remains 1, so that what is left of p there is what the token is drawn from. q is the distribution that the
-    child was drawn from, given its earlier siblings (`Draft.draws`).
+    These weigh its next child, and so on. A node whose children are all gone is a leaf itself. At the last committed
+    token w remains 1, and the token is drawn from the p that is left there. q is the child's distribution, given its
+    earlier siblings (`Draft.draws`).
 
     The output has exactly the target's distribution. For a chain the rule is block verification. On a tree it accepts
     at least as many tokens in expectation as `rejection`, which loses a branch with its first token. For point masses
@@ -40,13 +40,16 @@ def traversal() -> Rule:
     As under `block`, verdicts depend on draft tokens after the accepted ones, so all draws must be fresh each round.
 
     Returns:
-        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
-        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
-        [B, N + 1].
+        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
+        = N) and V tokens:
+
+        - draft.tokens [B, N]
+        - draft.log_probs [B, I, V] or None
+        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
 
     Example:
-        The toy of `rules.block`, as a branch of a tree whose second branch is a token that p does not have: both
-        tokens of the first are accepted, for its weight is 1/2 after one and 1 after two.
+        The toy of `rules.block` is one branch of a tree, and the other is a token that p does not have. Both tokens of
+        the first branch are accepted: its weight is 1/2 after one and 1 after two.
 
         >>> from jaxspec.core import noise
         >>> p, q = (jnp.log(jnp.array(x)) for x in ([1 / 3, 2 / 3, 0], [2 / 3, 1 / 3, 0]))
@@ -74,8 +77,8 @@ class Walk(NamedTuple):
     Attributes:
         current: the fed token that is judged, or whose children are.
         on_tree: draft tokens that are still on the tree.
-        weight: of each fed token; of no meaning before it is entered.
-        left: of p after each fed token.
+        weight: each fed token's weight, valid once the walk has entered it.
+        left: the `Residual` of p after each fed token.
     """
 
     current: Int[Array, " B"]

@@ -29,9 +29,8 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     p.
 
     An unsure target (large entropy) lets less likely tokens pass. Nothing is random: what is accepted depends on the
-    draft tokens, so the output leans towards the drafter.
-    Guarantee: given what precedes it, a token at or below the threshold has a probability of at most p(x); so it is
-    no likelier than in plain sampling. For tokens above the threshold there is no bound.
+    draft tokens, so the output leans towards the drafter. Guarantee: given the text before it, a token at or below the
+    threshold has a probability of at most p(x). Tokens above the threshold have no bound.
 
     In a tree the longest path of draft tokens that all pass is accepted, as in Medusa; of several, the one that the
     target finds likeliest.
@@ -43,8 +42,10 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         delta: factor of the threshold that depends on the entropy; by default Medusa's.
 
     Returns:
-        A `core.Rule`. With B rows, N draft tokens and V tokens: draft.tokens [B, N], draft.log_probs is not read,
-        target.log_probs [B, N + 1, V] or target.tokens [B, N + 1].
+        A `core.Rule`. It does not read draft.log_probs. Its arguments, for B rows, N draft tokens and V tokens:
+
+        - draft.tokens [B, N]
+        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
 
     Raises:
         ValueError: a threshold that is not in (0, 1].

@@ -4,9 +4,9 @@
     temperature, top-k, top-p, min-p.
 
 The order is that of transformers (vLLM takes min-p before top-k). All values are traced and per row, so changing them
-recompiles nothing. What is static is which processors a program contains: a greedy program has no softmax, only top-k
-and top-p sort the vocabulary, and tokens are counted only for penalties. Temperature 0 is the limit: all mass on the
-largest logit, ties to the lowest id.
+recompiles nothing. Only the choice of processors is static: a greedy program has no softmax, only top-k and top-p sort
+the vocabulary, and only penalties count tokens. Temperature 0 is the limit: all mass on the largest logit, ties to the
+lowest id.
 
 A sampling option is a field of `SamplingParams`, a function that reads it, and an entry of `options.SamplingOptions`.
 """

@@ -27,12 +27,12 @@ class Option(NamedTuple):
     """A sampling option.
 
     Attributes:
-        field: of `SamplingParams`, that it sets; options of one field are added.
+        field: the field of `SamplingParams` that it sets; options of one field are added.
         convert: (value, name, sizes) -> array; raises ValueError for a value out of range.
         help: one line for people.
         processor: the logits processor that reads the field, if it is one of its own; they run in the order of the
             options.
-        kind: of a value on the command line; None: it has no place there.
+        kind: the type of its value on the command line; None: it has no option there.
     """
 
     field: str
@@ -140,8 +140,8 @@ _count = _numbers(lambda x: x >= 1, "at least 1, or None to keep every token", n
 class SamplingOptions(TypedDict, total=False):
     """Options that shape the distribution tokens are drawn from, in the order in which they apply.
 
-    Each is a number for all rows or one per row, but as noted. An option that is None (the default) is no part of the
-    program.
+    Each is a number for all rows or one per row, but as noted. The program leaves out options that are None, the
+    default.
 
         logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab].
         banned: ids that are never generated.
@@ -202,7 +202,7 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     Args:
         target: ids past its tokenizer's are never generated.
         batch: number of prompts.
-        options: those given; None counts as not given.
+        options: the sampling options by name; None counts as not given.
 
     Raises:
         ValueError: an option out of range; every token ruled out.

@@ -20,7 +20,7 @@ def excess(
     of what precedes are those of `distribution`: a beginning that is rare cannot exceed by much.
 
     Args:
-        distribution: of a decoder's tokens, without end tokens (`decoder_distribution`).
+        distribution: the distribution of a decoder's tokens, without end tokens (`decoder_distribution`).
         plain: the target's (`plain_distribution`), of as many tokens.
         bound: log probabilities [V] -> [V]; see `rules.catalogue`.
         vocab: V.

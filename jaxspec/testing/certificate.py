@@ -1,14 +1,14 @@
 """The exact distribution of the tokens that a decoder emits, by enumeration of everything it can draw.
 
 The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that the functions of
-`jaxspec.core.noise` return the entries of a script and record the draws (`script`). Round after round, each text that
-was committed so far is a row with a weight, and all outcomes of a round from it are enumerated (`outcomes`): draws that
-nothing depends on are left open, which makes trees feasible.
+`jaxspec.core.noise` return the entries of a script and record the draws (`script`). Each text committed so far is a row
+with a weight, and in each round all outcomes from it are enumerated (`outcomes`). Draws that nothing depends on stay
+open, which makes trees feasible.
 
-Nothing here knows what a draft is. So drafters that draw nothing, rules that take several things from one uniform,
-drafts of varying length, trees, and draws inside of scans, loops and conds are no special cases. But a decoder must
-draw by the functions of `noise` alone; one whose output depends on its keys otherwise is refused, and so is one in
-which a path depends on two draws with one key (`independence`).
+Nothing here knows what a draft is. So it treats all decoders alike: drafters that draw nothing, rules that use a
+uniform twice, drafts of varying length, trees, and draws inside of scans, loops and conds. A decoder must draw only by
+the functions of `noise`. It is refused if its output depends on its keys in another way, or if a path depends on two
+draws with one key (`independence`).
 """
 
 from __future__ import annotations
@@ -62,24 +62,25 @@ def certify(
 ) -> float:
     """Computes the total variation of the exact distributions of a decoder's tokens and of plain sampling's.
 
-    0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means
-    that some event, such as "the second token is 5", has a probability that is off by 0.01.
+    0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters. 0.01 means that the
+    probability of some event, such as "the second token is 5", is off by 0.01.
 
-    It speaks of these parameters, of a row by itself, and of float32, so certify more than one pair. Draws that share a
-    key are refused; draws with different keys are assumed to be independent. That nothing else in the decoder depends
-    on keys is tried with other keys, not proved; nor is all proved where a round makes many draws (`outcomes`).
+    The proof is for these parameters, for a row by itself and for float32, so certify more than one pair. Draws that
+    share a key are refused; draws with different keys count as independent. Other keys are tried to see that nothing
+    else in the decoder depends on keys; that is no proof. With many draws in a round the enumeration may miss cases
+    (`outcomes`).
 
     Args:
         target: a model with few tokens, such as `table_model(key, vocab=3)`.
-        drafter, rule, gamma, eos_ids, policy: as in `generate`; no end token by default. What a policy remembers is
-            part of every path (`decoder_distribution(merge=False)`), so keep `steps` small.
+        drafter, rule, gamma, eos_ids, policy: the arguments of `generate`; no end token by default. A policy's memory
+            is part of every path (`decoder_distribution(merge=False)`), so keep `steps` small.
         steps: the number of tokens that the distributions are over.
         prompt: one row; by default the token 0.
         sampler, sampling_params: in place of the sampling options: your own sampler, and its parameters for one row.
         **options: sampling options, as `generate` has them; temperature 1 by default.
 
     Raises:
-        ValueError, FloatingPointError, RuntimeError: see `decoder_distribution`; and as `generate`.
+        ValueError, FloatingPointError, RuntimeError: the errors of `decoder_distribution` and of `generate`.
 
     Example:
         >>> from jaxspec.testing import table_model
@@ -125,7 +126,7 @@ def certify_prepared(prepared: Prepared, steps: int) -> float:
     """Certifies the first `steps` tokens of a generation's one row, as `certify` does.
 
     Raises:
-        ValueError, FloatingPointError, RuntimeError: see `decoder_distribution`.
+        ValueError, FloatingPointError, RuntimeError: the errors of `decoder_distribution`.
     """
     eos = [token for token in np.asarray(prepared.request.eos)[0].tolist() if token >= 0]
     distribution = decoder_distribution(prepared, steps=steps, merge=prepared.request.policy is None)
@@ -141,7 +142,7 @@ def with_sampler(
     """Returns the same generation with a sampler of your own.
 
     Args:
-        prepared: of `prepare`.
+        prepared: the generation, from `prepare`.
         sampler: logits to distributions.
         sampling_params: its parameters, a row for each prompt.
         draft_sampling_params: the drafter's, where they differ.
@@ -173,8 +174,8 @@ def decoder_distribution(
     """Enumerates the exact distribution of the first `steps` tokens of a decoder; the top of this file has the method.
 
     Args:
-        prepared: of `prepare`, with one row; its `decoder` may be your own (`prepared._replace(decoder=...)`). Its key
-            and its limit on new tokens are not read.
+        prepared: a generation of one row, from `prepare`. Its `decoder` may be your own
+            (`prepared._replace(decoder=...)`). Its key and its limit on new tokens are not read.
         steps: tokens. Sequences that end before are shorter tuples.
         limit: the limit on new tokens that the decoder is given. By default so many that no draft is cut short by it
             before the last of the `steps` is there; `steps` itself proves the cut drafts exact, too.

@@ -28,7 +28,7 @@ class Certificate(NamedTuple):
     Attributes:
         rule, exact: its name, and whether it promises that distribution.
         total_variation: by kind of drafter, of `DRAFTERS`.
-        above_bound: of an inexact rule, the excess of its text over its bound, by kind of drafter.
+        above_bound: for an inexact rule, the excess of its text over its bound, by kind of drafter.
         as_stated: whether the rule keeps its promise but for rounding.
     """
 
@@ -46,7 +46,7 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
         entry: a rule, with its bound if it is inexact.
         gamma: draft tokens a round.
         steps: tokens whose joint distribution is enumerated.
-        seed: of the table models.
+        seed: the seed of the table models.
 
     Raises:
         ValueError: the rule is inexact and states no bound.

@@ -1,13 +1,11 @@
 """The independence of the draws on a path, which their enumeration assumes.
 
-They are independent if no two of those that matter have the same key, be it in one call or in two. Where a verdict
-depends on draft tokens after the accepted ones, as under `rules.block`, a later round that drafts tokens with their
-noise again is biased indeed.
+They are independent if no two draws that matter have the same key, in one call or in two. Under `rules.block` a verdict
+depends on draft tokens after the accepted ones. There a later round that uses their noise again is biased.
 
-A decoder that shares noise on purpose (`rules.coupled` with a drafter that is coupled, too) needs another proof: if
-every token that is committed is the outcome of a draw with the TOKEN noise of its position, from a distribution that
-the tokens before it determine, then the text is plain sampling's from those distributions, however often that noise was
-drawn.
+A decoder that shares noise on purpose (`rules.coupled` with a coupled drafter) needs another proof. Suppose that every
+committed token is a draw with the TOKEN noise of its position, from a distribution that the tokens before it determine.
+Then the text is plain sampling's from those distributions, however often that noise was drawn.
 
 N is a number of paths.
 """

@@ -9,8 +9,8 @@ is finished when the call does the same in all completions of it that are tried:
   at once may then be missed in one path.
 
 A path that is not finished is split by one draw: a token into its values, a uniform at the point where the call begins
-to do something else, which is found by bisection over the 2^23 values that `jax.random.uniform` takes (`splitting`).
-Any order of the draws would do; the order decides how many paths there are.
+to do something else. Bisection over the 2^23 values of `jax.random.uniform` finds that point (`splitting`). Any order
+of the draws would do; the order decides how many paths there are.
 
 The weight of a path is the product of the probabilities of its tokens, which must not depend on an open draw either,
 and of the widths of its uniforms' intervals. Together those of the paths from one row must make its weight.
@@ -65,7 +65,7 @@ class Ends(NamedTuple):
         source: the row that it began with.
         before: the length of that row; for a call that makes rows, where their new tokens begin.
         drawn: the draws of each path.
-        fixed: those that the path fixes, on which the outcome depends.
+        fixed: which draws the path fixes; the outcome depends on these.
     """
 
     state: State
@@ -80,7 +80,7 @@ class Outcomes:
     """One call of a program from each of some rows.
 
     Args:
-        program: see `script.Program`.
+        program: the program to call (`script.Program`).
         shared: arguments that all rows have in common.
         rows: a tree of numpy arrays, rows first.
         watch: the part of the state after the call that tells paths apart; by default everything.

@@ -153,7 +153,7 @@ class Runs:
     """Runs of a program from some rows, as many paths as one likes.
 
     Args:
-        program: see `script.Program`.
+        program: the program to call (`script.Program`).
         shared: arguments that all rows have in common.
         rows: a tree of numpy arrays, rows first.
         watch: the part of the state after a call that tells paths apart.

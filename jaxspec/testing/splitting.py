@@ -2,8 +2,8 @@
 
 Each open draw is changed by itself, in three completions of the path: a draw matters if the call then does something
 else. Uniforms come first, if the value at which the call begins to do something else is one for all completions; then
-tokens, if what they are drawn from does not depend on an open draw. So a path is split by what is decided first (the
-first draft token, whether it is accepted, and only then those that follow it), and most draws of a tree never are.
+tokens, if what they are drawn from does not depend on an open draw. So the earliest decision splits a path first: the
+first draft token, then whether it is accepted, then the tokens after it. Most draws of a tree never split one.
 
 N is a number of paths, C of completions (contexts), E of draws that a row makes, R of runs with one draw changed.
 """
@@ -38,7 +38,7 @@ class Contexts(NamedTuple):
     """Completions in which the draws of each path are changed, C of them for each.
 
     Attributes:
-        turn, every: of the completions, as `tape.Script` has them.
+        turn, every: the completions' `tape.Script.turn` and `every`.
         look: the state after the call in each.
     """
 
@@ -51,7 +51,7 @@ class Changes(NamedTuple):
     """Runs in each of which one draw of one completion has another value.
 
     Attributes:
-        path: of the draw, 0 .. N - 1.
+        path: the path with that draw, 0 .. N - 1.
         context: its completion, 0 .. N C - 1.
         draw: its number among the completion's draws.
         in_first: its number among the draws of the path's first completion; -1: it is not there.

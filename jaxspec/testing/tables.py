@@ -55,7 +55,7 @@ def table_model(
     are the number of the table's row that the logits are read from, its taps the tokens that were looked at.
 
     Args:
-        key: of the table.
+        key: the random key of the table.
         vocab: number of token ids.
         order: how many tokens it looks back; those before the beginning of the row count as token 0.
         sharpness: standard deviation of the logits; 0 is the uniform distribution, 10 nearly deterministic.
@@ -79,7 +79,7 @@ def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> M
         table: `table[t2, t1]` [V] are the logits of what follows the tokens t2 t1; as many axes before the
             last as the order, and with `encoder` one more in front, for the prompt's sum. -inf is probability
             0. A table [V] is a model that looks at nothing.
-        encoder: see `table_model`.
+        encoder: whether it has an encoder, as in `table_model`.
 
     Raises:
         ValueError: axes of different sizes.
@@ -173,9 +173,9 @@ def plain_distribution(
 ) -> SequenceDistribution:
     """Computes the distribution of plain sampling's first `steps` tokens: the product of the next-token distributions.
 
-    A table model's logits are read off its table, in numpy, without its prefill and extend; any other model
-    is fed whole sequences in one pass, so that no cache is ever rewound. The sampler makes each next-token distribution
-    by itself, after a row that is put together in numpy and in which nothing is a draft token. Products are in float64.
+    A table model's logits are read off its table in numpy, without its prefill and extend. Any other model gets whole
+    sequences in one pass, without rewinding a cache. The sampler makes each next-token distribution by itself, after a
+    row that is put together in numpy and in which nothing is a draft token. Products are in float64.
 
     Args:
         target: a model with few enough tokens: every sequence is visited.

@@ -1,11 +1,11 @@
 """Scripted draws: while a decoder is traced, the functions of `noise` play a script, and record the draws.
 
-A draw is known by its row, its key, and how many draws the row has made with that key before; so it does not matter in
-which loop or branch it happens, nor whether other rows make a loop run longer. What was drawn is kept in mutable arrays
-(`jax.new_ref`), which jax threads through scan, while_loop, fori_loop, cond and switch by itself.
+A draw is known by its row, its key, and the number of earlier draws with that key. So its loop or branch does not
+matter, nor other rows that make a loop run longer. The values are kept in mutable arrays (`jax.new_ref`), which jax
+threads through scan, while_loop, fori_loop, cond and switch by itself.
 
-Axis letters as in `jaxspec.core`; E is the most draws that a row can write down, which is the size of a script, too;
-n are further axes of keys, for several draws of each row.
+Axis letters as in `jaxspec.core`. E is the most draws that a row can record, and the size of a script. n are further
+axes of keys, for several draws of each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Script(NamedTuple):
     """The draws that each row is to make.
 
     Attributes:
-        key, number: of the draw that an entry fixes; see `Record`. Number -1: no entry.
+        key, number: the draw that an entry fixes (`Record`). Number -1: the entry is empty.
         low, high: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 / UNIFORMS.
         turn: the completion to play, where draws are left open: those without an entry, and uniforms with
             more than one value.

@@ -20,7 +20,7 @@ def word_tokenizer(
         words: the vocabulary, `end` and `unknown` among it.
         end: the token that ends a row.
         unknown: the token for words that are not in the vocabulary.
-        **options: of `PreTrainedTokenizerFast`: pad_token, chat_template, ...
+        **options: options of `PreTrainedTokenizerFast`: pad_token, chat_template, ...
 
     Raises:
         ValueError: a word is there twice, or `end` or `unknown` is not there.

@@ -46,7 +46,8 @@ class TracedRound(NamedTuple):
         new: tokens that this round committed.
         draft: its draft tokens; none for the first token, which the target reads off the prompt.
         num_accepted: how many of them the rule accepted.
-        parent, path: of a tree, as in `core.Draft` and `core.Verdict`, the path cut to its length; None: a chain.
+        parent, path: a tree's `core.Draft.parent` and `core.Verdict.path`, the path cut to its length; None for a
+            chain.
     """
 
     before: Sequence[int]
@@ -79,10 +80,10 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
 
     Args:
         tokens: the new tokens of the row, without padding.
-        trace: of the generation (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
+        trace: the generation's trace (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
         row: which row.
 
-    Two rounds of two draft tokens: of 6 7 the first is accepted, of 8 9 both are, and 3 follows:
+    In two rounds of two draft tokens, only 6 of 6 7 is accepted, then both of 8 9, and 3 follows:
 
     >>> import numpy as np
     >>> from types import SimpleNamespace

@@ -29,7 +29,7 @@ def html(rounds: Sequence[TracedRound], tokenizer: Any = None, *, context: int =
     """Draws a `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round unfolds to the tree.
 
     Args:
-        rounds: as `of_row` returns them.
+        rounds: the rounds of a row, from `of_row`.
         tokenizer: spells the tokens; without one they are shown as ids.
         context: most characters of committed text in front of each round.
 
@@ -54,8 +54,8 @@ def page(rounds: Sequence[TracedRound], tokenizer: Any = None, *, title: str = "
     """Makes a complete document, for a file of its own; write it as UTF-8.
 
     Args:
-        rounds, tokenizer, context: as in `html`.
-        title: of the document.
+        rounds, tokenizer, context: the arguments of `html`.
+        title: the document's title.
 
     Example:
         >>> page([TracedRound([], [5], [], 0)], title="a < b").splitlines()[0][:54]

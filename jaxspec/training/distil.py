@@ -1,9 +1,9 @@
 """A draft model learns from its target: from the target's own outputs, and from its whole distributions.
 
-Acceptance is decided by how much of the target's probability the drafter covers (alpha = E[sum min(p, q)], Corollary
-3.6 of arXiv 2211.17192), not by how well it predicts the data; so the drafter is trained on the target's distributions,
-at the prefixes that the target itself produces. Outputs as training data: Kim and Rush, arXiv 1606.07947; both at once:
-Zhou et al., DistillSpec, arXiv 2310.08461.
+Acceptance depends on how much of the target's probability the drafter covers (alpha = E[sum min(p, q)], Corollary 3.6
+of arXiv 2211.17192). It does not depend on how well the drafter predicts the data. So the drafter learns the target's
+distributions, after prefixes that the target itself produces. Kim and Rush, arXiv 1606.07947, train on outputs; Zhou et
+al., DistillSpec, arXiv 2310.08461, on both.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def own_texts(
         tasks: examples with sources.
         options: a recipe's numbers.
         longest: most tokens of an answer; of a language model, of a text after its first token.
-        path: of the stored answers, but for an ending that each task adds.
+        path: the path of the stored answers, without the ending that each task adds.
         progress: whether a bar shows it.
 
     Raises:

@@ -1,8 +1,8 @@
 """Divergences of a draft distribution q from its target's p, per token, which training a draft model lessens.
 
-With the acceptance rate alpha = sum_x min(p(x), q(x)) = 1 - TV(p, q) at a position (Corollary 3.6 of arXiv 2211.17192),
-the total variation is what counts, but its gradient vanishes where p and q hardly meet: it is for a draft that has
-learnt something already. `blend` begins as KL and becomes total variation as alpha grows.
+The acceptance rate at a position is alpha = sum_x min(p(x), q(x)) = 1 - TV(p, q) (Corollary 3.6 of arXiv 2211.17192),
+so the total variation decides. But its gradient vanishes where p and q hardly overlap: it is for a draft model that has
+already learnt something. `blend` begins as KL and becomes total variation as alpha grows.
 
 Shapes: B batch, T step, V vocabulary.
 """

@@ -1,8 +1,8 @@
 """The training of a target that its own first layers can draft for: layer dropout and a loss at every exit.
 
-LayerSkip (Elhoushi et al., arXiv 2404.16710). Rows skip layers at random, the later ones more often, so that the model
-relies less on these; and the final norm and the head, which all exits share, are to predict the next token from the
-output of early layers, too. What is trained is a model as any other, of which `drafters.early_exit` accepts more.
+LayerSkip (Elhoushi et al., arXiv 2404.16710). Rows skip layers at random, later layers more often, so that the model
+relies less on these. All exits share the final norm and the head, which also learn to predict the next token from the
+output of early layers. The result is an ordinary model, but `drafters.early_exit` works better with it.
 
 Shapes: L layers, B batch, T step, M model dimension.
 """

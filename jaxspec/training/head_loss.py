@@ -1,16 +1,15 @@
 """The loss and the held-out acceptance, without decoding, of a drafter that reads its target's hidden states.
 
-The target reads a batch of texts in the training step itself, as it reads them in decoding: nothing is stored, and it
-stays as it is. At every position a draft begins (`draft_heads.training`), whose distributions are compared with the
-target's after the same tokens. Logits are the largest arrays by far: they are computed a few positions at a time, and
-the gradient of each part with it, so that memory does not grow with the length of texts.
+The target reads a batch of texts in the training step itself, as it reads them in decoding. Nothing is stored, and the
+target does not change. A draft begins at every position (`draft_heads.training`), and its distributions are compared
+with the target's after the same tokens. Logits are the largest arrays by far. They and their gradient are computed a
+few positions at a time, so that memory does not grow with the length of texts.
 
-With a vocabulary of its own a drafter learns the target's distribution among its tokens, at the positions where the
-target's most probable token is one of them (EAGLE-3, arXiv 2503.01840). What is reported counts all of the target's
-probability.
+A drafter with its own vocabulary learns the target's distribution among its tokens, at the positions where the target's
+most probable token is one of them (EAGLE-3, arXiv 2503.01840). Reports count all of the target's probability.
 
-Shapes: B batch, R tokens of a row, S = R - 1 positions, A places where drafts begin, K draft tokens, M model dimension,
-V vocabulary, W drafter's vocabulary, C places at once, P parts of C places.
+Shapes: B batch, R tokens of a row, S = R - 1 positions, M model dimension. A places where drafts begin, K draft tokens,
+V vocabulary, W drafter's vocabulary. C places at once, P parts of C places.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ class Task(NamedTuple):
     """A drafter and its target, with what it learns.
 
     Attributes:
-        lm: of the target.
-        config: of the drafter's network.
+        lm: the target's language model.
+        config: the configuration of the drafter's network.
         frozen: parameters that are not trained: the drafter's vocabulary.
-        learn: of the recipe.
+        learn: the recipe's [learn] table.
     """
 
     lm: LanguageModel
@@ -159,7 +158,7 @@ def read_tree(
         lm: the target.
         lesson: the texts, and its parameters.
         extend: (run, params, cache, tokens, parent), which calls `run`, the target's `extend`.
-        nodes, parent: of the tree, as `core.Extend` has them.
+        nodes, parent: the tree's tokens and their parents (`core.Extend`).
     """
     begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
     if lm.start_token is not None:
@@ -262,8 +261,9 @@ class Compared(NamedTuple):
 def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part) -> list[Compared]:
     """Computes the distributions of each draft token at a part of the places.
 
-    log_p are the target's own, which sum to less than 1 where the drafter has fewer tokens; `among`: whether the
-    target's most probable token is one of the drafter's; `agrees`: whether it is the drafter's most probable one, too.
+    `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
+    whether the target's most probable token is one of the drafter's, `agrees` whether it is also the drafter's most
+    probable one.
     """
     shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
     batch, places, depths = part.ahead.shape

@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
     Attributes:
         target: with the taps that it reads.
-        task: what it learns.
+        task: the drafter, its target and what it learns.
         params: without those that are not trained.
     """
 

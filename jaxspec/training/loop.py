@@ -69,8 +69,8 @@ class Objective(NamedTuple):
     """The loss to minimise, and the report.
 
     Attributes:
-        loss, batches: of training.
-        heldout_loss, heldout: of the evaluation; nats per token.
+        loss, batches: the training loss, and the batches.
+        heldout_loss, heldout: the loss for evaluation in nats per token, and its batches.
         later: a step, and the loss from that step on.
         report: (parameters, batches) -> a report, in place of the held-out loss.
     """
@@ -111,9 +111,8 @@ def fit(
 ) -> tuple[Any, Any]:
     """Trains as a recipe says, or the rest of it if `folder` holds an earlier, interrupted run.
 
-    A checkpoint is a folder that Orbax renames into place when it is complete, so a run killed at any moment
-    resumes from its last checkpoint, and then computes exactly what it would have computed: batches depend on the step
-    alone.
+    Orbax renames a complete checkpoint into place, so a run killed at any moment resumes from its last checkpoint. It
+    then computes exactly what it would have computed: batches depend on the step alone.
 
     Returns:
         The trained parameters (their moving average, if the recipe wants one), and their held-out loss in nats per

@@ -28,7 +28,7 @@ class Counted(NamedTuple):
     """Tables, and what a checkpoint of them records.
 
     Attributes:
-        tables, config: see `lookups.ngram_model`.
+        tables, config: the arguments of `lookups.ngram_model`.
         vocabulary: the target's, whose tokenizer the texts were read with.
         provenance: for the manifest, with the share of held-out tokens that the first draft token gets right.
     """

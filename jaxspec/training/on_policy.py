@@ -31,16 +31,16 @@ def on_policy(
 ) -> LossFunction:
     """Returns the same loss, on texts of which the student has written a share itself.
 
-    A row's text is replaced by the student's answer to its source, one sample at temperature 1 that is no longer than
-    rows of the batch; a decoder-only student continues the row's first tokens. No gradient flows through samples.
+    The student's answer to a row's source replaces its text: one sample at temperature 1, at most as long as the
+    batch's rows. A decoder-only student continues the row's first tokens. Gradients do not flow through samples.
 
     Args:
-        loss: of parameters and a batch.
+        loss: a function of parameters and a batch.
         student: the model whose parameters these are.
-        share: of the rows: 1 is all, 0.5 a mixture.
+        share: the share of rows to replace: 1 is all, 0.5 a mixture.
         prompt: tokens of a row that a decoder-only student is given.
         eos: the tokens that end a text.
-        seed: of the draws.
+        seed: the seed of the draws.
     """
 
     def mixed(params: Any, batch: Batch) -> Batch:

@@ -34,7 +34,7 @@ class Buffer(NamedTuple):
     """Finished rows, and their target's distributions. Rows that are still empty have no position to learn.
 
     Attributes:
-        prompt: of each row.
+        prompt: each row's prompt.
         tokens: the new tokens.
         learn: 1.0 at those whose distribution is to be learnt.
         top, log_p: the target's K most probable tokens there, and their log probabilities.
@@ -52,8 +52,8 @@ class OnlineState(NamedTuple):
 
     Attributes:
         params: the draft model's floating-point ones, in float32; None in place of each array of integers.
-        optimizer: of optax.
-        buffer: see `Buffer`; the oldest row is overwritten first.
+        optimizer: the state of optax's optimizer.
+        buffer: the finished rows; the oldest row is overwritten first.
         rows: how many rows were ever put there.
         step: how many optimizer steps were made.
     """
@@ -98,10 +98,10 @@ def online(
 ) -> Online:
     """Makes a draft model that learns from its target between the batches of a job: online speculative decoding.
 
-    After a batch the target reads the finished rows once more, all positions in one pass, and its `top_k` most probable
-    tokens at each go into a buffer of `size` rows; then the draft takes `steps` optimizer steps, each on `rows` rows of
-    the buffer drawn at random. So an update costs one pass of the target over texts that took it many passes to
-    generate, and `steps` forward and backward passes of the draft; the decoder itself does nothing more, and is not
+    After a batch the target reads the finished rows once more, all positions in one pass. Its `top_k` most probable
+    tokens at each position go into a buffer of `size` rows. Then the draft model takes `steps` optimizer steps, each on
+    `rows` random rows of the buffer. So an update costs one pass of the target over texts that took it many passes to
+    generate, and `steps` forward and backward passes of the draft model. The decoder itself does not change and is not
     compiled again. Logits are in memory for a few positions at a time.
 
     All probability outside of the `top_k` tokens counts as one outcome, in the target's distribution and in the
@@ -112,18 +112,17 @@ def online(
 
     Args:
         drafter: a draft model, or a drafter made of one, such as `drafters.tree(model, ...)`, that has no parameters
-            but that model's. Its weights are to be floating-point numbers, and are learnt in float32. What is made of
-            integers (which ids a trimmed head has) stays as it is, and so does the encoder of a model that reads its
-            target's (`drafters.share_encoder`).
+            but that model's. Its weights must be floating-point numbers, and learn in float32. Arrays of integers (the
+            ids of a trimmed head) stay as they are, and so does a shared encoder (`drafters.share_encoder`).
         optimizer: such as `optax.adam(1e-3)`; the paper has constant rates of 1e-4 and 2e-5.
         max_prompt, max_new_tokens: tokens that a row of the buffer has room for.
-        divergence: to be lessened, a name of `training.divergences.DIVERGENCES`.
+        divergence: the loss, a name of `training.divergences.DIVERGENCES`.
         positions: "rejected": where a draft token was rejected; "all": all new tokens.
         top_k: K.
         size: N, at least as many as a batch has rows. Memory: 8 N T K bytes.
-        rows: of each step.
+        rows: rows of the buffer in each step.
         steps: optimizer steps after each batch.
-        seed: of the draws of rows.
+        seed: the seed of the draws of rows.
 
     Raises:
         ValueError: a drafter that is not one draft model, or whose weights are integers; a number or name that is
@@ -254,8 +253,8 @@ def _collect(
 def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
     """Marks the new tokens to learn: all, or those in whose place a draft token was rejected.
 
-    The first token is prefill's. A round in which n tokens were accepted commits n + 1; where more than n were tested,
-    one was rejected in place of the last of them (of a tree, or a sibling of an accepted one was).
+    The first token is prefill's. A round that accepts n tokens commits n + 1. If it tested more than n, the token at
+    the last place was rejected (in a tree perhaps a sibling of an accepted one).
     """
     real = np.arange(out.tokens.shape[1])[None, :] < out.lengths[:, None]
     if positions == "all":

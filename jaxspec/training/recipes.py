@@ -67,10 +67,11 @@ class Train:
         learning_rate: peak rate, relative to the root mean square of each parameter.
         warmup, decay: steps of linear warm-up; share of the run that decays linearly to 0.
         clip: global norm to clip gradients to.
-        seed: of initialisation and data order.
+        seed: the seed of initialisation and data order.
         evaluate_every, save_every: steps between held-out losses, and between checkpoints.
         start: a checkpoint to begin from instead of random parameters, brought to the recipe's shape (`nets.resize`).
-        dtype: of the computation in training, "float32" or "bfloat16"; parameters and optimizer are float32 always.
+        dtype: the dtype of the computation in training, "float32" or "bfloat16"; parameters and optimizer are always
+            float32.
         average: decay per step of the exponential moving average of the parameters that is evaluated and returned,
             such as 0.999; 0 for none.
     """
@@ -106,8 +107,8 @@ class Distil:
 
     Attributes:
         teacher: a checkpoint: the target that the model will draft for.
-        weight: of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0 spares the
-            teacher's passes, most of the cost of a step: what a small budget wants, with answers.
+        weight: the weight of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0
+            spares the teacher's passes, most of the cost of a step: the choice for a small budget, with answers.
         divergence: which: a name of `training.divergences.DIVERGENCES`.
         answers: how many training inputs of each task the teacher answers; the drafter is then trained
             on these answers alone. Empty: on the data.
@@ -115,7 +116,7 @@ class Distil:
         texts: how often the data's own examples count beside the answers, in an epoch.
         own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
             (`training.on_policy`).
-        prompt: of a language model: how many tokens of a text the teacher or the drafter is given to continue.
+        prompt: how many tokens of a text a language model, teacher or drafter, is given to continue.
         draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
             in the data if there are none; None: all.
         share_encoder: whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a
@@ -172,9 +173,9 @@ class EarlyExit:
     Attributes:
         scale: weight of the losses of early exits, the paper's e_scale.
         dropout: how often a row skips the last layer, the paper's p_max; earlier layers are skipped less.
-        curriculum: which exits learn in a step: "rotating", one layer of `every`, others in the next step; or
-            "gradual", from the last to the first, one more from time to time, all after half of the run.
-        every: of the rotating curriculum.
+        curriculum: which exits learn in a step. "rotating": every `every`-th one, others in the next step. "gradual":
+            from the last to the first, one more from time to time, all after half of the run.
+        every: with "rotating", each exit learns once in so many steps.
     """
 
     scale: float = 0.2
@@ -229,11 +230,11 @@ class Learn:
         kl: share of the steps, at the beginning, with the forward KL divergence from the target's distribution.
         divergence: after these: a name of `training.divergences.DIVERGENCES`.
         regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
-        stride: drafts begin at every so manieth position, where they begin at all positions in the course of time.
+        stride: drafts begin at every `stride`-th position; the first one changes from batch to batch.
         chunk: positions of a batch, about, whose logits are in memory at once.
         answers: how many training inputs of each task the target answers; the drafter then learns on these answers
             alone. Empty: on the data.
-        prompt: of a decoder-only target: how many tokens of a text it is given to continue.
+        prompt: how many tokens of a text a decoder-only target is given to continue.
         temperatures: at which each input is answered, once each; 0 is greedily.
         texts: how often the data's own examples count beside the answers, in an epoch.
     """
@@ -266,9 +267,9 @@ class HeadRecipe:
     """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`.
 
     Attributes:
-        target: what `jaxspec.load` takes.
+        target: the source for `jaxspec.load`.
         head: its sizes: what its kind takes (`draft_heads.KINDS`).
-        learn, data, train: see there; `train.start` is a folder that `jaxspec.load_drafter` takes.
+        learn, data, train: the recipe's other tables. `train.start` is a folder that `jaxspec.load_drafter` takes.
     """
 
     name: str

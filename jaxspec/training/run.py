@@ -195,11 +195,11 @@ def checkpoint(
     """Trains a recipe's network, or counts its tables, and saves it.
 
     Args:
-        recipe: of a model, tables, or a drafter on hidden states.
+        recipe: the recipe of a model, of tables or of a drafter on hidden states.
         folder: holds the data.
         out: where the checkpoint goes.
         work: where the state of a training run is kept.
-        dtype: of stored matrices.
+        dtype: the dtype of stored matrices.
         overwrite: whether a checkpoint at `out` may be replaced.
 
     Returns:

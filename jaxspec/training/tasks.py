@@ -18,7 +18,7 @@ def examples(options: Data, encoder: bool, folder: Path, tokenizer, held: bool =
         options: the recipe's data.
         encoder: whether the model has one.
         folder: holds the files.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         held: the held-out examples instead of those to train on.
 
     Raises:

@@ -61,8 +61,8 @@ def at_new_tokens(
     Args:
         lm, params: whose logits.
         prompt, tokens: the prompt, and the tokens generated after it.
-        read: of arrays [B, t, ..]; arrays of this shape come back. A model that has a `head` makes the logits of a few
-            positions at a time, and makes them again for the gradient.
+        read: a function of arrays [B, t, ..] that returns arrays of this shape. A model with a `head` makes the logits
+            of a few positions at a time, and makes them again for the gradient.
         beside: further arrays [B, T, ..] that it reads.
     """
     first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + tokens.shape[1])

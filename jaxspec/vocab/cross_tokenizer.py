@@ -18,17 +18,16 @@ ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> Model:
     """Makes a model draft for a target that has another tokenizer.
 
-    It drafts the tokens that spell the same bytes in both vocabularies, and the special ones with the same role or
-    name; all others have probability 0 in its distributions, which the acceptance rule sees. So the text keeps the
-    target's distribution exactly, and a draft token is accepted at most with the target's probability of the shared
-    ones. What the target has generated is read as the drafter's tokens; one that the drafter lacks is spelled with
-    several, the longest first.
+    It drafts the tokens that spell the same bytes in both vocabularies, and special tokens with the same role or name.
+    All others have probability 0 in its distributions, and the acceptance rule sees these. So the text keeps the
+    target's distribution exactly; the target's probability of the shared tokens bounds the acceptance rate. The drafter
+    reads the target's text in its own tokens. A token that it lacks is spelled with several, the longest first.
 
     Args:
         draft: the model that is to draft, with its tokenizer.
         target: the model to draft for, with its own.
-        longest: most of the drafter's tokens that one of the target's is read as; of a longer one only the end is read.
-            Caches are this many times as long, and so is a pass over tokens of which some must be spelled.
+        longest: most tokens of the drafter for one of the target's; of a longer one only the end is read. Caches are
+            this many times as long, and so is a pass in which some token must be spelled.
 
     Returns:
         A model with the target's vocabulary and tokenizer, for any drafter that takes one; without token trees, unless

@@ -1,11 +1,11 @@
 """A language model of another vocabulary as one that reads and writes the target's token ids.
 
-Whatever the map, the text has the target's distribution: the model's logits are put at the target's ids and every other
-id gets -inf, which makes a distribution like any other, that draft tokens are really drawn from. What a map costs is
-acceptance: at most the target's probability of the tokens that the model can draft.
+The text has the target's distribution with any map. The model's logits are put at the target's ids, and every other id
+gets -inf. Draft tokens are drawn from the distribution that this makes. A map costs acceptance: the target's
+probability of the tokens that the model can draft bounds it.
 
-Shapes: B batch, P prompt, T step, S capacity, M feature dimension; V the target's vocabulary, W the model's own, R the
-most of the model's tokens that one of the target's is read as.
+Shapes: B batch, P prompt, T step, S capacity, M feature dimension. V is the target's vocabulary, W the model's own, R
+the most tokens of the model for one of the target's.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class MappedParams(NamedTuple):
 
     Attributes:
         model: its own.
-        head: those of another head (`trim_vocabulary`); None for the model's own logits.
+        head: the parameters of a separate head (`trim_vocabulary`); None for the model's own logits.
         to_target: the target's id of each of W ids; V, which is past the end, where there is none.
-        to_draft, count: what each of the target's ids is read as, and how many tokens that are (1..R); None: the model
-            reads them as they are.
+        to_draft, count: the model's tokens for each of the target's ids, and how many there are (1..R); None: the model
+            reads the target's ids as they are.
         first: read before every prompt [F]; None: nothing.
     """
 
@@ -65,9 +65,9 @@ def map_vocabulary(
 ) -> Model:
     """Makes a model draft for a target that has other token ids, by a table that says which ids correspond.
 
-    A target's token that the model lacks is read as several of its own, so its rows are longer than the target's by a
-    number of their own. A pass is over T of its tokens where each row has one for each of the target's, as all drafted
-    tokens have; otherwise over R T.
+    The model reads a token that it lacks as several of its own, so its rows are longer than the target's, each by
+    another number. A pass is over T of its tokens if each token of the target is one of the model's, as all drafted
+    tokens are; otherwise over R T.
 
     Args:
         model: the one that is to draft.

@@ -28,15 +28,15 @@ def trim_vocabulary(
     """Makes a drafter's head smaller: it computes the logits of frequent tokens only, and drafts no others.
 
     The rows of the other tokens are not read at all: a drafter of 32,768 of 262,144 tokens reads an eighth of its head
-    at each draft token. The text keeps the target's distribution exactly; draft tokens are accepted less often, by at
-    most the target's probability of the tokens that are left out. What is read, prompts and drafted tokens, is not
-    restricted. Tokens that end a text are always among those drafted.
+    at each draft token. The text keeps the target's distribution exactly. Draft tokens are accepted less often, by at
+    most the target's probability of the tokens that are left out. The drafter still reads all tokens, in prompts and in
+    the text, and it always drafts the tokens that end a text.
 
     Args:
-        drafter_model: of a network of jaxspec's own, as `jaxspec.load` gives it; a head that was trimmed before is
-            trimmed anew, of the whole.
-        size: how many tokens to draft; with `counts` the most frequent ones, otherwise the first ids, which are the
-            most frequent ones of vocabularies that were made by merging pairs, and of most others.
+        drafter_model: a model with one of jaxspec's networks, as `jaxspec.load` returns it. If its head is already
+            trimmed, the whole head is trimmed anew.
+        size: how many tokens to draft: with `counts` the most frequent ones, otherwise the first ids. Vocabularies made
+            by merging pairs, and most others, begin with their most frequent tokens.
         counts: how often each id occurs in texts such as the target writes; alone: all ids that occur.
         ids: the tokens to draft, in place of size and counts.
 
