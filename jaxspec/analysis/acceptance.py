@@ -139,7 +139,7 @@ def measure(
         advance: called with the number of rows done, for a progress bar.
 
     Raises:
-        TypeError: the drafter is no Model: others have no distribution at positions where they did not draft.
+        TypeError: the drafter is not a Model. Others have a distribution only where they drafted.
         ValueError: batch < 1.
 
     Example:

@@ -1,14 +1,13 @@
 """Compiles a generation for TPUs or GPUs that are not here, and reads from the program how long its parts should take.
 
-libtpu, the compiler of TPUs, and jax's CUDA plugin, that of GPUs, run on any Linux machine. `estimate` hands them the
-program that `jaxspec.generate` would run, made from shapes alone: no weights are loaded, and nothing runs. What they
-say of sizes (arguments, temporaries, code) and of collectives is exact; a time is the TPU compiler's own estimate,
-which it writes on every fused operation. Of a GPU there are no times but that of the bytes that are read, and kernels
-are counted.
+libtpu, the compiler for TPUs, and jax's CUDA plugin, with the compiler for GPUs, run on any Linux machine. `estimate`
+gives them the program that `jaxspec.generate` would run, made from shapes alone: it loads no weights and runs nothing.
+Sizes (arguments, temporaries, code) and collectives are exact. Times are the TPU compiler's own estimates, which it
+writes on every fused operation. For a GPU the only time is that of the bytes read; kernels are counted.
 
-`program_text` says which parts there are, and how operations come to them. What chips wait for each other is not
-estimated. Nor is the time in which matrices are prefetched into the chip's own memory, as whole ones are on v5e and
-v6e: that of a part is therefore the larger of its estimate and of the bytes it reads over the memory's bandwidth.
+`program_text` assigns operations to parts. The estimates leave out two things: waiting for other chips, and prefetching
+matrices into the chip's own memory, which v5e and v6e do with whole ones. So a part's time is the larger of its
+estimate and the memory's time for the bytes it reads.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ def estimate(
 ) -> Estimate:
     """Compiles a generation, and plain decoding with the same target, for a TPU or a GPU, and estimates their times.
 
-    Those of a GPU are floors: what is read, over the memory's bandwidth.
+    A GPU's times are floors: the bytes read over the memory's bandwidth.
 
     Args:
         prepared: a generation, from `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.

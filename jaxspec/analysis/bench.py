@@ -1,7 +1,12 @@
 """Decodes settings, interleaved with plain decoding on the same prompts, and yields a result for each.
 
-`setting` has a setting and products of axes, `result` what is yielded, and finished results on disk, `table` tables for
-a screen, markdown and CSV, `predict` what acceptance rates and costs promise, and `plan` the gamma to take.
+Its parts are in other modules:
+
+- `setting`: a setting, and products of axes
+- `result`: the results, and finished ones on disk
+- `table`: tables for a screen, markdown and CSV
+- `predict`: the promise of acceptance rates and costs
+- `plan`: the gamma to take
 
 Settings of one task, batch size and sampling are a group. All of a group are compiled and warmed up, then run one
 after the other, generation by generation, `repeats` times; between the repeats what their passes cost is timed. So
@@ -115,9 +120,9 @@ def run(
 
     `run_groups` yields the groups instead, each as soon as it is measured.
 
-    What the store has is not measured again; what it lacks is added to it, group by group, and is interleaved with
-    plain decoding anew. A group that fails (logits that are not finite, memory that does not suffice) has results with
-    an error, which are not stored, and takes no other with it; nor does a setting whose gamma cannot be planned.
+    Results in the store are not measured again. Missing ones are measured group by group, interleaved with plain
+    decoding, and added to the store. A group that fails (logits that are not finite, too little memory) has results
+    with an error, which are not stored; other groups go on. So they do if a setting's gamma cannot be planned.
 
     Args:
         target: the model to decode from.

@@ -77,11 +77,10 @@ class Cost(NamedTuple):
 def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:
     """Measures c and v on the device, at the batch and the gamma of a generation, at the length that prefill leaves.
 
-    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched between
-    passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last, as greedy decoding
-    does, or a draw, if the generation samples: noise for a whole vocabulary is a good part of a small drafter's pass.
-    Compiled and warmed up first; the loops are short and interleaved, so that what else the machine does falls on all
-    alike.
+    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`. Nothing is dispatched between
+    passes, and the cache is carried in place, as in decoding. Each pass feeds the argmax of the last, or a draw if the
+    generation samples: noise for a whole vocabulary is a good part of a small drafter's pass. The loops are compiled
+    and warmed up first. They are short and interleaved, so that other load falls on all alike.
 
     Args:
         prepared: a generation with a target and a draft model. Its `max_new_tokens` sizes the caches, and a pass reads
@@ -90,7 +89,7 @@ def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = N
         inner: passes per measurement; by default as many as take some 30 ms.
 
     Raises:
-        TypeError: the drafter is no Model.
+        TypeError: the drafter is not a Model.
         ValueError: repeats or inner < 1.
 
     Example:
@@ -233,9 +232,9 @@ def passes(
 ) -> tuple[Int[Array, "B T"], core.Cache]:
     """Makes `inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
 
-    With keys, one per row, the argmax is of the distributions plus the noise of one position: as much as a draw takes,
-    or a rule that looks at T distributions and draws one token. The number of passes is traced, so that to the
-    compiler, too, this is a loop. The cache is consumed.
+    With keys, one per row, the noise of one position is added before the argmax. That takes as long as a draw, or as a
+    rule that looks at T distributions and draws one token. The number of passes is traced, so that the compiler, too,
+    sees a loop. The cache is consumed.
     """
 
     def one_pass(index, carry):

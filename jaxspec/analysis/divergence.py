@@ -41,7 +41,7 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
 def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
     """Computes the acceptance rate E[sum_x min(p(x) / l, q(x))], Corollary 3.6: the mean of `beta` over all positions.
 
-    Args, Raises: as `beta`. Positions are those of text that the target generates;
+    It has the arguments and errors of `beta`. Take positions of text that the target generates;
     `jaxspec.analysis.acceptance` measures this for a pair of models.
 
     Example, two positions, of which the drafter is right at one:
@@ -54,9 +54,9 @@ def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
 def beta_of_candidates(p: ArrayLike, q: ArrayLike, count: int) -> np.ndarray:
     """Computes how probably one of the first 1, 2, ... K independent draws from q is accepted, as siblings in a tree.
 
-    So `rules.rejection` judges them: the first is accepted with probability sum_x min(p(x), q(x)); if it is not, the
-    next one is judged by the residual, norm(max(0, p - q)), in place of p, and so on. The residual does not depend on
-    the draft tokens, so nothing is sampled.
+    `rules.rejection` accepts the first with probability sum_x min(p(x), q(x)). After a rejection it judges the next one
+    by the residual, norm(max(0, p - q)), in place of p, and so on. The residual does not depend on the draft tokens, so
+    nothing is sampled.
 
     Args:
         p, q: distributions of target and drafter [..., vocabulary].

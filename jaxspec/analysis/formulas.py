@@ -8,10 +8,10 @@ Plain functions of numbers or arrays (they broadcast), computed in float64. The 
     v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
     c_hat   arithmetic operations per token of the drafter over those of the target
 
-Equation 1 is of an endless text in which draft tokens are accepted independently of each other; `expected_rounds` is of
-a text that ends, with the probabilities of its own positions (`replay` has them): a Markov chain over its tokens, whose
-mean is computed, not sampled. An argument out of range is a ValueError. `divergence` has alpha from distributions, and
-`roofline` v from a machine.
+Equation 1 assumes an endless text, and draft tokens that are accepted independently of each other. `expected_rounds`
+takes a text that ends and the probabilities of its own positions (from `replay`). It computes the mean of a Markov
+chain over the text's tokens, without sampling. An argument out of range is a ValueError. `divergence` has alpha from
+distributions, and `roofline` v from a machine.
 
 Shapes: T tokens of one text, G gamma.
 
@@ -65,8 +65,8 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike =
         c: one pass of the drafter, in one-token passes of the target.
         v: the verify pass, in one-token passes of the target. 1 (the paper's) assumes compute to spare.
 
-    Example, the speeds of Table 1; Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0); then
-    Corollary 3.9, which is the case gamma = 1, (1 + alpha) / (1 + c); and what a drafter that costs nothing could give:
+    Example, the speeds of Table 1; of Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0); of
+    Corollary 3.9 (gamma = 1: (1 + alpha) / (1 + c)); and of a drafter without cost:
         >>> improvement([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
         [1.96, 2.53, 2.44, 3.69, 2.71, 6.86]
         >>> improvement([0.75, 0.80, 0.82], 7, [0.02, 0.04, 0.11]).round(1).tolist()
@@ -141,12 +141,14 @@ def break_even(c: float, v: Verify = 1.0) -> float:
 def obstacles(alpha: float, c: float, v: Verify = 1.0) -> tuple[str, ...]:
     """Names what keeps every gamma from improving on plain decoding; nothing, if one does.
 
-    Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: draft tokens
-    are rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
-    hardware is busy with the tokens it has, as at large batches ("no spare compute"; v = 1).
+    Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve:
+
+    - "low alpha": draft tokens are rarely right (mended: alpha = 1).
+    - "expensive draft": the drafter takes too long (mended: c = 0).
+    - "no spare compute": the hardware is busy with the tokens it has, as at large batches (mended: v = 1).
 
     Returns:
-        The regimes; all that are not perfect, should no single one be enough.
+        The regimes. If mending a single one is not enough, all that are not perfect.
 
     Example:
         >>> obstacles(0.75, 0.02), obstacles(0.05, 0.1), obstacles(0.6, 0.1, v=lambda gamma: 1 + gamma)

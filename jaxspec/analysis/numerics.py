@@ -1,8 +1,8 @@
 """The places where speculative and plain greedy text differ, and how near a tie it was.
 
-A pass over several tokens rounds otherwise than several passes over one, so greedy texts can differ where the two best
-tokens are (nearly) equally likely. That is no error of the method; a difference anywhere else is. In float32 there
-should be none; in bfloat16 there are, and the margin tells whether it was a near tie.
+A pass over several tokens rounds in another way than several passes over one token, so greedy texts can differ where
+the two best tokens are (nearly) equally likely. A difference anywhere else is an error. float32 texts should not
+differ. bfloat16 texts do, and the margin tells whether it was a near tie.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ def best_trees(
     """Finds for each number of nodes and of levels at most the tree with the most accepted tokens.
 
     Args:
-        acceptance: how probably a node's children are accepted, once the node is: by rank [K], if that depends on
-            nothing else; by how many children there are, and rank [K, K] (entry [k - 1, r] of the r-th of k; mixed
-            children are fewer or more of the likeliest ones); or by depth, too [L, K, K], deeper ones as the last.
+        acceptance: the probability that a child of an accepted node is accepted. [K] gives it by the child's rank. [K,
+            K] gives it by the number of children and the rank: entry [k - 1, r] is for the r-th of k (mixed children
+            are fewer or more of the likeliest ones). [L, K, K] adds the depth; deeper levels count as the last.
         nodes: most draft tokens.
         sizes: numbers of nodes; by default 1, 2, ... nodes.
         deepest: most levels.

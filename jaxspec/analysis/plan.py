@@ -3,7 +3,7 @@
 `plan` takes numbers, `of_sizes` a machine's data sheet, `of_compiled` the estimates of a TPU's compiler, and `of_pair`
 measures. Drafts are chains and trees, and are priced alike (`optimal_tree.price`).
 
-References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5; Chen et al., Sequoia, arXiv 2402.12374.
+References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5. Chen et al., Sequoia, arXiv 2402.12374.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Plan(NamedTuple):
         alpha, c: acceptance rate, and cost of a pass of the drafter over one token.
         chains: plain decoding and a chain of each gamma, at its index.
         break_even: the alpha above which chains would pay.
-        obstacles: why not, if the answer is not to speculate: "memory", if the machine has no room for both models; as
-            in `formulas.obstacles`; or, where measured tokens per round are fewer than in Equation 1, "short texts",
-            if those of independent draft tokens would be fewer, too, else "clustered draft tokens".
+        obstacles: the reasons not to speculate. "memory": the machine has no room for both models. Others are those of
+            `formulas.obstacles`. If measured tokens per round are fewer than in Equation 1, "short texts" or "clustered
+            draft tokens"; the former if independent draft tokens would give fewer, too.
         trees: if they were asked for, some of each size and depth.
         measured: the measurements behind the costs, of a pair; None of numbers and sizes.
         memory: the memory that the sizes take on a machine of known memory; None without one.
@@ -260,9 +260,9 @@ def of_pair(
 ) -> Iterator[Plan]:
     """Measures a pair of models on prompts, and yields a plan for each batch size.
 
-    Tokens per round are those of replaying the rejection rule along the target's own texts (`replay`), for each draft;
-    of another rule, or with more sampling options, those of independent draft tokens in texts as long. c and v are
-    timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are. Trees are those of
+    Tokens per round come from replaying the rejection rule along the target's own texts (`replay`), for each draft.
+    With another rule, or with more sampling options, they assume independent draft tokens in texts as long. c and v are
+    timed at each batch size, v at some gammas. `Plan.measured` has the intervals of these numbers. Trees come from
     `optimal_tree.best_trees` for each draw, for acceptance by rank and then for acceptance by depth, too.
 
     Args:

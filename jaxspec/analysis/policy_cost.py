@@ -1,7 +1,7 @@
-"""The costs of whole rounds by the number of their draft tokens: what `policies.adaptive` is told.
+"""The costs of whole rounds by the number of their draft tokens, for `policies.adaptive`.
 
-The rounds are those of the very program that a policy runs in, and not its passes timed one by one: drafting, the pass
-of the width that so many tokens need, the verdict, and what is done with it.
+Whole rounds of the policy's own program are timed, not passes one by one: drafting, the pass of the width that so many
+tokens need, the verdict and the commit.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def policy_costs(
 ) -> PolicyCosts:
     """Measures c and v of `policies.adaptive` for a generation.
 
-    Timed are whole rounds, over all its rows, one after the other, with as many draft tokens as each width of the
-    verify pass can judge. Tokens that are looked up are taken to be found, since what they cost matters where they are;
-    a search is a part of v, from one draft token on. What drafting one token more costs at one width is c; of trees,
-    where a level more is no wider pass, c is 0, and v has all.
+    It times whole rounds over all rows, one after the other, with as many draft tokens as each width of the verify pass
+    can judge. Look-ups count as successful, since their cost matters where they are. A search is a part of v, from one
+    draft token on. c is the cost of drafting one token more at the same width. A tree's pass does not widen with its
+    levels, so for trees c is 0 and v has everything.
 
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
             which a pass reads. Drafts that it leaves no room for are not timed, and count as 10^6 rounds.
         repeats, inner: the arguments of `cost.measure`.
-        begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`; of a job's slots
-            `jobs.slots.Slots.fill`. By default that of the generation's own prompts.
+        begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`, by default from the
+            generation's own prompts. For a job's slots it is `jobs.slots.Slots.fill`.
 
     Raises:
         ValueError: a generation without a drafter, or of 0 draft tokens.
@@ -66,8 +66,8 @@ def policy_costs(
         >>> costs.c >= 0, costs.v.shape, float(costs.v[0]), bool(costs.v[2] == costs.v[3])
         (True, (5,), 1.0, True)
 
-    Reference: c of Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7, and the verify pass of
-    Theorem 3.8 at its real cost, each with all that a round does beside.
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192: c of Definition 3.7, and the verify pass of
+    Theorem 3.8 at its real cost, both with the rest of a round.
     """
     gamma = prepared.decoder.gamma
     if prepared.options["drafter"] is None or not gamma:

@@ -8,12 +8,12 @@ An operation belongs to the part of a generation that its name scope says (`jax.
     target       the target's pass: the verify pass of a round, or the one-token pass of plain decoding
     accept, commit, rest    the verdict, the commit, and what has no scope
 
-Every loop's body is counted once, and of branches (of a conditional, or of `core.branches.switch`) the most expensive
-one. A product whose scope the compiler dropped, as a GPU's does where it splits one, belongs where what it reads was
-computed.
+Every loop's body is counted once. Of a conditional's branches, or those of `core.branches.switch`, the most expensive
+one is counted. If the compiler dropped a product's scope, as a GPU's does when it splits one, the product belongs to
+the part that computed its inputs.
 
-On a GPU each operation is a kernel, and the host reads whether a loop of unknown length goes on, for which it waits
-until the GPU is done with all that it was given. Its compiler's cycles are not read (docs/gpu.md).
+On a GPU each operation is a kernel. The host reads whether a loop of unknown length goes on, and waits for that until
+the GPU has finished all its work. Its compiler's cycles are not read (docs/gpu.md).
 """
 
 from __future__ import annotations

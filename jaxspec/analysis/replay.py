@@ -6,19 +6,23 @@ and for an exact rule that is enough:
     P(at least k draft tokens are accepted | the text) = S_k(x)
                                                       = P(the draft begins x1..xk, and these are accepted) / p(x1..xk).
 
-For the tokens of a round, continued by plain sampling, have the distribution p. They begin x1..xk in one of two ways:
-these are accepted draft tokens, or a token of the target's own is among them; given the text, the first has the
-probability S_k. It falls as k grows, and is the product of a ratio for each token: for a chain that of
-`Rule.acceptance_ratio` (min(1, q / p) of the rejection rule; under the block rule S_k is the least so far of the
-products of q / p), for a tree the sum over the nodes of a level of products over their paths, each node's ratio being
-that of its rank among its siblings. A chain is a tree with one child per node. So the number of rounds that a text
-takes is a Markov chain whose mean is computed, not sampled (`formulas.expected_rounds`); at temperature 0 it is the
-number itself. Of siblings drawn with replacement, what twins share is left out.
+For the tokens of a round, continued by plain sampling, have the distribution p. They begin with x1..xk in one of two
+ways: all of these are accepted draft tokens, or one is the target's own token. Given the text, the first way has the
+probability S_k. It falls as k grows, and is a product of ratios, one for each token:
+
+- In a chain the ratio is `Rule.acceptance_ratio` (for the rejection rule min(1, q / p)). Under the block rule S_k is
+  the smallest product of q / p so far.
+- In a tree S_k is a sum over the nodes of a level. Each adds the product along its path, and a node's ratio is that of
+  its rank among its siblings. A chain is a tree with one child per node.
+
+So the number of rounds of a text follows a Markov chain, whose mean is computed, not sampled
+(`formulas.expected_rounds`). At temperature 0 the mean is the number itself. For siblings drawn with replacement, the
+mass that twins share is left out.
 
 Shapes: N positions of all texts in a row, T tokens of one text, V vocabulary, K children of a node at most, G depth.
 
-References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 (the rejection rule); Chen et al.,
-Sequoia, arXiv 2402.12374, whose acceptance vector is the mean of `tree_ratios`.
+References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 (the rejection rule). Chen et al.,
+Sequoia, arXiv 2402.12374 (the acceptance vector, the mean of `tree_ratios`).
 """
 
 from __future__ import annotations
@@ -120,8 +124,8 @@ def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
     """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x), as of one child.
 
     Raises:
-        ValueError: a rule whose ratio is not known; or one that at temperature 0 accepts draft tokens which differ
-            from the text, so that the next distribution is not known.
+        ValueError: the rule's ratio is unknown; or at temperature 0 the rule accepts draft tokens that differ from the
+            text, so that the next distribution is unknown.
     """
     if rule.acceptance_ratio is None:
         raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
@@ -163,10 +167,10 @@ def matches_when_greedy(rule: Rule) -> bool:
 def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.ndarray, "N K K"]:
     """Computes, at each token x of the texts, P(child r of k is x and is accepted) / p(x), for each k and rank r.
 
-    Their mean over the positions is the acceptance by rank. Exact for "top" (1 where x is the drafter's r-th token),
-    "mixed" (which accepts all that p has of its fixed children) and "replacement" (each sibling meets what the ones
-    before it leave of p); "without_replacement" is averaged over some draws of the siblings before. At temperature 0
-    children are the most probable tokens, whatever the draw.
+    Their mean over the positions is the acceptance by rank. It is exact for "top" (1 where x is the drafter's r-th
+    token), for "mixed" (all of p's mass on the fixed children is accepted) and for "replacement" (each sibling meets
+    the p that its elders leave). For "without_replacement" it is averaged over some draws of the elder siblings. At
+    temperature 0 children are the most probable tokens with any draw.
 
     Args:
         trace: the logits, from `collect`.

@@ -1,12 +1,12 @@
 """The time of a pass if nothing but memory and arithmetic counts, from bytes, operations and a machine.
 
-A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token
-of every row. It takes as long as the slower of the two. So a verify pass over gamma + 1 tokens is free as long as
-batch (gamma + 1) tokens are too few to keep the arithmetic busy; beyond that it costs up to gamma + 1 passes, and
-speculation loses. Real passes are slower than this, small ones by much.
+A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token of
+every row. It takes as long as the slower of the two. So a verify pass is free while its batch (gamma + 1) tokens leave
+arithmetic idle. Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this,
+small ones by much.
 
-Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline); Leviathan, Kalman, Matias, ICML 2023,
-arXiv 2211.17192, section 3.4 (memory against arithmetic in speculative decoding).
+Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline). Leviathan, Kalman, Matias, ICML 2023, arXiv
+2211.17192, section 3.4 (memory against arithmetic in speculative decoding).
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Load(NamedTuple):
 def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, prompt: int = 0) -> Load:
     """Computes the load of a decoding pass of one of our networks.
 
-    What prefill alone uses is left out: encoder, position table, an embedding that is no head, and the cross-attention
-    keys' and values' weights. So are norms and biases, which are few.
+    Weights that only prefill uses are left out: the encoder, the position table, an embedding that is not the head, and
+    the weights of cross-attention's keys and values. Norms and biases are left out, too; they are few.
 
     Args:
         config: the network's configuration, with its dtype.

@@ -44,8 +44,8 @@ class Backend(NamedTuple):
 
     Attributes:
         name: the backend's name, for tables.
-        decode: (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for it;
-            the new tokens of all rows; and how many passes of the target all batches took, prefill's included.
+        decode: (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for the
+            result. Then the new tokens of all rows, and the number of the target's passes, with prefill's.
     """
 
     name: str

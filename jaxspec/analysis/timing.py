@@ -16,7 +16,7 @@ from jaxspec.decode.request import Prepared
 
 
 def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Times calls, interleaved: a, b, c, a, b, c, ..., in seconds [calls, repeats]; each waits for its result."""
+    """Times calls in turn (a, b, c, a, b, c, ...), in seconds [calls, repeats]; each waits for its result."""
     seconds = np.zeros((len(calls), repeats))
     for repeat in range(repeats):
         for index, call in enumerate(calls):

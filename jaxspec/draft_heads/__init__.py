@@ -1,7 +1,7 @@
 """Draft heads: networks that draft from the target's hidden states.
 
-One kind is one file. It holds a configuration, its network, its drafter, its published files in and out, how it is
-trained, and ends in an entry of this table. What kinds share:
+Each kind is one file: the configuration, the network, the drafter, the reading and writing of published files, and the
+training. The file ends in an entry of this table. Kinds share:
 
     kind         Kind, an entry of the table; sizes of transformer layers in recipes
     target       what heads take of their target: its embedding, its head, its vocabulary

@@ -55,8 +55,8 @@ def reader_at_once(
 
     Args:
         init, commit: the drafter's.
-        logits: (weights, caches, context) -> those of `count` draft tokens, or of as many as the tree has nodes, if
-            these are fewer; and the target's cache, if they were made with it.
+        logits: (weights, caches, context) -> the logits of `count` draft tokens, or of one for each node of a smaller
+            tree; and the target's cache, if it was used.
         vocab_size: width of the logits.
         count: how many draft tokens have logits.
     """

@@ -1,15 +1,14 @@
 """Block drafters: one pass over a block of mask tokens, whose attention also reads the target's hidden states.
 
-DFlash (Chen et al., arXiv 2602.06036): the outputs of several of the target's layers, at every committed position, are
-fused into one vector, of which each layer of the drafter makes keys and values. The block is the last committed token
-and mask tokens; within it every position attends to every other one. DSpark adds to the logits of a token what a
-low-rank matrix says of the token before it, so that the tokens of a block depend on each other. One of its forms has a
-memory, which begins at the last committed token's position, whether that predicts a token or not: as `speculators` has
-it.
+DFlash (Chen et al., arXiv 2602.06036) fuses the outputs of several of the target's layers into one vector for each
+committed position. Each layer of the drafter makes keys and values from it. The block is the last committed token and
+mask tokens, and all its positions attend to each other. DSpark adds a low-rank function of the previous token to a
+token's logits, so that the tokens of a block depend on each other. One of its forms has a memory. As in `speculators`,
+the memory begins at the last committed token's position, even if that position predicts no token.
 
-Shapes: B batch, T step, S cache capacity, A places where drafts begin, C draft tokens of a block, L positions before
-theirs that a memory has read (`BlockConfig.lead`), M the layers' width, F what is read of the target, V vocabulary, W
-the drafter's, R rank, N drafts, K depths.
+Shapes: B batch, T step, S cache capacity, M the layers' width. F width of the target's taps, V vocabulary, W the
+drafter's, R rank. A places where drafts begin, C draft tokens of a block, N drafts, K depths. L positions before theirs
+that a memory has read (`BlockConfig.lead`).
 """
 
 from __future__ import annotations
@@ -316,9 +315,9 @@ class BlockHead(NamedTuple):
             returned in front, if `correct` is to read them.
         rewind: forgets positions, as `LanguageModel.rewind` does.
         logits: (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V].
-        correct: (parameters, previous tokens [B], features [B, M], memory [B, R]) -> what is added to a token's logits,
-            given the token before it [B, V], and the memory that the next one is given [B, R]; None: the tokens of a
-            block are independent, given what is committed.
+        correct: (parameters, previous tokens [B], features [B, M], memory [B, R]) -> the addition to a token's logits
+            [B, V], and the memory for the next token [B, R]. None: given the committed text, the tokens of a block are
+            independent.
         memory: R, the width of what `correct` passes on, at the beginning zeros.
         count: most tokens of a block.
         requirements: its requirements of the target.
@@ -377,9 +376,9 @@ def init(config: BlockConfig, key: Key[Array, ""]) -> core.Params:
 def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
     """Drafts a whole block of tokens in one pass over mask tokens, conditioned on the target's hidden states (DFlash).
 
-    The cost does not grow with the number of draft tokens, so they may be many. Given the committed text DFlash's
-    tokens are independent of each other; DSpark's are drawn one after the other, each with the logits of its position
-    and what a low-rank matrix says of the token before. gamma is cut to what a block has.
+    The cost does not grow with the number of draft tokens, so they may be many. Given the committed text, DFlash's
+    tokens are independent of each other. DSpark's are drawn one after the other; each adds a low-rank function of the
+    token before to the logits of its position. gamma is cut to the tokens of a block.
 
     Args:
         head: a network and its parameters: `draft_heads.block.head(config)` in a `DraftHead`;

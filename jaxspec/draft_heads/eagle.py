@@ -203,10 +203,10 @@ def eagle(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
     """Drafts with one layer that continues the target's hidden states (EAGLE-1 and 3), sampling from its distributions.
 
     A draft token costs a pass of that layer and of a language-model head, a fraction of a pass of the target. The layer
-    reads what the target itself made of the text, which is why it predicts better than a model of its size would.
+    reads the target's own hidden states, so it predicts better than a model of its size.
 
-    After each verification the target's own hidden states take the place of those that the layer made up: it reads the
-    accepted tokens again with them. gamma draft tokens cost gamma passes, one of them over gamma + 1 tokens.
+    After each verification the layer reads the accepted tokens again, with the target's hidden states instead of its
+    own. gamma draft tokens cost gamma passes, one of them over gamma + 1 tokens.
 
     Args:
         head: a network and its parameters: `draft_heads.eagle.head(config)` in a `DraftHead`;

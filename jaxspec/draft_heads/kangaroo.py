@@ -1,10 +1,10 @@
 """Kangaroo (Liu et al., arXiv 2404.18911): attention and a norm between a target's layer and its head.
 
-The network reads the output of one layer at each position: of a draft token, what the target's own first layers make of
-it. The target's head makes logits of what it gives. It drafts by `drafters.early_exit`.
+The network reads the output of one of the target's layers at each position, for draft tokens, too. The target's head
+makes logits of its output. It drafts by `drafters.early_exit`.
 
-Its files hold attention and norms, named as Llama's. Their authors' config.json does not say after which of the
-target's layers they come, nor whose; what is written here does.
+Its files hold attention and norms, named as Llama's. The authors' config.json names neither the layer nor the target;
+files written here do.
 
 Shapes: B batch, T step, N nodes, M model dimension.
 """

@@ -59,10 +59,14 @@ def load_drafter(
         drafter = jaxspec.load_drafter("AngelSlim/Qwen3-8B_eagle3", target=target)
         out = jaxspec.generate(target, prompts, drafter=drafter, gamma=4)
 
-    What kind it is, its config.json and the names of its tensors say: EAGLE and EAGLE-3 (their authors' spelling,
-    SGLang's and vLLM's), the `speculators` format (eagle3, dflash, dspark, mtp), Medusa, DFlash, DSpark, Kangaroo,
-    PaSS, and the modules for multi-token prediction in a model's own folder (`source` is then the target's). The layers
-    that it reads of the target need not be asked for: `generate` runs the target with these taps.
+    The kind follows from config.json and the names of the tensors:
+
+    - EAGLE and EAGLE-3, in the spelling of their authors, SGLang and vLLM
+    - the `speculators` format: eagle3, dflash, dspark, mtp
+    - Medusa, DFlash, DSpark, Kangaroo, PaSS
+    - modules for multi-token prediction in a model's own folder; `source` is then the target's
+
+    `generate` runs the target with the taps that the drafter reads; you need not ask for them.
 
     Args:
         source: a folder, a hub id, owner/name, or the name of a shipped drafter.
@@ -81,9 +85,8 @@ def load_drafter(
         The drafter, for this target.
 
     Raises:
-        CheckpointError: there is no such folder, it is of none of these formats, it was made for another target, or it
-            is damaged.
-        ValueError: a revision is given of something that is not of the hub, or a head for a drafter that has its own.
+        CheckpointError: the folder is missing, damaged, in another format, or for another target.
+        ValueError: a revision was given for a source that is not on the hub, or a head for a drafter with its own.
 
     Warns:
         UserWarning: the folder names another model than this target, one of the same shapes.
@@ -104,8 +107,8 @@ def check_acceptance(
 ) -> float:
     """Measures how often a drafter's first draft token is accepted, at temperature 0; warns if that is too seldom.
 
-    Of a drafter of trees it measures how often one of the first draft tokens is, which is no less than for the chain
-    inside.
+    For a drafter of trees it measures how often one of the first draft tokens is accepted, at least as often as in a
+    chain.
 
     Args:
         drafter: with its target.
@@ -249,8 +252,8 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
         The configuration of the network, of one of `KINDS`, and its parameters.
 
     Raises:
-        CheckpointError: it is of no format that can be read, it was made for another target, or its files are absent,
-            damaged, or those of another drafter. No weights are read before that is known.
+        CheckpointError: its format is unknown, it was made for another target, or its files are missing, damaged or
+            another drafter's. This is known before weights are read.
     """
     files = tensors.shards(folder, tensors.OF_DRAFTERS)
     description = describe(folder, files, target, taps)

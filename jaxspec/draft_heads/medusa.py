@@ -1,12 +1,13 @@
 """Heads beside a model's own, each of which predicts a token further ahead from the same features (Medusa).
 
-Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115) has a feed-forward block for each and shares
-the model's head; Medusa (Cai et al., arXiv 2401.10774) has residual blocks and a head for each; in Hydra (Ankner et
-al., arXiv 2402.05109) a head also reads the tokens before the one that it predicts.
+- Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115): a feed-forward block each, and the model's
+  head for all.
+- Medusa (Cai et al., arXiv 2401.10774): residual blocks and a head each.
+- Hydra (Ankner et al., arXiv 2402.05109): a head also reads the tokens before the one that it predicts.
 
-Medusa's files are read as their authors publish them and as vLLM has them, in whose format all are written. Blockwise
-decoding's feed-forward blocks, heads without a vocabulary projection, and Hydra's projection of tokens are further
-tensors of that format, which nobody else reads.
+Medusa's files are read as their authors publish them and as vLLM has them; all are written in vLLM's format. Blockwise
+decoding's feed-forward blocks, heads without a vocabulary projection and Hydra's projection of tokens are extra tensors
+in that format. Only jaxspec reads them.
 
 Shapes: B batch, T step, C draft tokens, M model dimension, H heads, V vocabulary.
 """
@@ -234,8 +235,8 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDraft
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
 
-    Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115; Cai et al., Medusa, ICML 2024, arXiv
-    2401.10774; Ankner et al., Hydra, arXiv 2402.05109.
+    Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115. Cai et al., Medusa, ICML 2024, arXiv
+    2401.10774. Ankner et al., Hydra, arXiv 2402.05109.
     """
     check_target(head.network.requirements, target, "the heads")
     return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="heads")

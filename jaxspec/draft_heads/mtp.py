@@ -2,7 +2,7 @@
 
 DeepSeek-V3 (arXiv 2412.19437) and Qwen3-Next publish such modules beside their models' layers. A module joins the
 target's features of a position with the token after it, runs one of the model's own layers, and uses the model's
-embedding and head. To draft several tokens it is fed what it made.
+embedding and head. To draft several tokens it reads its own output.
 
 Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
 
@@ -133,9 +133,9 @@ def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
 def mtp(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
     """Drafts with the module that a model's checkpoint brings along for predicting the token after the next.
 
-    Such a module is one more of the model's layers, and reads the model's features: see `drafters.eagle`, of which this
-    is the same loop. For more than one draft token it is fed what it made, and the further ones are accepted less
-    often, unless it was trained so.
+    Such a module is one more of the model's layers, and reads the model's features. Its loop is that of
+    `drafters.eagle`. After the first draft token it reads its own output, so later tokens are accepted less often,
+    unless it was trained that way.
 
     Args:
         head: a network and its parameters: `draft_heads.mtp.head(config)` in a `DraftHead`;

@@ -1,16 +1,16 @@
 """Heads that draft token by token: hidden state and token in, hidden state and logits out (EAGLE, MTP).
 
 A pair is the hidden state of one position and the token of the next: pair t gives the hidden state of position t + 1,
-and the logits of token t + 2. In decoding such a network is fed the target's hidden states up to the last committed
+and the logits of token t + 2. In decoding such a network reads the target's hidden states up to the last committed
 token, and its own after that.
 
 Training-time test (Li et al., EAGLE-3, arXiv 2503.01840) does the same at every position of a row at once. At depth k
-the network is fed at each position what it made there at depth k - 1, with the token that is k places further on. It
-attends to the pairs of depth 0 up to its position, and to those of its own position at the depths after that: to what
-it would have fed itself had its draft begun there.
+the network reads, at each position, its own output of depth k - 1 with the token k places further on. It attends to the
+pairs of depth 0 up to its position, then to the pairs of its own position at depths 1 to k. These are the pairs of a
+draft that begins there.
 
-Shapes: B batch, T step, N nodes, S positions of whole rows, A places where drafts begin, K depths, F fed nodes,
-D what is paired with tokens, M the layers' width, V vocabulary.
+Shapes: B batch, T step, N nodes, F fed nodes. S positions of whole rows, A places where drafts begin, K depths. D width
+of the hidden states paired with tokens, M the layers' width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RecurrentHead(NamedTuple):
         read: (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D].
         empty: (batch, capacity) -> a cache of rows without pairs.
         extend: (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in
-            `LanguageModel.extend`) -> the hidden states that take the place of the target's at the next positions, and
-            the cache. It feeds pairs of a hidden state and the token after it, at each row's own length.
+            `LanguageModel.extend`) -> hidden states for the next positions, in place of the target's, and the cache. It
+            feeds pairs of a hidden state and the token after it, at each row's own length.
         rewind: forgets positions, as `LanguageModel.rewind` does.
         logits: (parameters, shared, hidden states) -> logits of what follows the tokens that these were made with, in
             the target's vocabulary [B, T, V].

@@ -27,8 +27,8 @@ def save(
 ) -> Path:
     """Writes a drafter: EAGLE-3, DFlash, DSpark and MTP in the format of `speculators`, which vLLM and SGLang read.
 
-    That has no EAGLE-1, which is written as its authors publish it, and no Medusa, which is written as vLLM has it,
-    with tensors of our own for blockwise and Hydra's heads.
+    EAGLE-1 is written as its authors publish it. Medusa is written as vLLM has it, with tensors of our own for
+    blockwise and Hydra heads.
 
     Args:
         config: the network's configuration, as `draft_heads.load.read_head` returns it.

@@ -4,8 +4,8 @@ A draft that begins after token s + 1 has read the target's hidden states up to 
 (from 0) is to have the target's distribution after token s + 1 + k; the text's tokens stand for the draft tokens before
 it. `jaxspec.training.head_loss` compares the two.
 
-Shapes: B batch, S positions of a row, A places where drafts begin, K draft tokens, D hidden states, N drafts,
-V vocabulary, R what a sequential head passes on.
+Shapes: B batch, S positions of a row, A places where drafts begin, K draft tokens. D hidden states, N drafts, V
+vocabulary, R width of a sequential head's memory.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class Training(NamedTuple):
     """The functions that training asks of a kind of draft head.
 
     Attributes:
-        hidden_states: (configuration, parameters, shared, starts) -> what logits are made of, for each draft token of
-            each draft; one vector for all where they share it [B, A, _, D].
+        hidden_states: (configuration, parameters, shared, starts) -> the vectors from which logits are made, for each
+            draft token of each draft [B, A, _, D]; a single one if all draft tokens share it.
         logits: (configuration, parameters, shared, hidden, ahead, depth, memory) -> the logits of the draft tokens
-            number `depth`, in the target's vocabulary [N, V], and the memory for the next ones. `hidden` [N, _, D] is
-            what `hidden_states` gave, `ahead` [N, K] the token that each draft begins after and those after it,
-            `memory` what this returned for the draft tokens before, None for the first.
+            number `depth`, in the target's vocabulary [N, V], and the memory for the next ones. `hidden` [N, _, D]
+            comes from `hidden_states`. `ahead` [N, K] holds the token before each draft and the tokens after it.
+            `memory` is the one returned for the draft tokens before, None for the first.
         longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.
         begin: (configuration, random parameters, target, how often tokens occur) -> parameters to begin with.
         predicts_features: configuration -> whether its hidden states are predictions of the target's features, whose

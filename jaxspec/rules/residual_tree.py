@@ -103,8 +103,8 @@ def after_rejection(
         rejected: rows where it is; in the others nothing changes.
 
     Returns:
-        The mass of max(w p - q, 0), and what is left. Where the mass is nothing (where w p equals q, up to rounding),
-        no trial was needed: the numbers stay.
+        The mass of max(w p - q, 0), and what is left. If the mass is 0 (w p equals q, up to rounding), no trial was
+        needed: the numbers stay.
     """
     at = jnp.maximum(take_position(tree.parent, child), 0)
     # w (a p - b q) less the child's scaled q is again of the form a' p - b' q: a' = w a, b' = w b + scale.

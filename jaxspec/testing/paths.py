@@ -1,7 +1,7 @@
 """Paths, which fix draws of a row, and running them: what a call does and what it draws, in NumPy.
 
-N is a number of paths, M one of rows that are run, S of draws that a path fixes, E of draws that a row makes, W and F
-are widths of what is compared.
+N is the number of paths, M of rows that are run, S of draws that a path fixes, E of draws that a row makes. W and F are
+widths of the compared arrays.
 """
 
 from __future__ import annotations
