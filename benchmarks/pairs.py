@@ -24,9 +24,7 @@ import jax
 from jaxspec.analysis import memory, roofline
 from jaxspec.core import Model
 from jaxspec.draft_heads import KINDS, kind_of, load
-from jaxspec.draft_heads.kind import shape_of
-from jaxspec.nets import net_of
-from jaxspec.nets.t5 import T5Config
+from jaxspec.nets import decoder_layers, net_of
 from jaxspec.weights import huggingface, quantisation, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -258,9 +256,9 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
         drafts, shape = _weight_bytes(pair.drafter), model(pair.drafter).config
     elif pair.format in FORMATS:
         config = describe(pair).config
-        params, shape = abstract_params(config), shape_of(config)
+        params, shape = abstract_params(config), config.shape
         drafts = {dtype: _bytes(params, quantisation.computation(dtype, "bfloat16")) for dtype in dtypes}
-    has_cache = hasattr(shape, "head_dim")  # Medusa's heads have none
+    has_cache = decoder_layers(shape) > 0  # Medusa's heads have none
     return [
         Sizes(
             weights[dtype],
@@ -282,8 +280,7 @@ def _bytes(params: Any, dtype: str) -> int:
 
 def _cache_bytes(config: Any, dtype: str) -> float:
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype, "bfloat16"))
-    row = min(ROW, getattr(config, "max_positions", None) or ROW)
-    return roofline.load_of(config, row=row, prompt=PROMPT if isinstance(config, T5Config) else 0).cache_bytes
+    return roofline.load_of(config, row=min(ROW, config.max_positions or ROW), prompt=PROMPT).cache_bytes
 
 
 # --- the page

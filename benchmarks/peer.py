@@ -32,9 +32,7 @@ from jaxspec.cli.workload import settings_of
 from jaxspec.core import BoundDrafter, Model, Prompt
 from jaxspec.decode import batches
 from jaxspec.decode.request import Prepared
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
-from jaxspec.nets.t5 import T5Config
+from jaxspec.nets import decoder_layers
 from jaxspec.vocab import trim
 from jaxspec.weights import huggingface
 
@@ -136,7 +134,7 @@ def refuse(setting: Setting, prepared: Prepared) -> None:
         )
     models = [prepared.target] + ([setting.drafter] if isinstance(setting.drafter, Model) else [])
     for model in models:
-        if not isinstance(model.config, T5Config | GPTConfig | DecoderConfig) or dtype_of(model) != "float32":
+        if decoder_layers(model.config) == 0 or dtype_of(model) != "float32":
             raise ValueError(
                 f"{model.name or 'a model'} is {model.config}: expected a network of jaxspec.nets in float32"
             )
@@ -179,7 +177,7 @@ def exported(model: Model, folder: Path) -> Any:
     path = folder / str(id(model.params))
     if not path.exists():
         huggingface.save(trim.untrimmed(model), path)
-    return _load(path, "AutoModelForSeq2SeqLM" if isinstance(model.config, T5Config) else "AutoModelForCausalLM")
+    return _load(path, "AutoModelForCausalLM" if model.lm.encoder is None else "AutoModelForSeq2SeqLM")
 
 
 def _assisted(assistant: Any, gamma: int) -> dict[str, Any]:

@@ -24,11 +24,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
 import jaxspec
+from jaxspec import nets
 from jaxspec.cli.convert import write
 from jaxspec.core import Distribution, Draft, Keys, Model, Params, Rule, Verdict
 from jaxspec.nets import gpt, quantised, t5
-from jaxspec.nets.gpt import GPTConfig
-from jaxspec.nets.t5 import T5Config
 from jaxspec.rules.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
 from jaxspec.vocab import trim
 
@@ -85,20 +84,19 @@ def widen(model: Model, ff_dim: int) -> Model:
     which a matrix product sums, and the cost of a pass is that of the larger model.
 
     Example:
-        >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+        >>> config = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
         >>> small = Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)), config=config)
         >>> wide = widen(small, 64)
         >>> wide.config.ff_dim, wide.params["layers_0"]["ff"]["out"]["weight"].shape
         (64, (16, 64))
     """
-    if not isinstance(model.config, T5Config | GPTConfig):
+    if (net := nets.find(model.config)) not in (t5.NETWORK, gpt.NETWORK):
         kind = type(model.config).__name__
         raise TypeError(f"widen takes a model with a T5Config or a GPTConfig, got one with a {kind}")
     more = ff_dim - model.config.ff_dim
     if more < 0:
         raise ValueError(f"ff_dim is {ff_dim}: expected at least the model's own, {model.config.ff_dim}")
     config = dataclasses.replace(model.config, ff_dim=ff_dim)
-    net: Any = t5 if isinstance(config, T5Config) else gpt
 
     def leaf(path: tuple[Any, ...], x: Array) -> Array:
         names = tuple(str(entry.key) for entry in path)

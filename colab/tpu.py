@@ -79,8 +79,8 @@ import functools
 from jax.sharding import AbstractMesh
 
 from jaxspec import sharding
-from jaxspec.analysis.memory import of_config
-from jaxspec.nets import net_of
+from jaxspec.analysis import roofline
+from jaxspec.nets import axes_of, net_of
 from jaxspec.weights.hf_families import FAMILIES
 
 SHAPES = {name: config for family in FAMILIES for name, config in family.sizes.items()}
@@ -96,17 +96,17 @@ def shapes_of(config):
 def parameter_bytes(config, mesh):
     """Bytes of the parameters on each device: of matrices in bfloat16, and of vectors in float32."""
     shapes = shapes_of(config)
-    leaves, places = jax.tree.leaves(shapes), jax.tree.leaves(sharding.parameters(shapes, config, mesh))
+    leaves, places = jax.tree.leaves(shapes), jax.tree.leaves(sharding.parameters(shapes, axes_of(config), mesh))
     each = zip(leaves, places, strict=True)
     return sum((2 if x.ndim > 1 else 4) * math.prod(place.shard_shape(x.shape)) for x, place in each)
 
 
 def cache_bytes(config, rows, tokens, mesh):
     """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an encoder's prompt."""
-    of_token = of_config("", config).cache_bytes_per_token["bfloat16"] * (2 if hasattr(config, "encoder_layers") else 1)
-    shape = rows, getattr(config, "kv_heads", config.heads), tokens, 1
-    part = sharding.cache(jax.ShapeDtypeStruct(shape, "bfloat16"), config, mesh).shard_shape(shape)
-    return of_token * tokens * rows * math.prod(part) / math.prod(shape)
+    of_row = roofline.load_of(dataclasses.replace(config, dtype="bfloat16"), row=tokens, prompt=tokens).cache_bytes
+    shape = rows, axes_of(config).parts["kv_heads"], tokens, 1
+    part = sharding.cache(jax.ShapeDtypeStruct(shape, "bfloat16"), axes_of(config), mesh).shard_shape(shape)
+    return of_row * rows * math.prod(part) / math.prod(shape)
 
 
 def fits(names, rows, mesh):
@@ -138,7 +138,7 @@ for title in pairs:
     assert np.isclose(8 * needed[title, 8][0], needed[title, 1][0], rtol=0.2)
 assert sum(needed["T5 v1.1 XXL, small", 1]) > CHIP > sum(needed["T5 v1.1 XXL, small", 4])
 llama = SHAPES["llama-3.1-70b"]
-print("on model=16 Llama 3.1 70B keeps whole:", *sharding.kept_whole(llama, GRIDS[16]))
+print("on model=16 Llama 3.1 70B keeps whole:", *sharding.kept_whole(axes_of(llama), GRIDS[16]))
 assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  # its caches, with 8 key-value heads
 
 # %% [markdown]
@@ -155,7 +155,6 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 
 # %%
 from jaxspec.analysis import plan as planning
-from jaxspec.analysis import roofline
 from jaxspec.analysis.roofline import Machine, machine
 
 one = machine("tpu-v5e")
@@ -195,13 +194,13 @@ assert plans["Llama 3.1 8B, 3.2 1B", 1].gamma > plans["Llama 3.1 8B, 3.2 1B", 51
 # %%
 def mesh_for(config, count):
     """The target's heads over as many devices as divide both, rows over the others."""
-    model = math.gcd(count, getattr(config, "kv_heads", config.heads))
+    model = math.gcd(count, axes_of(config).parts["kv_heads"])
     return sharding.mesh(f"data={count // model},model={model}")
 
 
 names = "debian-t5-large", "debian-t5-draft"
-whole = [jaxspec.load(name) for name in names]
-mesh = mesh_for(whole[0].config, jax.device_count())
+unsplit = [jaxspec.load(name) for name in names]
+mesh = mesh_for(unsplit[0].config, jax.device_count())
 target, draft = (jaxspec.load(name, mesh=mesh) for name in names)
 print(dict(mesh.shape))
 
@@ -211,12 +210,11 @@ def on_first_device(model):
     return sum(x.addressable_shards[0].data.nbytes for x in leaves)
 
 
-for alone, split in zip(whole, (target, draft), strict=True):
+for alone, split in zip(unsplit, (target, draft), strict=True):
     part = on_first_device(split) / on_first_device(alone)
-    print(
-        f"{split.name}: {part:.1%} on each device; whole are {sharding.kept_whole(split.config, mesh) or 'norms only'}"
-    )
-    assert np.isclose(part * mesh.shape["model"], 1, rtol=0.1) or sharding.kept_whole(split.config, mesh)
+    whole = sharding.kept_whole(axes_of(split.config), mesh)
+    print(f"{split.name}: {part:.1%} on each device; whole are {whole or 'norms only'}")
+    assert np.isclose(part * mesh.shape["model"], 1, rtol=0.1) or whole
 
 # %% [markdown]
 # The text does not depend on where the parameters lie. In float32 it is the same token for token on one device and on

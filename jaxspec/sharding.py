@@ -13,8 +13,9 @@ strings, which the host looks for between rounds, are for one process.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "dim": None,
     "head_dim": None,
     "positions": None,
+    "experts": MODEL,
 }
 LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are the first of them
     "embedding": ("vocab", "dim"),
@@ -49,6 +51,22 @@ LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its b
     "ff/out": ("dim", "ff"),
 }
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
+
+
+class Axes(NamedTuple):
+    """The ways in which the parameters of a network may be split.
+
+    Attributes:
+        parts: into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has 128
+            outputs, but can be cut once. An axis that is absent may be cut anywhere.
+        layers: axes of matrices that `LAYERS` lacks, in its form.
+    """
+
+    parts: Mapping[str, int] = MappingProxyType({})
+    layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+WHOLE = Axes()  # of a model that is none of `jaxspec.nets`
 
 
 def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
@@ -99,39 +117,38 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
         return Mesh(np.array(devices[:needed]).reshape(*sizes.values()), tuple(sizes), kinds)
 
 
-def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
+def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
     """Returns the sharding of every parameter.
 
     Args:
         params: of a network of `jaxspec.nets`, or their shapes; quantised matrices (`weights.quantisation`), too.
-            A leaf whose path is not in `LAYERS` is kept whole.
-        config: of the network: says how many heads share a projection.
+            A leaf whose path is in neither table is kept whole.
+        axes: the network's (`nets.axes_of`).
         mesh: with axes among "data" and "model".
 
     Raises:
         ValueError: the mesh has other axes.
 
-    >>> from types import SimpleNamespace as Config
     >>> tree = {"query": {"weight": jax.ShapeDtypeStruct((8, 6), "float32")}, "norm": {"scale": np.ones(6)}}
-    >>> found = parameters(tree, Config(heads=2), mesh("model=1"))
-    >>> tuple(found["query"]["weight"].spec), tuple(found["norm"]["scale"].spec)
+    >>> places = parameters(tree, Axes({"heads": 2}), mesh("model=1"))
+    >>> tuple(places["query"]["weight"].spec), tuple(places["norm"]["scale"].spec)
     (('model', None), ())
     """
 
     def leaf(path: tuple[Any, ...], x: Any) -> NamedSharding:
-        return of(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape, config, mesh)
+        return of(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape, axes, mesh)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 
 
-def of(path: str, shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
+def of(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> NamedSharding:
     """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
-    axes = logical(path)
-    # Entries by groups are [groups of columns, rows, columns of a group].
-    return _sharding(axes[::-1] if len(shape) == 3 else axes, shape, config, mesh)
+    names = logical(path, axes.layers)
+    # A matrix's entries by groups are [groups of columns, rows, columns of a group].
+    return _sharding(names[::-1] if len(names) == 2 and len(shape) == 3 else names, shape, axes.parts, mesh)
 
 
-def logical(path: str) -> tuple[str, ...]:
+def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> tuple[str, ...]:
     """Returns the logical axes of a parameter; none if it is kept whole.
 
     >>> logical("layers_0/ff/out/weight"), logical("layers_0/attention/query/bias"), logical("norm/scale")
@@ -141,23 +158,23 @@ def logical(path: str) -> tuple[str, ...]:
     if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "int4", "scale", "zero"):
         names.pop()  # a quantised matrix, and the scales of its rows
     layer, kind = names[:-1], names[-1]
-    axes = LAYERS.get("/".join(layer[-2:])) or LAYERS.get("".join(layer[-1:]))
+    ends = "/".join(layer[-2:]), "".join(layer[-1:])
+    axes = next((table[end] for end in ends for table in (layers, LAYERS) if end in table), None)
     if axes is None or kind not in ("weight", "embedding", "bias"):
         return ()
     return axes[:1] if kind == "bias" else axes
 
 
-def cache(cache: Cache, config: Any, mesh: Mesh) -> Cache:
+def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
     """Returns the sharding of every leaf of a network's cache: keys and values by rows and heads, lengths by rows.
 
-    >>> from types import SimpleNamespace as Config
-    >>> tuple(cache(np.ones((4, 2, 16, 8)), Config(heads=2), mesh("data=1")).spec)
+    >>> tuple(cache(np.ones((4, 2, 16, 8)), Axes({"kv_heads": 2}), mesh("data=1")).spec)
     ('data', 'model', None, None)
     """
 
     def leaf(x: Any) -> NamedSharding:
-        axes = {4: CACHE, 1: CACHE[:1]}.get(len(x.shape), ())
-        return _sharding(axes, x.shape, config, mesh)
+        names = {4: CACHE, 1: CACHE[:1]}.get(len(x.shape), ())
+        return _sharding(names, x.shape, axes.parts, mesh)
 
     return jax.tree.map(leaf, cache)
 
@@ -172,7 +189,7 @@ def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
     """
 
     def leaf(x: Any) -> NamedSharding:
-        return _sharding(("batch",) if x.shape[:1] == (batch,) else (), x.shape, None, mesh)
+        return _sharding(("batch",) if x.shape[:1] == (batch,) else (), x.shape, {}, mesh)
 
     return jax.tree.map(leaf, tree)
 
@@ -228,17 +245,14 @@ def fetch(tree: Any) -> Any:
     return jax.tree.map(leaf, tree)
 
 
-def kept_whole(config: Any, mesh: Mesh) -> list[str]:
+def kept_whole(axes: Axes, mesh: Mesh) -> list[str]:
     """Lists the axes of a network that are on every device although the table splits them, each with the reason.
 
-    >>> from types import SimpleNamespace as Config
-    >>> kept_whole(Config(heads=4, ff_dim=12, vocab_size=10), mesh("model=1"))
+    >>> kept_whole(Axes({"heads": 4, "ff": 12, "vocab": 10}), mesh("model=1"))
     []
     """
     size = mesh.shape.get(MODEL, 1)
-    fields = {"heads": "heads", "kv_heads": "kv_heads", "ff": "ff_dim", "vocab": "vocab_size"}
-    counts = {axis: getattr(config, field, 0) for axis, field in fields.items()}
-    return [f"{name} ({count} is no multiple of {size})" for name, count in counts.items() if count % size]
+    return [f"{name} ({count} is no multiple of {size})" for name, count in axes.parts.items() if count % size]
 
 
 def _check(mesh: Any) -> None:
@@ -252,20 +266,13 @@ def _mesh(x: Any) -> Mesh | None:
     return place.mesh if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) else None
 
 
-def _heads(config: Any) -> dict[str, int]:
-    """Counts heads: a projection to 2 heads of 64 dimensions has 128 outputs, but can be cut once."""
-    heads = getattr(config, "heads", None)
-    return {} if heads is None else {"heads": heads, "kv_heads": getattr(config, "kv_heads", heads)}
-
-
-def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
+def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], parts: Mapping[str, int], mesh: Mesh) -> NamedSharding:
     _check(mesh)
-    heads = _heads(config)
 
     def of_axis(axis: str, size: int) -> str | None:
         over = TABLE[axis]
         if over not in mesh.axis_names:
             return None
-        return None if size % mesh.shape[over] or heads.get(axis, 0) % mesh.shape[over] else over
+        return None if size % mesh.shape[over] or parts.get(axis, 0) % mesh.shape[over] else over
 
     return NamedSharding(mesh, PartitionSpec(*map(of_axis, axes, shape)))

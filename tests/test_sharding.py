@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 import jaxspec
 from jaxspec import sharding
 from jaxspec.decode import request
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import axes_of, decoder, gpt, t5
 from jaxspec.testing import table_model
 from jaxspec.weights import parameters
 from jaxspec.weights.hf_families.lamda import SIZES as LAMDA
@@ -63,7 +63,7 @@ def test_every_matrix_has_axes_and_nothing_else_has(name):
 
 def test_projections_are_split_where_blocks_need_one_sum():
     params, config = shapes("llama")
-    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
+    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, axes_of(config), GRID)).items()}
     replicated, split = PartitionSpec(None, None), ("model", None)
     layer = {path.removeprefix("layers_0/"): spec for path, spec in specs.items() if path.startswith("layers_0/")}
     assert layer["attention/query/weight"] == layer["ff/gate/weight"] == layer["ff/wi/weight"] == PartitionSpec(*split)
@@ -79,11 +79,11 @@ def test_projections_are_split_where_blocks_need_one_sum():
 def test_xxl_over_8_devices_is_an_eighth_of_itself():
     params, config = shapes("t5-v1_1-xxl")
     mesh = AbstractMesh((1, 8), ("data", "model"))
-    places = sharding.parameters(params, config, mesh)
+    places = sharding.parameters(params, axes_of(config), mesh)
     parts = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape))), params, places)
     per_device, all_of_them = sum(jax.tree.leaves(parts)), sum(x.size for x in jax.tree.leaves(params))
     assert per_device * 8 == pytest.approx(all_of_them, rel=1e-3)  # norms are whole
-    assert sharding.kept_whole(config, mesh) == []
+    assert sharding.kept_whole(axes_of(config), mesh) == []
 
 
 def test_groups_of_columns_are_split_as_columns_are():
@@ -96,26 +96,28 @@ def test_groups_of_columns_are_split_as_columns_are():
         ("out", "zero", (32, 8)): PartitionSpec(None, "model"),
     }
     for (module, part, shape), spec in specs.items():
-        assert sharding.of(f"layers_0/ff/{module}/weight/{part}", shape, LLAMA, GRID).spec == spec
+        assert sharding.of(f"layers_0/ff/{module}/weight/{part}", shape, axes_of(LLAMA), GRID).spec == spec
 
 
 def test_what_does_not_divide_is_whole_and_reported():
     config = t5.T5Config(30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1)
     params = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
-    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
+    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, axes_of(config), GRID)).items()}
     assert {spec for path, spec in specs.items() if "ff/" not in path} <= {PartitionSpec(None, None), PartitionSpec()}
     assert specs["decoder_0/ff/wi/weight"] == PartitionSpec("model", None)
-    assert sharding.kept_whole(config, GRID) == ["heads (3 is no multiple of 4)", "vocab (30 is no multiple of 4)"]
-    assert sharding.kept_whole(LLAMA, GRID) == ["kv_heads (2 is no multiple of 4)"]
+    numbers = {"heads": 3, "kv_heads": 3, "vocab": 30}
+    reasons = [f"{axis} ({number} is no multiple of 4)" for axis, number in numbers.items()]
+    assert sharding.kept_whole(axes_of(config), GRID) == reasons
+    assert sharding.kept_whole(axes_of(LLAMA), GRID) == ["kv_heads (2 is no multiple of 4)"]
     assert sharding.rows(jnp.ones(3), 3, GRID).spec == PartitionSpec(None)
 
 
 def test_a_mesh_may_lack_an_axis():
     data = AbstractMesh((4,), ("data",))
     params, config = shapes("llama")
-    leaves = jax.tree.leaves(sharding.parameters(params, config, data))
+    leaves = jax.tree.leaves(sharding.parameters(params, axes_of(config), data))
     assert all(s.is_fully_replicated for s in leaves)
-    assert sharding.kept_whole(config, data) == []
+    assert sharding.kept_whole(axes_of(config), data) == []
     assert sharding.rows(jnp.ones((8, 3)), 8, data).spec == PartitionSpec("data")
 
 

@@ -40,8 +40,7 @@ from jaxspec.analysis.program_text import Part
 from jaxspec.core import Model, Params, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
-from jaxspec.drafters.lookups.ngram_model import NGramConfig
-from jaxspec.nets import net_of
+from jaxspec.nets import axes_of, decoder_layers, net_of
 from jaxspec.weights import huggingface, loading, quantisation
 
 ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
@@ -179,9 +178,8 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     )
 
     def params() -> Params:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: quantisation.as_dtype(path, x, dtype), net_of(config).init(config, jax.random.key(0))
-        )
+        random = net_of(config).init(config, jax.random.key(0))
+        return jax.tree_util.tree_map_with_path(lambda path, x: quantisation.as_dtype(path, x, dtype), random)
 
     name = shape if isinstance(shape, str) else ""
     return Model(net_of(config).language_model(config), jax.eval_shape(params), config=config, name=name)
@@ -286,7 +284,7 @@ def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
     drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else None
     least = {}
     for which, part in (("target", prepared.target), ("draft", drafting)):
-        if part is None or part.config is None or isinstance(part.config, NGramConfig):
+        if part is None or decoder_layers(part.config) == 0:
             continue
         width = prepared.prompt.tokens.shape[1]
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
@@ -298,7 +296,7 @@ def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         leaves = jax.tree.leaves(params, is_leaf=quantisation.is_quantised)
         matrices = [x for x in leaves if quantisation.is_quantised(x) or len(x.shape) == 2]
         weight_bytes = quantisation.nbytes(matrices) / quantisation.count(matrices)
-        heads = getattr(part.config, "kv_heads", part.config.heads)
+        heads = axes_of(part.config).parts["kv_heads"]
         caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
         least[which] = load.parameters * weight_bytes / model + caches
     return least

@@ -23,6 +23,7 @@ from jaxspec.core import Request, Weights
 from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
+from jaxspec.nets import axes_of
 
 ENDS = 4  # end tokens that every compiled program has room for: published models have up to three
 
@@ -149,8 +150,8 @@ def lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
         drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else prepared.target
         places = (
             Weights(
-                sharding.parameters(weights.target, prepared.target.config, mesh),
-                sharding.parameters(weights.draft, drafting.config, mesh),
+                sharding.parameters(weights.target, axes_of(prepared.target.config), mesh),
+                sharding.parameters(weights.draft, axes_of(drafting.config), mesh),
             ),
             sharding.rows(prompt, len(prompt.length), mesh),
             sharding.rows(request, len(request.max_new_tokens), mesh),

@@ -14,17 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import core
-from jaxspec.analysis import acceptance, roofline
+from jaxspec import core, nets
+from jaxspec.analysis import acceptance
 from jaxspec.analysis.timing import interleave
 from jaxspec.core import noise, programs, token_rows
 from jaxspec.core.round import bucket_widths
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode.request import Prepared
-from jaxspec.drafters.lookups.ngram_model import NGramConfig
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
-from jaxspec.nets.t5 import T5Config
 from jaxspec.sampling import match_vocab
 from jaxspec.weights import quantisation
 
@@ -391,8 +387,6 @@ def operations_ratio(target: core.Model, drafter: core.Model) -> float:
 
 def _weights(model: core.Model) -> float:
     """Counts the weights that each token is multiplied with."""
-    if isinstance(model.config, NGramConfig):
-        return 0.0  # look-ups
-    if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
-        return roofline.load_of(model.config).parameters
-    return quantisation.count(model.params)
+    if (network := nets.find(model.config)) is None:
+        return quantisation.count(model.params)
+    return network.load(model.config).per_token  # 0 of tables, which look up

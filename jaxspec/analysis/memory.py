@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import sys
 from typing import Any, NamedTuple
 
@@ -14,9 +13,7 @@ import jax.numpy as jnp
 from jaxspec.core import Prompt, token_rows
 from jaxspec.decode import inputs, loop
 from jaxspec.decode.request import Prepared, drafter_lms
-from jaxspec.drafters.lookups import ngram_model
-from jaxspec.nets import decoder_layers, net_of
-from jaxspec.nets.t5 import T5Config
+from jaxspec.nets import net_of
 from jaxspec.weights import quantisation
 from jaxspec.weights.loading import DTYPES
 
@@ -130,32 +127,23 @@ class NetSize(NamedTuple):
 def of_config(name: str, config: Any) -> NetSize:
     """Counts parameters, memory and cache of a network or of n-gram tables, without making it.
 
-    The layers of a stack are alike, so one of each is traced, and counted as often as there are layers.
-
     >>> from jaxspec.nets.gpt import SIZES
     >>> size = of_config("gpt-6m", SIZES["gpt-6m"])
     >>> size.parameters, size.cache_bytes_per_token["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
     (6036480, 4096)
     """
-    if isinstance(config, ngram_model.NGramConfig):
-        entries = jax.eval_shape(lambda: ngram_model.init(config, jax.random.key(0)))
-        count = sum(math.prod(x.shape) for x in jax.tree.leaves(entries))
-        memory, cache = ({str(dtype): size for dtype in DTYPES} for size in (4 * count, 4))  # the row itself
-        return NetSize(name, count, memory, cache, config)
-    stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
-    depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
-    shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
-    times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
-    shapes = jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
-    total = sum(times.get(part, 1) * quantisation.count(params) for part, params in shapes.items())
-    numbers = (
-        2 * decoder_layers(config) * getattr(config, "kv_heads", config.heads) * config.head_dim
-    )  # keys and values
-    memory, cache = {}, dict.fromkeys(DTYPES, 4 * numbers) | {"bfloat16": 2 * numbers}
-    for dtype in DTYPES:
-        parts = jax.eval_shape(functools.partial(_cast, dtype=dtype), shapes)
-        memory[dtype] = sum(times.get(part, 1) * quantisation.nbytes(params) for part, params in parts.items())
-    return NetSize(name, total, memory, cache, config)
+    network = net_of(config)
+
+    def nbytes(piece: Any, dtype: str) -> int:
+        return quantisation.nbytes(jax.eval_shape(functools.partial(_cast, dtype=dtype), network.shapes(piece)))
+
+    def cache_of_token(dtype: str) -> int:
+        computed = dataclasses.replace(config, dtype=quantisation.computation(dtype, "float32"))
+        return network.cache_bytes(computed, 2) - network.cache_bytes(computed, 1)
+
+    count = network.total(config, lambda piece: quantisation.count(network.shapes(piece)))
+    memory_bytes = {dtype: network.total(config, functools.partial(nbytes, dtype=dtype)) for dtype in DTYPES}
+    return NetSize(name, count, memory_bytes, {dtype: cache_of_token(dtype) for dtype in DTYPES}, config)
 
 
 def _cast(params: Any, dtype: str) -> Any:

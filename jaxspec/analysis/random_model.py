@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Key
 from jaxspec.analysis import roofline
 from jaxspec.core import Model, Params, Prompt, token_rows
 from jaxspec.nets import net_of
-from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import loading, orbax, quantisation
 
 
@@ -64,18 +63,17 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
     (dtype(bfloat16), 1.0)
     """
 
+    network = net_of(config)
+
     def leaf(path: tuple[Any, ...], x: jax.ShapeDtypeStruct, key: Array) -> Any:
         names = [entry.key for entry in path]
         if len(x.shape) == 1:
             return jnp.full(x.shape, float(names[-1] == "scale"))
-        spread = x.shape[-1] ** -0.5
-        if isinstance(config, T5Config) and "query" in names:
-            spread *= config.head_dim**-0.5  # its attention does not scale
+        spread = x.shape[-1] ** -0.5 * network.spread(config, "/".join(names))
         stored = dtype if quantisation.is_matrix(path, x) and quantisation.kind_of(path, dtype) is None else "float32"
         return quantisation.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
 
-    abstract = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(network.shapes(config))
     keys = jax.random.split(key, len(leaves))
     return jax.tree.unflatten(tree, [leaf(path, x, key) for (path, x), key in zip(leaves, keys, strict=True)])
 

@@ -1,9 +1,10 @@
 """The time of a pass if nothing but memory and arithmetic counts, from bytes, operations and a machine.
 
 A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token of
-every row. It takes as long as the slower of the two. So a verify pass is free while its batch (gamma + 1) tokens leave
-arithmetic idle. Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this,
-small ones by much.
+every row. Of experts it reads those that any token chose, and multiplies each token with those that it chose. It takes
+as long as the slower of the two. So a verify pass is free while its batch (gamma + 1) tokens leave arithmetic idle.
+Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this, small ones by
+much.
 
 Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline). Leviathan, Kalman, Matias, ICML 2023, arXiv
 2211.17192, section 3.4 (memory against arithmetic in speculative decoding).
@@ -13,15 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-if TYPE_CHECKING:
-    from jaxspec.nets.decoder import DecoderConfig
-    from jaxspec.nets.gpt import GPTConfig
-    from jaxspec.nets.t5 import T5Config
+from jaxspec.nets import net_of
+from jaxspec.nets.network import Load
 
 
 class Machine(NamedTuple):
@@ -95,37 +94,10 @@ def machine(name: str) -> Machine:
 
 
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of parameters
-BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
 
 
-class Load(NamedTuple):
-    """The load of one pass of a model on a machine.
-
-    Attributes:
-        parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
-            only looked up, are not among them).
-        cache_bytes: keys and values that a pass reads for each row, at the length in question.
-        dtype: the dtype of weights and arithmetic; int8 is only for weights.
-
-    >>> Load(11e9).weight_bytes
-    22000000000.0
-    """
-
-    parameters: float
-    cache_bytes: float = 0.0
-    dtype: str = "bfloat16"
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of the weights: 11e9 in bfloat16 are 22e9."""
-        return self.parameters * BYTES[self.dtype]
-
-
-def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, prompt: int = 0) -> Load:
-    """Computes the load of a decoding pass of one of our networks.
-
-    Weights that only prefill uses are left out: the encoder, the position table, an embedding that is not the head, and
-    the weights of cross-attention's keys and values. Norms and biases are left out, too; they are few.
+def load_of(config: Any, *, row: int = 0, prompt: int = 0) -> Load:
+    """Computes the load of a decoding pass of one of our networks; see `nets.network.Network.load`.
 
     Args:
         config: the network's configuration, with its dtype.
@@ -137,23 +109,7 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
         >>> f"{load_of(SIZES['t5-v1_1-xxl']).parameters:.3g}"
         '5.57e+09'
     """
-    from jaxspec.nets.decoder import DecoderConfig
-    from jaxspec.nets.t5 import T5Config
-
-    dropped, inner = 0, config.heads * config.head_dim  # dropped: entries that are no longer in rings, of all layers
-    shared = inner
-    if isinstance(config, T5Config):
-        depth, products = config.decoder_layers, 3 if config.gated else 2
-        layer = (4 + 2) * config.dim * inner + products * config.dim * config.ff_dim
-    elif isinstance(config, DecoderConfig):
-        shared = config.kv_heads * config.head_dim
-        depth, layer, prompt = config.layers, 2 * config.dim * (inner + shared) + 3 * config.dim * config.ff_dim, 0
-        if config.ring is not None:
-            dropped = sum(config.is_local(i) for i in range(depth)) * max(0, row - config.ring.slots)
-    else:
-        depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
-    cache = 2 * shared * (depth * (row + prompt) - dropped) * BYTES[config.dtype]
-    return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
+    return net_of(config).load(config, row=row, prompt=prompt)
 
 
 def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
@@ -212,8 +168,8 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
     batch, tokens = np.asarray(batch, np.float64), np.asarray(tokens, np.float64)
     if not (np.all(batch >= 1) and np.all(tokens >= 1)):
         raise ValueError(f"batch is {batch} and tokens is {tokens}: expected at least 1 of each")
-    memory = (load.weight_bytes + batch * load.cache_bytes) / machine.bandwidth
-    arithmetic = 2 * load.parameters * batch * tokens / machine.peak(load.dtype)
+    memory = (load.bytes_read(batch * tokens) + batch * load.cache_bytes) / machine.bandwidth
+    arithmetic = 2 * load.per_token * batch * tokens / machine.peak(load.dtype)
     return np.maximum(memory, arithmetic)
 
 
@@ -247,9 +203,9 @@ def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1
 def spare_tokens(machine: Machine, load: Load) -> float:
     """Computes the tokens (rows times gamma + 1) up to which a pass takes no longer than over one token.
 
-    Where caches are read too, memory rules longer; this counts the weights alone.
+    Where caches are read too, memory rules longer; this counts the weights alone, and all experts as read.
 
     >>> round(spare_tokens(machine("tpu-v4"), Load(11e9)))
     229
     """
-    return machine.peak(load.dtype) * BYTES[load.dtype] / (2 * machine.bandwidth)
+    return machine.peak(load.dtype) * load.weight_bytes / (2 * load.per_token * machine.bandwidth)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec import rules, sharding
+from jaxspec import nets, rules, sharding
 from jaxspec.analysis.result import SettingSummary, fingerprint
 from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
 from jaxspec.decode.request import Prepared
@@ -232,7 +232,7 @@ def mesh_name(model: Model) -> str:
 def dtype_of(model: Model) -> str:
     """Returns the dtype of a model's matrices."""
     leaves = jax.tree.leaves(model.params)
-    computed = getattr(model.config, "dtype", str(leaves[0].dtype) if leaves else "float32")
+    computed = nets.dtype_of(model.config, str(leaves[0].dtype) if leaves else "float32")
     return quantisation.dtype_of(model.params, computed)
 
 

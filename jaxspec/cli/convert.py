@@ -91,7 +91,7 @@ def write(
 ) -> None:
     """Writes a checkpoint of jaxspec's, as `weights.orbax.save`, with the model's own tokenizer."""
     from jaxspec.core import token_ids
-    from jaxspec.nets import family_of
+    from jaxspec.nets import net_of
     from jaxspec.weights import orbax, vocabulary
 
     if model.tokenizer is None:
@@ -105,7 +105,7 @@ def write(
             f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}: take "
             "the tokens that were added out of its files, or choose --format huggingface"
         )
-    manifest: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "draft_tokens": draft_tokens}
+    manifest: dict[str, Any] = {"name": to.resolve().name, "family": net_of(config).name, "draft_tokens": draft_tokens}
     manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **manifest)

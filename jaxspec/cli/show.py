@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec import sharding
+from jaxspec import nets, sharding
 from jaxspec.cli import console, prefill
 from jaxspec.core import BoundDrafter, Model, Stats
 from jaxspec.trace import terminal
@@ -50,7 +50,7 @@ def headline(prepared: Prepared, settings: Settings) -> Text:
     for model in (target, drafter):
         if mesh is None or not isinstance(model, Model) or model.config is None:
             continue
-        if axes := sharding.kept_whole(model.config, mesh):
+        if axes := sharding.kept_whole(nets.axes_of(model.config), mesh):
             lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
     if not prepared.decoder.exact:
         lines.append(Text(f"The rule {s.rule} is inexact: the text need not have the target's distribution.", "yellow"))

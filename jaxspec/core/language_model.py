@@ -235,6 +235,7 @@ class LanguageModel(NamedTuple):
         encoder: of an encoder-decoder; None: it gives no `Forward.encoded`.
         shared_encoder: whether, as a drafter, it reads what the target's encoder made of the prompt
             (`drafters.share_encoder`).
+        end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
     """
 
     prefill: Prefill
@@ -252,6 +253,7 @@ class LanguageModel(NamedTuple):
     layers: Layers | None = None
     encoder: Encoder | None = None
     shared_encoder: bool = False
+    end_tokens: tuple[int, ...] = ()
 
 
 class Model(NamedTuple):

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import core
+from jaxspec import core, nets
 from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
@@ -108,6 +108,11 @@ class BlockConfig:
     def lead(self) -> int:
         """The positions that a memory has read before the first draft token's: the last committed token's, 1, or 0."""
         return int(self.markov == "rnn" and self.markov_rank > 0 and not self.from_anchor)
+
+    @property
+    def shape(self) -> DecoderConfig:
+        """The shape of the layers."""
+        return self.layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -537,7 +542,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     formats.check_taps(shapes, taps, hidden, target)
     spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
     parts, cap = formats.own_parts(shapes), options.get("final_logit_softcapping") or None
-    target_cap = getattr(target.config, "logits_cap", None)
+    target_cap = nets.logits_cap(target.config)
     if not parts["own_head"] and target_cap is not None:
         if cap != target_cap or options.get("output_multiplier", 1.0) != 1.0:
             raise formats.FamilyError(f"the target's head caps its logits at {target_cap}, and the drafter's at {cap}")

@@ -83,6 +83,11 @@ class EagleConfig:
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
 
+    @property
+    def shape(self) -> DecoderConfig:
+        """The shape of the layers."""
+        return self.layer
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleSizes(LayerSizes):

@@ -54,6 +54,11 @@ class ExitAdapterConfig:
         """The layer that it reads, counted as `language_model(config, taps)` does."""
         return (self.exit - 1,)
 
+    @property
+    def shape(self) -> DecoderConfig:
+        """The shape of the layers."""
+        return self.layer
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitAdapterSizes(LayerSizes):

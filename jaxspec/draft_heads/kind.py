@@ -19,8 +19,8 @@ from jaxspec.nets.decoder import DecoderConfig
 class Kind(NamedTuple):
     """A kind of draft head.
 
-    A configuration is a frozen dataclass. It has `vocab_size` and `dtype`, or a `layer`, the shape of its transformer
-    layers, that has them.
+    A configuration is a frozen dataclass. Its `shape` has `vocab_size` and `dtype`: it is the `layer`, which describes
+    transformer layers, or the configuration itself.
 
     Attributes:
         name: its name in recipes, their family.
@@ -56,15 +56,10 @@ def trimmable(
     return drafter
 
 
-def shape_of(config: Any) -> Any:
-    """Returns the part of a configuration that has its vocabulary and its dtype: its layers' shape, or itself."""
-    return getattr(config, "layer", config)
-
-
 def in_dtype(config: Any, dtype: str) -> Any:
     """Returns a configuration with another dtype of its computation."""
-    shape = dataclasses.replace(shape_of(config), dtype=dtype)
-    return shape if shape_of(config) is config else dataclasses.replace(config, layer=shape)
+    shape = dataclasses.replace(config.shape, dtype=dtype)
+    return shape if config.shape is config else dataclasses.replace(config, layer=shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

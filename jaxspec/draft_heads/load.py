@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec import sharding
+from jaxspec import nets, sharding
 from jaxspec.core import BoundDrafter, Model, Params, Prompt, token_rows
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
-from jaxspec.draft_heads.kind import in_dtype, shape_of
+from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder_layers, stack
@@ -293,7 +293,7 @@ def describe(
         form, held = _recognised(folder, table, files)
         shapes = {name: tensor.shape for name, tensor in held.items()}
         config = form.read(table, shapes, target_shape(target, taps))
-        config = in_dtype(config, getattr(target.config, "dtype", "float32"))
+        config = in_dtype(config, nets.dtype_of(target.config))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
     prefix = form.prefix(shapes)
@@ -325,16 +325,17 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
 def _placed(files: list[tensors.Shard], description: Description, target: Model) -> Iterator[tuple[str, jax.Array]]:
     """Yields parameters by path."""
     form, config, wanted = description
-    mesh, shape = sharding.mesh_of(target.params), shape_of(config)
+    mesh, shape = sharding.mesh_of(target.params), config.shape
+    axes = nets.axes_of(shape)
     for shard in files:
         for name, x in shard.read(set(wanted)):
             canonical, path = wanted[name]
             if path == VOCABULARY:
                 ids = _ids(np.asarray(x), form, shape.vocab_size, f"{shard.path}: {canonical}")
-                yield path, parameters.put(path, ids, shape, mesh)
+                yield path, parameters.put(path, ids, axes, mesh)
                 continue
             parameters.check_float(shard.path, name, x.dtype.name)
-            yield path, parameters.place(path, x, shape, mesh, shape.dtype)
+            yield path, parameters.place(path, x, axes, mesh, shape.dtype)
 
 
 def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:

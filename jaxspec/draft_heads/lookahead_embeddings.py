@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import core
+from jaxspec import core, nets
 from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least
 from jaxspec.draft_heads import formats
@@ -48,6 +48,11 @@ class LookAheadConfig:
 
     def __post_init__(self):
         at_least(1, vectors=self.vectors)
+
+    @property
+    def shape(self) -> LookAheadConfig:
+        """Itself: it has no transformer layers."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +212,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> LookAheadConfig:
     """Reads as many vectors as the matrix has rows."""
     formats.check_vocabulary(table.get("vocab_size", target.vocab_size), target)
     formats.check_shape(shapes, VECTORS, 1, target.hidden_size, "a width of")
-    dtype = getattr(target.config, "dtype", "float32")
+    dtype = nets.dtype_of(target.config)
     return LookAheadConfig(target.vocab_size, target.hidden_size, shapes[VECTORS][0], dtype)
 
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import core
+from jaxspec import core, nets
 from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.draft_heads import formats
@@ -81,6 +81,11 @@ class HeadsConfig:
             raise ValueError(f"ff_dim is {self.ff_dim}: feed-forward blocks need a width of at least 1")
         if self.draft_vocab is not None and not self.own_head:
             raise ValueError("the target's head has the target's vocabulary: a draft_vocab needs own_head")
+
+    @property
+    def shape(self) -> HeadsConfig:
+        """Itself: it has no transformer layers."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -372,7 +377,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
         own_head="0.head.weight" in shapes,
         draft_vocab=draft_vocab,
         reads_tokens=hydra,
-        dtype=getattr(target.config, "dtype", "float32"),
+        dtype=nets.dtype_of(target.config),
     )
 
 

@@ -28,6 +28,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec import nets
 from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -36,7 +37,7 @@ from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
-from jaxspec.nets import stack
+from jaxspec.nets import decoder, stack
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, norm_of
 from jaxspec.nets.dense import Dense
 
@@ -65,6 +66,11 @@ class MTPConfig:
     def __post_init__(self):
         if self.layer.positions != "rotary" or any(self.layer.local) or self.layer.layers != 1:
             raise ValueError("expected one layer, with rotary positions and no window")
+
+    @property
+    def shape(self) -> DecoderConfig:
+        """The shape of the layers."""
+        return self.layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,7 +248,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     if place == SPECULATORS:
         layer = formats.layer_of(table, shapes, f"{place}layers.0.")
         formats.check_vocabulary(layer.vocab_size, target)
-    elif isinstance(target.config, DecoderConfig):
+    elif nets.find(target.config) == decoder.NETWORK:
         layer = target.config
     else:
         raise formats.FamilyError(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxspec import nets
 from jaxspec.core import Forward, Model, Params
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.vocab import trim
@@ -66,7 +67,7 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))
         params = {**params, VOCABULARY: ids}
     rows: Float[Array, "V M"] | None = None
-    if lm.head is not None and getattr(target.config, "logits_cap", None) is None:
+    if lm.head is not None and nets.logits_cap(target.config) is None:
         rows = lm.head(target.params, jnp.eye(lm.feature_size)[None])[0].T
         rows = rows if ids is None else rows[ids]
 

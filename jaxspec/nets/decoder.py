@@ -35,8 +35,10 @@ from jaxspec.nets.attention import (
 )
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances, within
 from jaxspec.nets.rotary import RopeScaling, Rotation
+from jaxspec.sharding import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,9 +335,38 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, empty = config, functools.partial(empty_cache, config)
-    return stack.decoder_only(Decoder(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(
+        Decoder(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps, c.end_tokens
+    )
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters: fan-in scaled matrices, embeddings of standard deviation 0.02."""
     return stack.init_params(Decoder(config), key, jnp.zeros((1, 2), jnp.int32))
+
+
+def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
+    """Takes local and global layers apart, whose caches differ."""
+    local = sum(config.is_local(i) for i in range(config.layers))
+    shallow = dataclasses.replace(config, layers=1, local=())
+    more = [
+        (dataclasses.replace(config, layers=2, local=(False, is_local)), times)
+        for is_local, times in ((True, local), (False, config.layers - local - 1))
+        if times
+    ]
+    return [(shallow, 1 - sum(times for _, times in more)), *more]
+
+
+NETWORK = Network(
+    "decoder",
+    DecoderConfig,
+    init,
+    language_model,
+    Decoder,
+    stack.stack_of_layers,
+    _pieces,
+    axes=lambda c: Axes({"heads": c.heads, "kv_heads": c.kv_heads, "ff": c.ff_dim, "vocab": c.vocab_size}),
+    share=stack.share,
+    trimmed=stack.trimmed,
+    logits_cap=lambda config: config.logits_cap,
+)

@@ -22,6 +22,8 @@ from jaxspec.nets import stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm, Mask, QueryMask, causal
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.network import Network
+from jaxspec.sharding import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,9 +186,25 @@ def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(GPT(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(
+        GPT(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps, c.end_tokens
+    )
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters as GPT-2's begin."""
     return stack.init_params(GPT(config), key, jnp.zeros((1, 2), jnp.int32))
+
+
+NETWORK = Network(
+    "gpt",
+    GPTConfig,
+    init,
+    language_model,
+    GPT,
+    stack.stack_of_layers,
+    stack.pieces,
+    axes=lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size}),
+    share=stack.share,
+    trimmed=stack.trimmed,
+)

@@ -5,6 +5,7 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -254,6 +255,7 @@ def decoder_only(
     max_positions: int | None,
     feature_size: int,
     taps: tuple[int, ...] = (),
+    end_tokens: tuple[int, ...] = (),
 ) -> LanguageModel:
     """Makes the pure functions of a network that is a `Decoder`.
 
@@ -262,7 +264,7 @@ def decoder_only(
         init, config: what makes its parameters.
         empty: makes a cache for (batch, capacity).
         layers: how many there are.
-        vocab_size, max_positions, feature_size, taps: see `LanguageModel`.
+        vocab_size, max_positions, feature_size, taps, end_tokens: see `LanguageModel`.
     """
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
@@ -303,4 +305,27 @@ def decoder_only(
         embed=embed_of(module),
         taps=taps,
         layers=layers_of(module, layers),
+        end_tokens=end_tokens,
     )
+
+
+def stack_of_layers(config: Any) -> dict[str, int]:
+    """Returns `Network.stacks` of a network with one stack."""
+    return {"layers": config.layers}
+
+
+def pieces(config: Any) -> list[tuple[Any, int]]:
+    """Returns `Network.pieces` of a network whose layers are alike."""
+    one, two = (dataclasses.replace(config, layers=n) for n in (1, 2))
+    return [(one, 2 - config.layers), (two, config.layers - 1)]
+
+
+def trimmed(config: Any, tokens: int) -> tuple[Any, str]:
+    """Returns `Network.trimmed` of a decoder."""
+    return dataclasses.replace(config, vocab_size=tokens), "embedding" if config.tied_head else "head"
+
+
+def share(config: Any, path: str) -> float:
+    """Returns `Network.share` of a decoder: positions are looked up, as is an embedding that is no head."""
+    unread = path.startswith("position") or path.endswith("table")
+    return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0

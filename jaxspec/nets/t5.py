@@ -26,7 +26,9 @@ from jaxspec.nets.attention import Attention, Bias, FeedForward, Mask, QueryMask
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.mismatch import named_mismatch
+from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances
+from jaxspec.sharding import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,10 +329,9 @@ def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
 @functools.lru_cache
 def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     module = T5(config, taps)
-    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
 
     def prefill(params, prompt, capacity, encoded=None):
-        with named_mismatch(params, init, config, layers):
+        with named_mismatch(params, init, config, stacks(config)):
             return module.apply({"params": params}, prompt, capacity, encoded, method="prefill")
 
     def extend(params, cache, tokens, parent=None):
@@ -357,6 +358,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         taps,
         stack.layers_of(module, config.decoder_layers),
         Encoder(encoder_params, lambda params, encoder: params | encoder, prefill),
+        end_tokens=config.end_tokens,
     )
 
 
@@ -365,7 +367,53 @@ def encoder_params(params: Params) -> Params:
     return {name: value for name, value in params.items() if name.startswith("encoder") or name == "embedding"}
 
 
+def same_encoder(first: T5Config, second: T5Config) -> bool:
+    """Tells whether two networks may share an encoder: they differ in the decoder's depth and the head at most."""
+    names = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
+    return dataclasses.replace(first, **{name: getattr(second, name) for name in names}) == second
+
+
 def init(config: T5Config, key: Key[Array, ""]) -> Params:
     """Draws random parameters: fan-in scaled matrices, attention queries scaled down by head_dim ** -0.5."""
     tokens = jnp.zeros((1, 2), jnp.int32)
     return stack.init_params(T5(config), key, Prompt(tokens, jnp.full((1,), 2, jnp.int32)), tokens)
+
+
+def stacks(config: T5Config) -> dict[str, int]:
+    """Returns the depth of either side."""
+    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+
+
+def _pieces(config: T5Config) -> list[tuple[T5Config, int]]:
+    shallow = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
+    more = [
+        (dataclasses.replace(shallow, **{f"{side}_layers": 2}), depth - 1) for side, depth in stacks(config).items()
+    ]
+    return [(shallow, 1 - sum(times for _, times in more)), *more]
+
+
+def _share(config: T5Config, path: str) -> float:
+    """Keys and values of the prompt are made in prefill; biases are looked up."""
+    unread = "encoder" in path or "cross/key" in path or "cross/value" in path or path.endswith("table")
+    return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0
+
+
+def _trimmed(config: T5Config, tokens: int) -> tuple[T5Config, str]:
+    # The start token must be an id of the smaller vocabulary, too, although a head does not read it.
+    return dataclasses.replace(config, vocab_size=tokens, start_token=0), "embedding" if config.tied_head else "head"
+
+
+NETWORK = Network(
+    "t5",
+    T5Config,
+    init,
+    language_model,
+    T5,
+    stacks,
+    _pieces,
+    axes=lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size}),
+    share=_share,
+    # Its attention does not scale the scores.
+    trimmed=_trimmed,
+    spread=lambda config, path: config.head_dim**-0.5 if "query" in path else 1.0,
+)

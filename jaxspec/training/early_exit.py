@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.nets import decoder_layers
 from jaxspec.training.data import Batch, Batches
-from jaxspec.training.losses import Config, LossFunction, module_of, negative_log_likelihood, over_real, rows_of
+from jaxspec.training.losses import LossFunction, module_of, negative_log_likelihood, over_real, rows_of
 from jaxspec.training.recipes import EarlyExit, Train
 
 
@@ -84,7 +84,7 @@ def weights(options: EarlyExit, train: Train, layers: int, step: Int[Array, ""])
     return by_layer / jnp.sum(by_layer)
 
 
-def loss(config: Config, options: EarlyExit, train: Train) -> LossFunction:
+def loss(config: Any, options: EarlyExit, train: Train) -> LossFunction:
     """Returns the negative log likelihood of the targets, a weighted mean over exits, with layer dropout, as a loss.
 
     Its batches are `Numbered`. Logits are computed of one exit after the other, and of none whose weight is 0.
@@ -96,7 +96,7 @@ def loss(config: Config, options: EarlyExit, train: Train) -> LossFunction:
         key = jax.random.fold_in(jax.random.key(train.seed), step)
         drawn = jax.random.uniform(key, (layers, rows.labels.shape[0]))
         runs = drawn >= dropout(options, train, layers, step)[:, None]
-        streams: Any = module.apply({"params": params}, *rows.inputs, runs, method="streams")
+        streams = module.apply({"params": params}, *rows.inputs, runs, method="streams")
 
         def of_exit(stream: Float[Array, "B T M"]) -> Float[Array, ""]:
             read = nn.apply(lambda net: net.logits(net.features(stream), training=True), module)

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Prompt
-from jaxspec.nets.decoder import Decoder, DecoderConfig
-from jaxspec.nets.gpt import GPT, GPTConfig
-from jaxspec.nets.t5 import T5, T5Config
+from jaxspec.nets import net_of
 from jaxspec.training.data import Batch
 
 
@@ -20,9 +18,6 @@ class LossFunction(Protocol):
     def __call__(self, params: Any, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the summed loss in nats, and the number of tokens."""
         ...
-
-
-Config = T5Config | GPTConfig | DecoderConfig
 
 
 class Rows(NamedTuple):
@@ -39,27 +34,29 @@ class Rows(NamedTuple):
     real: Float[Array, "batch step"]
 
 
-def module_of(config: Config) -> T5 | GPT | Decoder:
-    """Returns the network of a configuration."""
-    return {T5Config: T5, GPTConfig: GPT, DecoderConfig: Decoder}[type(config)](config)
+def module_of(config: Any) -> Any:
+    """Returns the Linen module of a configuration (`nets.network.Network.teach`)."""
+    teach = net_of(config).teach
+    assert teach is not None, "recipes have n-gram tables counted"
+    return teach(config)
 
 
-def rows_of(config: Config, batch: Batch) -> Rows:
+def rows_of(config: Any, batch: Batch) -> Rows:
     """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
-    if not isinstance(config, T5Config):
+    if (start := net_of(config).language_model(config).start_token) is None:
         return Rows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
-    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
+    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
     return Rows((prompt, inputs), target, _real(target, length))
 
 
-def logits_and_labels(config: Config) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
+def logits_and_labels(config: Any) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
     """Returns (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
 
     def run(params: Any, batch: Batch) -> tuple[Array, Array, Array]:
         rows = rows_of(config, batch)
-        logits: Any = module_of(config).apply({"params": params}, *rows.inputs)
+        logits = module_of(config).apply({"params": params}, *rows.inputs)
         return logits, rows.labels, rows.real
 
     return run
@@ -70,7 +67,7 @@ def with_fixed(loss: LossFunction, fixed: dict[str, Any]) -> LossFunction:
     return (lambda params, batch: loss(params | fixed, batch)) if fixed else loss
 
 
-def cross_entropy(config: Config) -> LossFunction:
+def cross_entropy(config: Any) -> LossFunction:
     """Returns the teacher-forced negative log likelihood of the targets, as a loss."""
     run = logits_and_labels(config)
 

@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import files
 from jaxspec.core import Params, token_ids
 from jaxspec.files import folders
-from jaxspec.nets import net_of
+from jaxspec.nets import net_of, t5
 from jaxspec.nets.resize import resize
 from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts
@@ -90,9 +90,7 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     if recipe.distil is None or not recipe.distil.share_encoder:
         return {}
     teacher = trim.untrimmed(load(recipe.distil.teacher))
-    decoder = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
-    fields = {name: getattr(recipe.model, name) for name in decoder}
-    if teacher.lm.encoder is None or dataclasses.replace(teacher.config, **fields) != recipe.model:
+    if teacher.lm.encoder is None or not t5.same_encoder(teacher.config, recipe.model):
         raise RecipeError(
             f"{recipe.name}: distil.share_encoder, and the teacher {recipe.distil.teacher} is {teacher.config}: "
             "expected a T5 of the recipe's shape, but for the number of decoder_layers and the head"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,22 +63,17 @@ def trim_vocabulary(
     """
     check_model(drafter_model, "trim_vocabulary")
     drafter_model = untrimmed(drafter_model)
-    try:
-        net = nets.net_of(drafter_model.config)
-        tied = drafter_model.config.tied_head
-    except (TypeError, AttributeError):
+    net = nets.find(drafter_model.config)
+    if net is None or net.trimmed is None:
         kind = type(drafter_model.config).__name__
         raise ValueError(
             f"the head of {drafter_model.name or 'this model'} (a {kind}) cannot be trimmed: expected a model of "
             "jaxspec's own networks, as jaxspec.load returns it"
-        ) from None
+        )
     if not isinstance(drafter_model.params, dict):
         raise ValueError(f"{drafter_model.name or 'the model'} has a vocabulary map already: trim the model first")
     chosen = frequent_ids(drafter_model, size, counts, ids)
-    # A start token must be an id of the smaller vocabulary, too, although a head does not read it.
-    unread = {"start_token": 0} if hasattr(drafter_model.config, "start_token") else {}
-    config = dataclasses.replace(drafter_model.config, vocab_size=len(chosen), **unread)
-    name, rows = "embedding" if tied else "head", jnp.asarray(chosen)
+    (config, name), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
     # Every parameter of the head's module, a quantised matrix too, has a row for each token.
 
     def cut(layer: Params) -> Params:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from jaxspec import optional_imports
 from jaxspec.core import Params
-from jaxspec.nets import rotary
+from jaxspec.nets import net_of, rotary
 from jaxspec.weights import gguf_tokenizer, hf_families, huggingface
 from jaxspec.weights.gguf_header import Entry, Header, is_file, name_of, read
 from jaxspec.weights.hf_families import Family, FamilyError, llama_cpp
@@ -44,8 +44,7 @@ def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | Non
     """
     family, config, shard = open_file(path, header)
     ends = tuple(i for i in gguf_tokenizer.end_ids(header.metadata) if i < config.vocab_size)
-    if hasattr(config, "end_tokens"):
-        config = dataclasses.replace(config, end_tokens=ends)
+    config = dataclasses.replace(config, end_tokens=ends)
     return huggingface.assemble(path, family, config, [shard], dtype, mesh)
 
 
@@ -68,7 +67,8 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
         config = family.read(table)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise CheckpointError(f"{path} holds no model that can be loaded: {error}") from error
-    return family, config, _shard(path, header, family, config)
+    heads = table.get("num_attention_heads", 0), table.get("num_key_value_heads", 0)
+    return family, config, _shard(path, header, family, config, heads)
 
 
 def _repeats_embedding(header: Header) -> bool:
@@ -100,12 +100,12 @@ def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shard(path: Path, header: Header, family: Family, config: Any) -> Shard:
+def _shard(path: Path, header: Header, family: Family, config: Any, head_counts: tuple[int, int]) -> Shard:
     architecture = header.metadata["general.architecture"]
     called = _names(architecture, family, config)
     held = {called.get(name, name): name for name in header.tensors if name != ROPE}
     transposed = {x.name for x in family.names(config).values() if x.transposed}
-    heads = {".attn_q.": getattr(config, "heads", 0), ".attn_k.": getattr(config, "kv_heads", 0)}
+    heads = dict(zip((".attn_q.", ".attn_k."), head_counts, strict=True))
 
     def convert(theirs: str, x: Stored) -> np.ndarray | Stored:
         name = held[theirs]
@@ -142,7 +142,7 @@ def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     """Returns the family's name of each tensor, by llama.cpp's."""
     gguf = package()
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
+    layers = max(net_of(config).stacks(config).values())
     tensor_names = gguf.get_tensor_name_map(arch, layers)
     theirs = {tensor.name for tensor in family.names(config).values()}
     named = {tensor_names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in theirs}

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
+from jaxspec.nets import dtype_of, net_of
 from jaxspec.weights import hf_families, parameters, quantisation, quantised_files, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
@@ -138,7 +139,7 @@ def assemble(
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
     _check(folder, where, config, files, family, copies)
-    params: dict[str, jax.Array] = {}
+    axes, params = net_of(config).axes(config), dict[str, jax.Array]()
     for shard in files:
         for name, x in shard.read():
             canonical = family.canonical(name)
@@ -146,13 +147,13 @@ def assemble(
                 continue
             parameters.check_float(shard.path, name, x.dtype.name)
             for path, tensor in where.get(canonical, ()):
-                params[path] = parameters.place(path, _take(x, tensor), config, mesh, dtype)
+                params[path] = parameters.place(path, _take(x, tensor), axes, mesh, dtype)
     return parameters.nested(params), config
 
 
 def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
     """Leaves out the modules for multi-token prediction that may lie beside a model: `load_drafter` reads these."""
-    layers = getattr(config, "layers", 0)
+    layers = net_of(config).depth(config)
 
     def is_module(name: str) -> bool:
         layer = re.match(r"model\.layers\.(\d+)\.", name)
@@ -265,7 +266,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype}
     tables = {CONFIG: table}
-    if ends := getattr(model.config, "end_tokens", ()):
+    if ends := model.config.end_tokens:
         kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
         tables[GENERATION] = {key: table[key] for key in kept if key in table} | {"eos_token_id": list(ends)}
     return write_folder(folder, tables, _theirs(model, family), model.tokenizer)
@@ -313,7 +314,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
 def _saved_as(model: Model) -> str:
     """Returns the dtype of the tensors that `save` writes: what quantised matrices stand for needs float32."""
-    return "float32" if quantisation.has_quantised(model.params) else getattr(model.config, "dtype", "float32")
+    return "float32" if quantisation.has_quantised(model.params) else dtype_of(model.config)
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -448,7 +449,7 @@ def _check(
 def _check_layers(folder: Path, config: Any, files: list[tensors.Shard]) -> None:
     """Refuses more layers than there are tensors, before anything is made for each layer."""
     count = sum(len(shard.shapes) for shard in files)
-    layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
+    layers = max(net_of(config).stacks(config).values())
     if layers > count:
         raise CheckpointError(
             f"{folder}: its {_described(folder)} says {layers} layers, but there are only {count} tensors"

@@ -22,7 +22,7 @@ from jaxspec.core import Model
 from jaxspec.core.checks import suggest
 from jaxspec.core.option_names import check_names
 from jaxspec.files import folders
-from jaxspec.nets import net_of
+from jaxspec.nets import axes_of, net_of
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
 from jaxspec.weights import gguf, huggingface, orbax, quantisation, t5x, tokenizers
 from jaxspec.weights.orbax import MANIFEST
@@ -144,7 +144,7 @@ def load(
     model = _trimmed(model, drafted, name)
     if mesh is None:
         return model
-    places = sharding.parameters(model.params, config, mesh)
+    places = sharding.parameters(model.params, axes_of(config), mesh)
     return model._replace(params=jax.tree.map(sharding.put, model.params, places))
 
 

@@ -30,7 +30,7 @@ from jaxspec.core.checks import suggest
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import CONFIGS, NETS, quantised
+from jaxspec.nets import NETWORKS, axes_of, find, quantised
 from jaxspec.weights import orbax_arrays, parameters, quantisation, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
@@ -161,7 +161,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
             placed = jnp.asarray(x)
         else:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            placed = sharding.put(x, sharding.of(name, x.shape, manifest.model, mesh))
+            placed = sharding.put(x, sharding.of(name, x.shape, axes_of(manifest.model), mesh))
         # A quantised matrix is several leaves, and waits for all of them.
         return placed if manifest.dtype in quantisation.DTYPES else _as_dtype(path, placed, dtype)
 
@@ -197,9 +197,9 @@ def read_manifest(folder: str | Path) -> Manifest:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if table.get("format") != VERSION:
             raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}")
-        if table.get("family") not in CONFIGS:
-            raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(CONFIGS)}")
-        model = build(CONFIGS[table["family"]], table.get("model", {}), "[model]")
+        if table.get("family") not in NETWORKS:
+            raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(NETWORKS)}")
+        model = build(NETWORKS[table["family"]].config, table.get("model", {}), "[model]")
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
@@ -271,10 +271,10 @@ def _copy_compact(source: Path, copy: Path) -> None:
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    if family not in CONFIGS:
-        raise CheckpointError(f"family is {family!r}, expected one of {sorted(CONFIGS)}")
-    if not isinstance(config, CONFIGS[family]):
-        expected = CONFIGS[family].__name__
+    if family not in NETWORKS:
+        raise CheckpointError(f"family is {family!r}, expected one of {sorted(NETWORKS)}")
+    if find(config) != NETWORKS[family]:
+        expected = NETWORKS[family].config.__name__
         raise CheckpointError(f"config is a {type(config).__name__}, family {family!r} expects a {expected}")
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     if absent := [file for file in tokenizer_files(present) if file not in present]:
@@ -343,7 +343,7 @@ def _read_params(folder: Path, expected: Params, place: Callable[[tuple[Any, ...
 @functools.lru_cache
 def _abstract(config: Any, family: str) -> Params:
     """Shapes and types of the network's parameters."""
-    return jax.eval_shape(lambda: NETS[family].init(config, jax.random.key(0)))
+    return NETWORKS[family].shapes(config)
 
 
 def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str) -> Any:

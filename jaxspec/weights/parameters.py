@@ -22,6 +22,7 @@ from jaxspec.core import Params
 from jaxspec.files import folders
 from jaxspec.files.folders import some
 from jaxspec.nets import net_of
+from jaxspec.sharding import Axes
 from jaxspec.weights import quantisation
 from jaxspec.weights.quantised_files import Quantised
 from jaxspec.weights.tensors import CheckpointError, Stored, chunks
@@ -41,10 +42,7 @@ def shapes(config: Any) -> dict[str, Shape]:
     >>> found["layers_0/ff/wi/weight"]
     (24, 16)
     """
-    return {
-        path: x.shape
-        for path, x in flat(jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))).items()
-    }
+    return {path: x.shape for path, x in flat(net_of(config).shapes(config)).items()}
 
 
 def check_float(where: Path, name: str, dtype: str) -> None:
@@ -57,7 +55,7 @@ def check_float(where: Path, name: str, dtype: str) -> None:
         raise CheckpointError(f"{where}: {name} is {dtype}, expected one of {', '.join(FLOATS)}")
 
 
-def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dtype: str) -> Any:
+def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtype: str) -> Any:
     """Places a parameter on its device, or its parts on those of a mesh.
 
     It is converted by rows, into the memory that it then stays in if the device is a CPU.
@@ -65,7 +63,7 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
     Args:
         path: of the parameter.
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
-        config: of the network: says which axes are heads.
+        axes: the network's, by which it is split.
         mesh: as `jaxspec.sharding` has it; None for the default device.
         dtype: of a matrix: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
             (`weights.quantisation`), or take those that are stored. All other parameters are float32.
@@ -79,13 +77,13 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
     keys = tuple(map(jax.tree_util.DictKey, path.split("/")))
     matrix, kind = quantisation.is_matrix(keys, x), quantisation.kind_of(keys, dtype)
     if matrix and kind is not None and isinstance(x, Quantised) and f"int{x.bits}" in (kind, "int4"):
-        return {name: put(f"{path}/{name}", part, config, mesh) for name, part in _parts(path, x, kind).items()}
+        return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in _parts(path, x, kind).items()}
     y = _converted(x, jnp.dtype("float32" if kind or not matrix else dtype))
     if matrix and kind is not None:
         # Waited for, so that one matrix at a time is in float32.
         parts = jax.block_until_ready(quantisation.quantise_matrix(y, kind))
-        return {name: put(f"{path}/{name}", z, config, mesh) for name, z in parts.items()}
-    return put(path, y, config, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
+        return {name: put(f"{path}/{name}", z, axes, mesh) for name, z in parts.items()}
+    return put(path, y, axes, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
 
 
 def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
@@ -115,13 +113,13 @@ def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
     return copy
 
 
-def put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
+def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
     """Places a parameter on its device, or its parts on those of a mesh, as it is.
 
     The file's own memory is let go of: what comes from NumPy is copied, and that is waited for.
     """
     if mesh is not None:
-        return jax.block_until_ready(sharding.put(x, sharding.of(path, x.shape, config, mesh)))
+        return jax.block_until_ready(sharding.put(x, sharding.of(path, x.shape, axes, mesh)))
     return x if isinstance(x, jax.Array) else jax.block_until_ready(jnp.array(x))
 
 

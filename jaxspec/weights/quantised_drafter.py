@@ -13,7 +13,7 @@ from jaxspec.core.checks import are_shapes
 from jaxspec.drafters.common import check_model
 from jaxspec.drafters.model import model
 from jaxspec.drafters.share_encoder import with_shared_encoder
-from jaxspec.nets import net_of
+from jaxspec.nets import axes_of, net_of
 from jaxspec.weights import loading, quantisation
 
 
@@ -63,7 +63,7 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
         raise ValueError(f"{name} has no matrices to quantise: expected a network of jaxspec.nets, with its config")
     config = dataclasses.replace(target.config, dtype=loading.dtype_names(dtype, compute)[1])
     if (mesh := sharding.mesh_of(params)) is not None:
-        params = jax.device_put(params, sharding.parameters(params, config, mesh))
+        params = jax.device_put(params, sharding.parameters(params, axes_of(config), mesh))
     copy = Model(net_of(config).language_model(config), params, target.tokenizer, config, f"{dtype} {name}")
     if copy.lm.encoder is not None and target.lm.encoder is not None:
         encoder = target.lm.encoder.params(target.params)

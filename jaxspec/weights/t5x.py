@@ -20,7 +20,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxspec import nets
 from jaxspec.core import Params
+from jaxspec.nets import axes_of, t5
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, parameters, quantisation, t5x_arrays, tokenizers
 from jaxspec.weights.parameters import Shape
@@ -68,7 +70,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
                     "or ByT5, whose layers share their relative biases"
                 )
             if path not in params:
-                params[path] = parameters.place(path, part, config, mesh, dtype)
+                params[path] = parameters.place(path, part, axes_of(config), mesh, dtype)
     return parameters.nested(params), config
 
 
@@ -94,7 +96,7 @@ def _config(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layo
     for place in _places(checkpoint):
         if huggingface.is_folder(place):
             _, config = huggingface.read_config(place)
-            if not isinstance(config, T5Config):
+            if nets.find(config) != t5.NETWORK:
                 raise CheckpointError(
                     f"{place / huggingface.CONFIG} is not a T5's, but beside a T5X checkpoint: remove it, or put the "
                     "right one there"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jaxspec.weights.loading as models
 from jaxspec.core import token_ids
+from jaxspec.nets import net_of
 from jaxspec.weights import orbax, tokenizers
 from jaxspec.weights.tensors import CheckpointError
 
@@ -55,7 +56,7 @@ def load(source: str | Path) -> Vocabulary:
         raise CheckpointError(
             f"{reader.path}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}"
         )
-    return Vocabulary(reader.path, tokenizer, config.vocab_size, getattr(config, "start_token", None))
+    return Vocabulary(reader.path, tokenizer, config.vocab_size, net_of(config).language_model(config).start_token)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import jaxspec
 from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
-from jaxspec.nets import decoder, gpt, quantised, t5
+from jaxspec.nets import axes_of, decoder, gpt, quantised, t5
 from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.loading import find
 
@@ -41,7 +41,7 @@ def random(kind, mesh=None, dtype="float32", seed=0):
     params = jax.tree.map(lambda x: 2 * x, net.init(config, jax.random.key(seed)))  # texts that vary
     params = orbax.cast(params, dtype)
     if mesh is not None:
-        params = jax.tree.map(sharding.put, params, sharding.parameters(params, config, mesh))
+        params = jax.tree.map(sharding.put, params, sharding.parameters(params, axes_of(config), mesh))
     return Model(net.language_model(config), params, None, config, kind)
 
 
@@ -97,7 +97,7 @@ def cache_is_placed(kind, mesh):
     cache = loop.start(
         prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
     ).caches.target
-    wanted = sharding.cache(cache, target.config, mesh)
+    wanted = sharding.cache(cache, axes_of(target.config), mesh)
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(wanted), strict=True)
     return all(x.sharding.is_equivalent_to(place, x.ndim) for x, place in pairs if x.ndim == 4)
 
@@ -115,7 +115,7 @@ def restored(folder, mesh):
     def same(got, expected, place):
         return got.sharding == place and (np.asarray(got) == np.asarray(expected)).all()
 
-    places = sharding.parameters(model.params, LLAMA, other)
+    places = sharding.parameters(model.params, axes_of(LLAMA), other)
     return {
         how: all(jax.tree.leaves(jax.tree.map(same, *pair_of_params, places))) for how, pair_of_params in read.items()
     }

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec import sharding
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import axes_of, gpt, t5
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, quantisation
 from jaxspec.weights.hf_families import lamda
@@ -88,7 +88,7 @@ def test_int8_of_a_folder_is_quantised_and_saved_as_its_values(config, tmp_path)
 def test_int8_on_a_mesh(saved):
     """Entries and scales lie where the table has them."""
     placed, alone = (jaxspec.load(saved, dtype="int8", mesh=mesh).params for mesh in ("data=1,model=1", None))
-    expected = sharding.parameters(alone, LLAMA, sharding.mesh("data=1,model=1"))
+    expected = sharding.parameters(alone, axes_of(LLAMA), sharding.mesh("data=1,model=1"))
     assert [x.sharding for x in jax.tree.leaves(placed)] == jax.tree.leaves(expected)
     assert_same(placed, alone)
 

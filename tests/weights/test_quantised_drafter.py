@@ -10,7 +10,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters, sharding
 from jaxspec.cli import drafter_names, names
-from jaxspec.nets import net_of
+from jaxspec.nets import axes_of, net_of
 from jaxspec.weights import quantisation
 from tests.drafters.test_self_speculative import V, target_of
 
@@ -58,11 +58,11 @@ def test_compute_mesh_and_a_name_on_the_command_line():
     assert trimmed.params.to_target.tolist() == [0, 1]
     mesh = sharding.mesh("data=1,model=1")
     placed = target._replace(
-        params=jax.device_put(target.params, sharding.parameters(target.params, target.config, mesh))
+        params=jax.device_put(target.params, sharding.parameters(target.params, axes_of(target.config), mesh))
     )
     params = drafters.quantised(placed).params
     assert [x.sharding for x in jax.tree.leaves(params)] == jax.tree.leaves(
-        sharding.parameters(params, target.config, mesh)
+        sharding.parameters(params, axes_of(target.config), mesh)
     )
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec import sharding
 from jaxspec.cli.main import app
+from jaxspec.nets import axes_of
 from jaxspec.nets.t5 import T5, T5Config
 from jaxspec.testing import word_tokenizer
 from jaxspec.weights import orbax, t5x, vocabulary
@@ -229,7 +230,7 @@ def test_what_was_read_decodes(run):
 def test_placed_on_a_mesh(run):
     mesh = sharding.mesh("data=1,model=1")
     model, plain = jaxspec.load(run, mesh=mesh), jaxspec.load(run)
-    places = sharding.parameters(plain.params, plain.config, mesh)
+    places = sharding.parameters(plain.params, axes_of(plain.config), mesh)
     assert jax.tree.all(jax.tree.map(lambda x, where: x.sharding == where, model.params, places))
     jax.tree.map(np.testing.assert_array_equal, model.params, plain.params)
 

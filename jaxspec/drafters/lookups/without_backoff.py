@@ -8,7 +8,7 @@ from collections.abc import Callable
 from jaxtyping import Array, Bool
 
 from jaxspec.core import BoundDrafter, Model
-from jaxspec.drafters.lookups.ngram_model import NGramConfig, Rows
+from jaxspec.drafters.lookups.ngram_model import Rows, Tables
 from jaxspec.drafters.model import model
 
 
@@ -41,13 +41,12 @@ def without_backoff(tables: Model, min_context: int | None = None) -> BoundDraft
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
     """
-    config = tables.config
-    if not isinstance(config, NGramConfig):
+    if not isinstance(tables.params, Tables):
         raise ValueError(
             f"{tables.name or 'the model'} is no n-gram tables: only what counts contexts can tell which it has seen; "
             "expected a model of drafters.ngram, or a checkpoint of one"
         )
-    longest = len(config.contexts)
+    longest = len(tables.params.levels) - 1
     least = longest if min_context is None else min_context
     if not 1 <= least <= longest:
         raise ValueError(

@@ -6,8 +6,8 @@ A family is data and three small functions (`common.Family`); the networks thems
 import dataclasses
 from typing import Any
 
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.t5 import T5Config
+from jaxspec import nets
+from jaxspec.nets import decoder
 from jaxspec.weights import quantised_files
 from jaxspec.weights.hf_families import decoders, gemma, gpt, lamda, llama, mistral, qwen, t5
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
@@ -49,8 +49,7 @@ def of(table: dict) -> Family:
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     """Returns the first family whose config.json can hold all of a configuration, and that config.json.
 
-    What is written is read again and compared: but for the dtype, for the end tokens, which
-    `weights.huggingface.save` writes, and for a T5's limit on positions, which has no place there, nothing is lost.
+    What is written is read again and compared: but for a family's `unwritten` fields nothing is lost.
 
     Raises:
         FamilyError: there is none.
@@ -59,19 +58,14 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     >>> family.title, table["rope_scaling"]["factor"]
     ('Llama', 8.0)
     """
-    config = dataclasses.replace(config, dtype="float32")
-    if hasattr(config, "end_tokens"):
-        config = dataclasses.replace(config, end_tokens=())
-    if isinstance(config, T5Config):
-        config = dataclasses.replace(config, max_positions=None)
-    if isinstance(config, DecoderConfig):
+    if nets.find(config) == decoder.NETWORK:
         layers = [config.is_local(i) for i in range(config.layers)]
         window = config.window if any(layers) else None
         config = dataclasses.replace(config, local=decoders.period(layers) if window else (), window=window)
     for family in FAMILIES:
         try:
             table = family.write(config)
-            if family.read(table) == config:
+            if dataclasses.replace(family.read(table), **{x: vars(config)[x] for x in family.unwritten}) == config:
                 return family, table
         except (AttributeError, KeyError, FamilyError):  # another network's, or with options that the family lacks
             continue

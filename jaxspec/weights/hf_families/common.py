@@ -42,6 +42,8 @@ class Family(NamedTuple):
         names: configuration -> {path of our parameter: where it lies}.
         canonical: name of a tensor -> that name as `names` has it; None for one that is no parameter.
         sizes: {name: configuration} of what was published.
+        unwritten: fields of a configuration that config.json has no place for: `weights.huggingface.save` writes the
+            end tokens beside it, and dtypes are those of the tensors.
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
     """
@@ -54,6 +56,7 @@ class Family(NamedTuple):
     canonical: Callable[[str], str | None]
     sizes: dict[str, Any]
     copies: Mapping[str, str] = MappingProxyType({})
+    unwritten: tuple[str, ...] = ("dtype", "end_tokens")
 
 
 ACTIVATIONS = {

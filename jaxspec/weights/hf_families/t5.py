@@ -144,5 +144,6 @@ MT5_SIZES = {
     "mt5-xxl": _mt5(4096, 10_240, 64, 24),
 }
 
-T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES)
-MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES)
+UNWRITTEN = ("dtype", "end_tokens", "max_positions")
+T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES, UNWRITTEN)
+MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES, UNWRITTEN)

@@ -1,0 +1,174 @@
+"""The record of a network: what loading, training, placing and estimating ask of each, in one place.
+
+A file of `jaxspec.nets` ends in its record, `NETWORK`; the table of all is `jaxspec.nets.NETWORKS`. Nothing outside of
+`jaxspec.nets` asks a configuration for its type.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from jaxspec.core import LanguageModel, Params, Prompt
+from jaxspec.sharding import Axes
+
+BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
+
+
+class Load(NamedTuple):
+    """The load of one pass of a model on a machine.
+
+    Attributes:
+        parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
+            only looked up, are not among them).
+        cache_bytes: keys and values that a pass reads for each row, at the length in question.
+        dtype: the weights' and the arithmetic's.
+        experts: (share, numbers) of weights of which each token is multiplied with a share: 1/16 where 8 experts of
+            128 are used.
+
+    >>> Load(11e9).weight_bytes
+    22000000000.0
+    """
+
+    parameters: float
+    cache_bytes: float = 0.0
+    dtype: str = "bfloat16"
+    experts: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights: 11e9 in bfloat16 are 22e9."""
+        return (self.parameters + sum(numbers for _, numbers in self.experts)) * BYTES[self.dtype]
+
+    @property
+    def per_token(self) -> float:
+        """Weights that one token is multiplied with."""
+        return self.parameters + sum(share * numbers for share, numbers in self.experts)
+
+    def bytes_read(self, tokens: Any) -> Any:
+        """Returns the bytes of weights that a pass over so many tokens reads, all rows together; arrays broadcast.
+
+        Of experts it is the expected union: each is left out by a token with probability 1 - share.
+
+        >>> Load(10, experts=((0.25, 100),)).bytes_read(1), Load(10, experts=((0.5, 100),)).bytes_read(2)
+        (70.0, 170.0)
+        """
+        union = sum(numbers * (1 - (1 - share) ** tokens) for share, numbers in self.experts)
+        return (self.parameters + union) * BYTES[self.dtype]
+
+
+class Network(NamedTuple):
+    """A kind of network, for all configurations of a type.
+
+    Attributes:
+        name: its family in recipes and manifests.
+        config: the configuration's type, a frozen dataclass with `vocab_size` and `dtype`.
+        init: (configuration, key) -> random parameters.
+        language_model: (configuration, taps) -> the pure functions; the same object for the same arguments.
+        teach: configuration -> the Linen module, for teacher forcing: called with whole rows it gives logits; `streams`
+            gives the stream after each layer, which `features` and `logits` read. None: it is not trained by gradients.
+        stacks: configuration -> number of layers by the name that their parameters begin with; those that generate
+            are last.
+        pieces: configuration -> smaller ones, and how many of each add up to it: see `total`.
+        axes: configuration -> how its parameters may be split over devices.
+        share: (configuration, path) -> the share of a matrix that each token of a decoding pass is multiplied with:
+            0 for what is looked up, or what prefill alone uses.
+        spread: (configuration, path) -> a factor of a random matrix, beside the inverse root of its columns' number.
+        logits_cap: configuration -> the soft cap that its head ends with.
+        trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the name of the
+            head's parameters, "head" or "embedding". None: it has no head.
+    """
+
+    name: str
+    config: type
+    init: Callable[[Any, Key[Array, ""]], Params]
+    language_model: Callable[..., LanguageModel]
+    teach: Callable[[Any], Any] | None
+    stacks: Callable[[Any], Mapping[str, int]]
+    pieces: Callable[[Any], list[tuple[Any, int]]]
+    axes: Callable[[Any], Axes]
+    share: Callable[[Any, str], float]
+    spread: Callable[[Any, str], float] = lambda config, path: 1.0
+    logits_cap: Callable[[Any], float | None] = lambda config: None
+    trimmed: Callable[[Any, int], tuple[Any, str]] | None = None
+
+    def depth(self, config: Any) -> int:
+        """Counts the layers that generate: a T5's decoder's."""
+        return ([0, *self.stacks(config).values()])[-1]
+
+    def shapes(self, config: Any) -> Params:
+        """Returns shapes and dtypes of the parameters; nothing is computed."""
+        return _shapes(self, config)
+
+    def total(self, config: Any, measure: Callable[[Any], int]) -> int:
+        """Adds up an amount to which every layer adds its own, from small networks that have each shape of layer once.
+
+        >>> from jaxspec.nets import gpt
+        >>> config = gpt.SIZES["gpt-97m"]
+        >>> gpt.NETWORK.total(config, lambda small: len(jax.tree.leaves(gpt.NETWORK.shapes(small))))
+        197
+        """
+        return sum(times * measure(piece) for piece, times in self.pieces(config) if times)
+
+    def cache_bytes(self, config: Any, row: int, prompt: int = 1, *, dtypes: Any = jnp.generic) -> int:
+        """Counts the bytes of the cache of one row, as prefill makes it.
+
+        Args:
+            config: the network's.
+            row: tokens that it holds.
+            prompt: tokens that an encoder has read.
+            dtypes: only leaves of such a dtype are counted.
+        """
+        return self.total(config, lambda piece: _cache_bytes(self, piece, row, prompt, dtypes))
+
+    def load(self, config: Any, *, row: int = 0, prompt: int = 0) -> Load:
+        """Computes the load of a decoding pass.
+
+        It leaves out the weights that prefill alone uses: an encoder, a position table, an embedding that is no head,
+        keys and values of cross-attention. It also leaves out norms and biases, which are few.
+
+        Args:
+            config: the network's, with its dtype.
+            row: tokens in the cache.
+            prompt: tokens that an encoder has read.
+        """
+        shares = {share for piece, _ in self.pieces(config) for share in _numbers(self, piece)} - {0.0}
+        numbers = {share: self.total(config, lambda x, s=share: _numbers(self, x).get(s, 0)) for share in shares}
+        cache = self.cache_bytes(config, row, prompt, dtypes=jnp.floating)
+        return Load(numbers.pop(1.0, 0), cache, config.dtype, tuple(sorted(numbers.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _shapes(network: Network, config: Any) -> Params:
+    return jax.eval_shape(lambda: network.init(config, jax.random.key(0)))
+
+
+def _numbers(network: Network, config: Any) -> dict[float, int]:
+    """Counts the numbers of a network's matrices, by the share of them that a token is multiplied with."""
+    numbers: dict[float, int] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(network.shapes(config)):
+        if len(x.shape) > 1:
+            share = float(network.share(config, jax.tree_util.keystr(path, simple=True, separator="/")))
+            numbers[share] = numbers.get(share, 0) + math.prod(x.shape)
+    return numbers
+
+
+@functools.lru_cache(maxsize=1024)
+def _cache_bytes(network: Network, config: Any, row: int, prompt: int, dtypes: Any) -> int:
+    # A pass over no tokens cannot be traced, but each token adds as much as the next.
+    if row == 0:
+        return sum(n * _cache_bytes(network, config, i, prompt, dtypes) for n, i in ((2, 1), (-1, 2)))
+    if prompt == 0:
+        return sum(n * _cache_bytes(network, config, row, i, dtypes) for n, i in ((2, 1), (-1, 2)))
+    lm = network.language_model(config)
+    width = 1 if lm.encoder is None else prompt
+    arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, width), (1,))]
+    cache = jax.eval_shape(lambda p, q: lm.prefill(p, q, row)[1], network.shapes(config), Prompt(*arrays))
+    leaves = [x for x in jax.tree.leaves(cache) if jnp.issubdtype(x.dtype, dtypes)]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
