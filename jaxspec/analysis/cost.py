@@ -283,7 +283,7 @@ def drafts(
         logits = jnp.broadcast_to(jax.nn.one_hot(first, target.vocab_size), verified.logits.shape)
         length = jnp.minimum(draft.length, gamma)
         verdict = core.Verdict(length, first[:, 0], draft.length, None if draft.parent is None else first_path)
-        caches = drafter.commit(weights, caches, row, verdict, verified._replace(logits=logits))
+        caches = drafter.commit(core.RoundEnd(weights, caches, row, verdict, verified._replace(logits=logits)))
         return caches, row._replace(tokens=token_rows.append(row.tokens, row.length - 1, first))
 
     return jax.lax.fori_loop(0, inner, draft_once, (caches, row))
@@ -348,9 +348,10 @@ def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoo
         row = decoder_prompt(lm, prompt)
         batch, width = row.tokens.shape
         forward, cache = core.Forward(jnp.zeros((batch, 1, lm.vocab_size)), jnp.zeros((batch, width, 0))), None
+        room = token_rows.room(lm, prompt, headroom, nodes)
         if reads_target:
-            forward, cache = lm.prefill(weights.target, prompt, token_rows.prefill_length(lm, prompt) + headroom)
-        state = drafter.init(weights, prompt, headroom, forward)
+            forward, cache = lm.prefill(weights.target, prompt, room.tokens)
+        state = drafter.init(core.DraftStart(weights, prompt, room, forward))
         verified = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(batch, nodes + 1, x.shape[-1])), forward)
         return core.Caches(cache, state), row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom)))), verified
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core.distribution import Distribution, ToDistribution
 from jaxspec.core.draft import Draft, Verdict
-from jaxspec.core.language_model import Before, Cache, Forward, Keys, LanguageModel, Model, Params, Prompt
+from jaxspec.core.language_model import Before, Cache, Forward, Keys, LanguageModel, Model, Params, Prompt, Room
 
 if TYPE_CHECKING:
     from jaxspec.core.decoder import Caches, Weights
@@ -43,17 +43,46 @@ class DraftContext(NamedTuple):
     finished: Bool[Array, " batch"] | None = None
 
 
-class DraftInit(Protocol):
-    def __call__(
-        self, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> Any:
-        """Makes the drafter's state, every leaf batch-first.
+class DraftStart(NamedTuple):
+    """The facts that a drafter makes its state of, once the target has read the prompts.
 
-        `headroom`: tokens that a row may grow by, those of one draft included; `prefilled`: the target's, whose
-        features and taps are those of every position of the row that prefill read. `before`: the drafter's state of
-        the beginning of these rows, if that was read before; then `prefilled` has the positions from `before.start` on,
-        `before.width` of them. It is given by keyword, and only where there is one.
-        """
+    Attributes:
+        weights: the parameters of target and drafter.
+        prompt: the prompts.
+        room: the tokens that a row may grow to, those of one draft included, and how many are taken back at once.
+        prefilled: the target's outputs, with features and taps at every position of the row that prefill read.
+        before: the drafter's state after the beginning of these rows, where that was read before. `prefilled` then has
+            `before.width` positions, from `before.start` on. None: the prompts are read from their first token.
+    """
+
+    weights: Weights
+    prompt: Prompt
+    room: Room
+    prefilled: Forward
+    before: Before | None = None
+
+
+class RoundEnd(NamedTuple):
+    """The facts that a drafter learns at the end of a round.
+
+    Attributes:
+        weights: the parameters of target and drafter.
+        caches: the target's cache, which holds the committed row but its last token, and the drafter's state.
+        row: the committed tokens, those of this round included.
+        verdict: which draft tokens the rule accepted.
+        forward: the target's outputs at every fed token.
+    """
+
+    weights: Weights
+    caches: Caches
+    row: Prompt
+    verdict: Verdict
+    forward: Forward
+
+
+class DraftInit(Protocol):
+    def __call__(self, start: DraftStart, /) -> Any:
+        """Makes the drafter's state, every leaf batch-first."""
         ...
 
 
@@ -68,8 +97,8 @@ class Propose(Protocol):
 
 
 class Commit(Protocol):
-    def __call__(self, weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-        """Takes in what was decided: `row` after the round, and the target's outputs at every fed token."""
+    def __call__(self, end: RoundEnd, /) -> Caches:
+        """Takes in the verdict; returns both caches, the drafter's at the committed row."""
         ...
 
 
@@ -150,6 +179,8 @@ class Drafter(NamedTuple):
         complete_target_pass: see the protocol; None: the target's pass is its `extend`.
         rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
             (`drafters.cascade`).
+        resumes: whether it can go on from `DraftStart.before`, so from a prefix and from turn to turn of a chat. False:
+            its state takes the hidden states of whole prompts.
     """
 
     init: DraftInit
@@ -162,6 +193,7 @@ class Drafter(NamedTuple):
     tree_reader: TreeReader | None = None
     complete_target_pass: CompleteTargetPass | None = None
     rollback: Rollback | None = None
+    resumes: bool = True
 
 
 class BoundDrafter(NamedTuple):

@@ -55,6 +55,27 @@ class Before:
         return dataclasses.replace(self, state=state)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """The room that a cache is made with. Static: a pytree without leaves.
+
+    Attributes:
+        tokens: how many tokens a row holds, in all.
+        rewind: the most tokens that are taken back at once, counted from the longest that the row has been.
+
+    >>> Room(tokens=40, rewind=6).larger(3)
+    Room(tokens=43, rewind=9)
+    """
+
+    tokens: int
+    rewind: int
+
+    def larger(self, count: int) -> Room:
+        """Adds room for `count` tokens that are fed to a row, and taken back."""
+        return Room(self.tokens + count, self.rewind + count)
+
+
 class Forward(NamedTuple):
     """The outputs of one pass of a model at each position it was fed.
 

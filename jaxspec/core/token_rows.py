@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from jaxspec.core import LanguageModel, Prompt
+from jaxspec.core import LanguageModel, Prompt, Room
 
 SMALLEST_BUCKET = 16
 FINER_BUCKETS = 1024  # tokens, beyond which buckets are closer
@@ -61,6 +61,15 @@ def headroom(max_new_tokens: int, nodes: int) -> int:
     37
     """
     return max_new_tokens + nodes + 1
+
+
+def room(lm: LanguageModel, prompt: Prompt, headroom: int, nodes: int) -> Room:
+    """Returns the room for rounds of at most `nodes` draft tokens, after prompts of one width.
+
+    A round feeds the last committed token and all nodes, and a row that has ended takes them all back. A drafter may be
+    two tokens behind.
+    """
+    return Room(prefill_length(lm, prompt) + headroom, nodes + 2)
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:

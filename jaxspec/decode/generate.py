@@ -323,7 +323,7 @@ def prefix(
             check_positions(lm, "the drafter", prompt, np.ones(1, np.int32))
         reader = target.lm if bound.target is None else with_taps_of(target, bound.target).lm
         weights = Weights(target.params, bound.params)
-        shared_prefix.check_drafter(reader, bound, weights, prompt)
+        shared_prefix.check_drafter(bound)
     functions = None if bound is None else bound.functions
     if inputs.is_large(1, prompt.tokens.shape[1], 0):
         state, largest = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)

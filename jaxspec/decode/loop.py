@@ -24,7 +24,7 @@ from jaxspec.core import (
     programs,
     token_rows,
 )
-from jaxspec.decode import log_probs, shared_prefix
+from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared, check_fits
 
@@ -125,15 +125,7 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
 def goes_in_chunks(prepared: Prepared) -> bool:
     """Says whether `begin_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
     p = prepared
-    if p.target.lm.start_token is not None:
-        return False
-    try:
-        if p.drafter is not None:
-            few = Prompt(p.prompt.tokens[:1, :2], jnp.full(1, 2, jnp.int32))
-            shared_prefix.check_drafter(p.target.lm, p.drafter, p.weights, few)
-    except ValueError:
-        return False
-    return True
+    return p.target.lm.start_token is None and (p.drafter is None or p.drafter.functions.resumes)
 
 
 def iterate_rounds(

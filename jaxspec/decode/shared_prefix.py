@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jaxspec.core import (
     Before,
     BoundDrafter,
-    Cache,
     Caches,
     Drafter,
+    DraftStart,
     LanguageModel,
     Model,
     Prompt,
@@ -24,7 +24,6 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.decode import inputs
-from jaxspec.drafters.common import begin
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,29 +153,19 @@ def widths(start: int, length: int) -> tuple[int, int]:
 def read(lm: LanguageModel, drafter: Drafter | None, weights: Weights, prompt: Prompt) -> Caches:
     """Reads rows: the caches of both parties after them."""
     forward, cache = lm.prefill(weights.target, prompt, prompt.tokens.shape[1] + 1)
-    return Caches(cache, None if drafter is None else drafter.init(weights, prompt, 1, forward))
+    if drafter is None:
+        return Caches(cache)
+    return Caches(cache, drafter.init(DraftStart(weights, prompt, token_rows.room(lm, prompt, 1, 0), forward)))
 
 
-def check_drafter(lm: LanguageModel, drafter: BoundDrafter, weights: Weights, prompt: Prompt) -> None:
+def check_drafter(drafter: BoundDrafter) -> None:
     """Refuses a drafter that cannot go on from a state of the beginning of a prompt.
 
     Raises:
-        ValueError: its `init` takes no `before`, or wants what is not kept.
+        ValueError: it says so (`Drafter.resumes`).
     """
-
-    def go_on(weights: Weights, prompt: Prompt) -> Any:
-        forward, _ = lm.prefill(weights.target, prompt, prompt.tokens.shape[1] + 1)
-        before: Cache = Before(drafter.functions.init(weights, prompt, 1, forward), prompt.length - 1, width=1)
-        at_end = forward._replace(
-            features=forward.features[:, :1], taps=None if forward.taps is None else forward.taps[:, :1]
-        )
-        return begin(drafter.functions, weights, prompt, 1, at_end, before)
-
-    try:
-        jax.eval_shape(go_on, weights, prompt)
-    except (TypeError, AttributeError, AssertionError) as error:
+    if not drafter.functions.resumes:
         raise ValueError(
-            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from turn to turn of "
-            "a chat: its init takes no `before` (core.DraftInit), or needs hidden states that are not kept. Give whole "
-            "prompts to jaxspec.generate"
-        ) from error
+            f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from turn to turn of a "
+            "chat (Drafter.resumes is False): give whole prompts to jaxspec.generate"
+        )

@@ -15,11 +15,13 @@ from jaxspec.core import (
     Decoder,
     Distribution,
     Drafter,
+    DraftStart,
     Failure,
     LanguageModel,
     Policy,
     Prompt,
     Request,
+    RoundEnd,
     RoundInfo,
     Rule,
     Sampler,
@@ -32,7 +34,6 @@ from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_roun
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
-from jaxspec.drafters.common import begin
 
 
 @functools.lru_cache
@@ -98,7 +99,8 @@ def speculative(
             prefilled = states.read_prompt(target, weights.target, prompt, headroom, before)
         with jax.named_scope("draft"):
             draft_before = None if before is None else before.of(before.state.draft)
-            draft = begin(drafter, weights, prompt, headroom, prefilled[0], draft_before)
+            room = token_rows.room(target, prompt, headroom, nodes)
+            draft = drafter.init(DraftStart(weights, prompt, room, prefilled[0], draft_before))
         prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
         state = states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
         if policy is not None:
@@ -139,7 +141,7 @@ def speculative(
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)
-            state = state._replace(caches=drafter.commit(weights, caches, row, verdict, forward))
+            state = state._replace(caches=drafter.commit(RoundEnd(weights, caches, row, verdict, forward)))
             if policy is not None:
                 memory = policy.update(state.request.policy, state.memory, draft, verdict, committed)
                 state = state._replace(memory=memory)

@@ -414,21 +414,14 @@ def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
 
 @functools.lru_cache
 def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> core.Cache:
-        row = token_rows.decoder_prompt(lm, prompt)
-        capacity = row.tokens.shape[1] + headroom
+    def init(start: core.DraftStart) -> core.Cache:
+        row = token_rows.decoder_prompt(lm, start.prompt)
 
         def append(cache: core.Cache, context: Float[Array, "B T M"]) -> tuple[tuple, core.Cache]:
-            return (), head.append(weights.draft, cache, context)
+            return (), head.append(start.weights.draft, cache, context)
 
         read = functools.partial(chunks.read, append, head.rewind, head.empty)
-        return read(head.read(weights.draft, prefilled), row.length, capacity, before)[2]
+        return read(head.read(start.weights.draft, start.prefilled), row.length, start.room.tokens, start.before)[2]
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
@@ -461,12 +454,10 @@ def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
         draft, _ = draw_in_a_row(first, logits_at, carry, context, head.count)
         return draft, caches
 
-    def commit(
-        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
-    ) -> core.Caches:
-        context = head.read(weights.draft, on_path(forward, verdict))
-        cache = head.append(weights.draft, caches.draft, context)
-        return caches._replace(draft=head.rewind(cache, row.length - 1))
+    def commit(end: core.RoundEnd) -> core.Caches:
+        context = head.read(end.weights.draft, on_path(end.forward, end.verdict))
+        cache = head.append(end.weights.draft, end.caches.draft, context)
+        return end.caches._replace(draft=head.rewind(cache, end.row.length - 1))
 
     def at_once(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

@@ -251,15 +251,9 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDraft
 def _drafter(head: ParallelHeads, lm: core.LanguageModel) -> core.Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> Float[Array, "B M"]:
-        last = token_rows.decoder_prompt(lm, prompt).length - 1
-        return take_position(prefilled.features, last if before is None else last - before.start)
+    def init(start: core.DraftStart) -> Float[Array, "B M"]:
+        last = token_rows.decoder_prompt(lm, start.prompt).length - 1
+        return take_position(start.prefilled.features, last if start.before is None else last - start.before.start)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
@@ -284,10 +278,9 @@ def _drafter(head: ParallelHeads, lm: core.LanguageModel) -> core.Drafter:
         draft, _ = draw_in_a_row(first, following, tokens, context, head.count)
         return draft, caches
 
-    def commit(
-        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
-    ) -> core.Caches:
-        return caches._replace(draft=take_position(on_path(forward, verdict).features, verdict.num_accepted))
+    def commit(end: core.RoundEnd) -> core.Caches:
+        features = on_path(end.forward, end.verdict).features
+        return end.caches._replace(draft=take_position(features, end.verdict.num_accepted))
 
     def at_once(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

@@ -209,16 +209,10 @@ def drafter(head: DraftHead[RecurrentHead], target: core.Model, title: str, name
 
 @functools.lru_cache
 def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> HiddenState:
-        row, shared = token_rows.decoder_prompt(lm, prompt), shared_with(lm, weights.target)
-        (batch, width), num_cached, hidden = row.tokens.shape, row.length - 1, head.read(weights.draft, prefilled)
-        tokens, last, pairs_before = row.tokens[:, 1:], num_cached, None
+    def init(start: core.DraftStart) -> HiddenState:
+        row, shared = token_rows.decoder_prompt(lm, start.prompt), shared_with(lm, start.weights.target)
+        num_cached, hidden = row.length - 1, head.read(start.weights.draft, start.prefilled)
+        tokens, last, pairs_before, before = row.tokens[:, 1:], num_cached, None, start.before
         if before is not None:  # the pairs before `start` are there, of the last of which the token is known
             tokens = token_rows.window(row.tokens, before.start + 1, before.width - 1)
             last, pairs_before = num_cached - before.start, before.of(before.state.cache)
@@ -226,12 +220,12 @@ def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
         def extend(
             cache: core.Cache, pairs: tuple[Float[Array, "B T D"], Int[Array, "B T"]]
         ) -> tuple[tuple, core.Cache]:
-            return (), head.extend(weights.draft, shared, cache, *pairs)[1]
+            return (), head.extend(start.weights.draft, shared, cache, *pairs)[1]
 
-        cache = head.empty(batch, width + headroom)
+        cache = head.empty(len(row.length), start.room.tokens)
         if tokens.shape[1]:
             read = functools.partial(chunks.read, extend, head.rewind, head.empty)
-            _, _, cache = read((hidden[:, :-1], tokens), num_cached, width + headroom, pairs_before)
+            _, _, cache = read((hidden[:, :-1], tokens), num_cached, start.room.tokens, pairs_before)
         return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, last))
 
     def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:
@@ -268,21 +262,15 @@ def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
         draft, (_, cache) = sequential(first, following, (state.hidden, state.cache), context)
         return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.num_cached)))
 
-    def commit(
-        weights: core.Weights,
-        caches: core.Caches,
-        row: core.Prompt,
-        verdict: core.Verdict,
-        forward: core.Forward,
-        depth: int | None = None,
-    ) -> core.Caches:
-        state, shared = caches.draft, shared_with(lm, weights.target)
-        hidden = head.read(weights.draft, on_path(forward, verdict, depth))
+    def commit(end: core.RoundEnd, depth: int | None = None) -> core.Caches:
+        weights, row, state = end.weights, end.row, end.caches.draft
+        shared = shared_with(lm, weights.target)
+        hidden = head.read(weights.draft, on_path(end.forward, end.verdict, depth))
         tokens = token_rows.window(row.tokens, state.num_cached + 1, hidden.shape[1])
         output, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.num_cached), hidden, tokens)
         count, num_cached = row.length - 1 - state.num_cached, row.length - 1  # a finished row has no new pair
         last = jnp.where((count > 0)[:, None], take_position(output, jnp.maximum(count - 1, 0)), state.hidden)
-        return caches._replace(
+        return end.caches._replace(
             draft=HiddenState(head.rewind(cache, num_cached), num_cached, last.astype(state.hidden.dtype))
         )
 

@@ -17,7 +17,7 @@ from jaxspec import core, rules
 from jaxspec.core import kv_cache, noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
-from jaxspec.drafters.common import after, as_drafter, begin, name_of, shown, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 
 
@@ -116,6 +116,9 @@ def cascade(
         draft = with_taps_of(draft, drafter.target)
     check_trees(draft.lm, drafter.functions, rule)
     functions = _cascade(draft.lm, drafter.functions, rule, gamma, inner_temperature)
+    # Where the drafting model catches up with a row, nobody keeps the hidden states that an adapter would read.
+    reads_taps = drafter.target is not None and bool(drafter.target.lm.taps)
+    functions = functions._replace(resumes=drafter.functions.resumes and not reads_taps)
     name = f"cascade({name_of(draft)}, {name_of(drafter)})"
     return core.BoundDrafter(functions, (draft.params, drafter.params), (draft, *drafter.models), name=name)
 
@@ -144,18 +147,13 @@ def _cascade(
     # Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
     # cascade's parameters (the model's, the inner drafter's) and of its state.
 
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> CascadeState:
-        inner_weights, room = core.Weights(*weights.draft), headroom + spare
-        forward, cache = prefill(lm, inner_weights.target, prompt, room, prefilled, before)
-        length = token_rows.decoder_prompt(lm, prompt).length
+    def init(start: core.DraftStart) -> CascadeState:
+        start = start._replace(room=start.room.larger(spare))
+        weights, before = core.Weights(*start.weights.draft), start.before
+        forward, cache = prefill(lm, weights.target, start)
         inner_before = None if before is None else before.of(before.state.inner)
-        return CascadeState(cache, length, begin(inner, inner_weights, prompt, room, forward, inner_before))
+        inner_state = inner.init(start._replace(weights=weights, prefilled=forward, before=inner_before))
+        return CascadeState(cache, token_rows.decoder_prompt(lm, start.prompt).length, inner_state)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
@@ -195,7 +193,8 @@ def _cascade(
             row = full._replace(length=jnp.where(live, full.length, drafting.row.length))
             cache = lm.rewind(result.caches.target, full.length - 1)
             inner_caches = result.caches._replace(target=cache)
-            moved = inner.commit(inner_weights, inner_caches, full, result.verdict, result.target.forward)
+            end = core.RoundEnd(inner_weights, inner_caches, full, result.verdict, result.target.forward)
+            moved = inner.commit(end)
             assert inner.rollback is not None
             moved = core.Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
             drafting = drafting._replace(row=row, caches=moved)
@@ -234,10 +233,8 @@ def _cascade(
         draft = core.Draft(token_rows.window(drafting.row.tokens, start, gamma), length, log_probs=log_probs, aux=aux)
         return draft, caches._replace(draft=CascadeState(drafting.caches.target, num_cached, drafting.caches.draft))
 
-    def commit(
-        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
-    ) -> core.Caches:
-        return caches._replace(draft=rollback(caches.draft, row))
+    def commit(end: core.RoundEnd) -> core.Caches:
+        return end.caches._replace(draft=rollback(end.caches.draft, end.row))
 
     def rollback(state: CascadeState, row: core.Prompt) -> CascadeState:
         assert inner.rollback is not None

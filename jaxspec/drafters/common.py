@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
-    Before,
     BoundDrafter,
     Caches,
     Distribution,
@@ -19,13 +18,13 @@ from jaxspec.core import (
     DraftContext,
     Drafter,
     DraftInit,
-    Forward,
+    DraftStart,
     Model,
     Prompt,
     Propose,
+    RoundEnd,
     ToDistribution,
     TreeSize,
-    Verdict,
     Weights,
 )
 from jaxspec.drafters.model import model
@@ -145,16 +144,7 @@ def _difference(first: Any, second: Any) -> tuple[str, str]:
     return "", " (another one)"
 
 
-def begin(
-    drafter: Drafter, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None
-) -> Any:
-    """Makes a drafter's state after the prompts; one that knows nothing of `before` is not asked to."""
-    if before is None:
-        return drafter.init(weights, prompt, headroom, prefilled)
-    return drafter.init(weights, prompt, headroom, prefilled, before=before)
-
-
-def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None) -> Any:
+def no_state(start: DraftStart) -> Any:
     """Makes the state of a drafter that has none."""
     return ()
 
@@ -164,9 +154,9 @@ def same_state(state: Any, row: Prompt) -> Any:
     return state
 
 
-def no_commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+def no_commit(end: RoundEnd) -> Caches:
     """Commits for a drafter whose state no verdict changes."""
-    return caches
+    return end.caches
 
 
 def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
@@ -179,20 +169,18 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
         propose: as in `Drafter`.
     """
 
-    def init(
-        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> tuple[Any, ...]:
+    def init(start: DraftStart) -> tuple[Any, ...]:
         parts = []
-        for index, (drafter, params) in enumerate(zip(drafters, weights.draft, strict=True)):
-            part_before = None if before is None else before.of(before.state[index])
-            parts.append(begin(drafter, Weights(weights.target, params), prompt, headroom, prefilled, part_before))
+        for index, (drafter, params) in enumerate(zip(drafters, start.weights.draft, strict=True)):
+            before = None if start.before is None else start.before.of(start.before.state[index])
+            parts.append(drafter.init(start._replace(weights=Weights(start.weights.target, params), before=before)))
         return tuple(parts)
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-        target, states = caches.target, []
-        for drafter, params, state in zip(drafters, weights.draft, caches.draft, strict=True):
-            arguments = Weights(weights.target, params), Caches(target, state)
-            target, state = drafter.commit(*arguments, row, verdict, forward)
+    def commit(end: RoundEnd) -> Caches:
+        target, states = end.caches.target, []
+        for drafter, params, state in zip(drafters, end.weights.draft, end.caches.draft, strict=True):
+            weights, caches = Weights(end.weights.target, params), Caches(target, state)
+            target, state = drafter.commit(end._replace(weights=weights, caches=caches))
             states.append(state)
         return Caches(target, tuple(states))
 
@@ -206,6 +194,7 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
         lm=min(lms, key=lambda lm: lm.max_positions or 1 << 30, default=None),
         may_be_empty=all(drafter.may_be_empty for drafter in drafters),
         rollback=rollback if len(rollbacks) == len(drafters) else None,
+        resumes=all(drafter.resumes for drafter in drafters),
     )
 
 

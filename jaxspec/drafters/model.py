@@ -18,12 +18,13 @@ from jaxspec.core import (
     Draft,
     DraftContext,
     Drafter,
+    DraftStart,
     Forward,
     LanguageModel,
     Model,
     Params,
     Prompt,
-    Verdict,
+    RoundEnd,
     Weights,
     chunks,
     token_rows,
@@ -80,11 +81,9 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 
 @functools.lru_cache
 def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -> Drafter:
-    def init(
-        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> ModelState:
-        _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled, before)
-        return ModelState(cache, token_rows.decoder_prompt(lm, prompt).length)
+    def init(start: DraftStart) -> ModelState:
+        _, cache = prefill(lm, start.weights.draft, start)
+        return ModelState(cache, token_rows.decoder_prompt(lm, start.prompt).length)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         row, state = context.row, caches.draft
@@ -110,32 +109,29 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
         num_cached = jnp.where(context.max_draft > 0, row.length + jnp.minimum(fed, draft.length), state.num_cached)
         return draft, caches._replace(draft=ModelState(cache, num_cached))
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(end: RoundEnd) -> Caches:
         # Of n accepted tokens the cache holds at least n - 1, and the token after them came from the target.
-        return caches._replace(draft=take_back(caches.draft, row))
+        return end.caches._replace(draft=take_back(end.caches.draft, end.row))
 
     return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None, rollback=take_back)
 
 
-def prefill(
-    lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-) -> tuple[Forward, Cache]:
-    """Prefills a draft model.
+def prefill(lm: LanguageModel, params: Params, start: DraftStart) -> tuple[Forward, Cache]:
+    """Prefills a draft model, whose encoder may be the target's.
 
     Args:
         lm, params: the model.
-        prompt, headroom: see `core.DraftInit`.
-        prefilled: by the target, whose encoder may be the draft model's, too.
-        before: a state with the fields of `ModelState`. It may lack some of the `before.start` tokens, which a policy
-            has not let it read, so there are no features and taps.
+        start: its `before` is a state with the fields of `ModelState`. That may lack some of the `before.start` tokens,
+            which a policy has not let it read, so there are no features and taps.
     """
-    capacity = token_rows.prefill_length(lm, prompt) + headroom
-    if before is not None:
-        return _read_on(lm, params, prompt, capacity, before)
+    prompt, capacity = start.prompt, start.room.tokens
+    if start.before is not None:
+        return _read_on(lm, params, prompt, capacity, start.before)
     if not lm.shared_encoder:
         return lm.prefill(params, prompt, capacity)
-    assert lm.encoder is not None and prefilled.encoded is not None
-    return lm.encoder.prefill(params, prompt, capacity, prefilled.encoded)
+    encoded = start.prefilled.encoded
+    assert lm.encoder is not None and encoded is not None
+    return lm.encoder.prefill(params, prompt, capacity, encoded)
 
 
 def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int, before: Before) -> tuple[Forward, Cache]:

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import (
-    Before,
     BoundDrafter,
     Cache,
     Caches,
     Draft,
     DraftContext,
     Drafter,
+    DraftStart,
     Forward,
     Head,
     LanguageModel,
@@ -34,8 +34,8 @@ from jaxspec.core import (
     Parts,
     Prompt,
     Rewind,
+    RoundEnd,
     TreeReader,
-    Verdict,
     Weights,
     chunks,
     token_rows,
@@ -305,18 +305,16 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
     def place(nodes: Nodes, at: int | Int[Array, ""]) -> Int[Array, " B"]:
         return nodes.start + jnp.asarray(at, nodes.start.dtype)
 
-    def init(
-        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> Cache:
+    def init(start: DraftStart) -> Cache:
         if adapter is None:
             return ()
-        row, extend = token_rows.decoder_prompt(lm, prompt), adapter.extend
+        row, extend = token_rows.decoder_prompt(lm, start.prompt), adapter.extend
 
         def read(cache: Cache, stream: Float[Array, "B T M"]) -> tuple[tuple, Cache]:
-            return (), extend(weights.draft.adapter, cache, stream)[1]
+            return (), extend(start.weights.draft.adapter, cache, stream)[1]
 
-        stream, capacity = _exit_stream(prefilled), row.tokens.shape[1] + headroom
-        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, capacity, before)[2]
+        stream, capacity = _exit_stream(start.prefilled), start.room.tokens
+        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, capacity, start.before)[2]
 
     def feed(
         weights: Weights,
@@ -403,15 +401,13 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
         features = layers.features(weights.target, hidden)
         return Forward(target_head(weights.target, features), features, None if adapter is None else stream), cache
 
-    def commit(
-        weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward, depth: int | None = None
-    ) -> Caches:
+    def commit(end: RoundEnd, depth: int | None = None) -> Caches:
         if adapter is None:
-            return caches._replace(draft=())
+            return end.caches._replace(draft=())
         # What a policy, a tree or another drafter has made of this round does not matter: it reads what was accepted.
-        stream = _exit_stream(on_path(forward, verdict, depth))
-        _, cache = adapter.extend(weights.draft.adapter, caches.draft.adapter, stream)
-        return caches._replace(draft=adapter.rewind(cache, row.length - 1))
+        stream = _exit_stream(on_path(end.forward, end.verdict, depth))
+        _, cache = adapter.extend(end.weights.draft.adapter, end.caches.draft.adapter, stream)
+        return end.caches._replace(draft=adapter.rewind(cache, end.row.length - 1))
 
     def rollback(state: Cache, row: Prompt) -> Cache:
         return state if adapter is None else adapter.rewind(state, row.length - 1)

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import (
-    Before,
     BoundDrafter,
     Caches,
     Distribution,
     Draft,
     DraftContext,
     Drafter,
-    Forward,
-    Prompt,
+    DraftStart,
     Weights,
 )
 from jaxspec.drafters.common import no_commit, same_state
@@ -34,6 +32,7 @@ def uniform() -> BoundDrafter:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
         >>> target = table_model(jax.random.key(1), vocab=3)
+        >>> from jaxspec.core import Prompt
         >>> prompt, key = Prompt(jnp.array([[1]]), jnp.array([1])), jax.random.key(0)
         >>> options = dict(gamma=2, max_new_tokens=50, temperature=1.0, key=key)
         >>> out = jaxspec.generate(target, prompt, drafter=uniform(), **options)
@@ -45,10 +44,8 @@ def uniform() -> BoundDrafter:
 
 @functools.lru_cache
 def _uniform() -> Drafter:
-    def init(
-        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> Float[Array, "B V"]:
-        batch, _, vocab = prefilled.logits.shape
+    def init(start: DraftStart) -> Float[Array, "B V"]:
+        batch, _, vocab = start.prefilled.logits.shape
         return jnp.full((batch, vocab), -jnp.log(vocab))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:

@@ -186,9 +186,9 @@ def test_a_search_is_timed_draft_by_draft(encoder):
         jax.debug.callback(lambda last: calls[0].append(last.tolist()), last)
         return draft, caches
 
-    def commit(weights, caches, row, verdict, forward):
-        jax.debug.callback(lambda: calls[1].append(forward.logits.shape))
-        return functions.commit(weights, caches, row, verdict, forward)
+    def commit(end):
+        jax.debug.callback(lambda: calls[1].append(end.forward.logits.shape))
+        return functions.commit(end)
 
     drafter = real._replace(functions=functions._replace(propose=propose, commit=commit))
     prepared = prepare(target, PROMPT, drafter=drafter, gamma=3)

@@ -81,6 +81,6 @@ def test_any_number_of_chunks_takes_two_programs():
 
 def test_what_cannot_be_resumed_is_not_read_in_chunks():
     stateless = CASES["a model"].drafter.functions
-    old = stateless._replace(init=lambda weights, prompt, headroom, prefilled: stateless.init(weights, prompt, 1, None))
+    old = stateless._replace(resumes=False)
     assert not loop.goes_in_chunks(prepare(TARGET, [[0]], drafter=BoundDrafter(old, CASES["a model"].drafter.params)))
     assert not loop.goes_in_chunks(prepare(target_of("t5"), [[1]]))

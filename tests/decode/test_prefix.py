@@ -200,8 +200,8 @@ def test_conversations_are_prompts():
     assert prompt.tokens[0, : prompt.length[0]].tolist() == [6, 4]
 
 
-def init_of_four(weights, prompt, headroom, prefilled):
-    return ()
+def careless_init(start):
+    return start.prefilled.tokens
 
 
 def test_what_does_not_fit_a_prefix_is_refused():
@@ -224,8 +224,18 @@ def test_what_does_not_fit_a_prefix_is_refused():
         jaxspec.prefix(table_model(jax.random.key(1), 3, encoder=True), SHARED)
     with pytest.raises(ValueError, match="got 2 prefixes: expected one"):
         jaxspec.prefix(TARGET, [[1], [2]])
-    own = BoundDrafter(Drafter(init_of_four, None, None), name="mine")
-    with pytest.raises(
-        ValueError, match="the drafter mine cannot go on from a prefix, or from turn to turn of a chat: "
-    ):
+    own = BoundDrafter(Drafter(careless_init, None, None, resumes=False), name="mine")
+    with pytest.raises(ValueError, match=r"drafter mine cannot go on from a prefix, .* \(Drafter.resumes is False\)"):
         jaxspec.prefix(TARGET, SHARED, drafter=own)
+
+
+@pytest.mark.parametrize("begin", ["a prefix", "a chat", "a prompt"])
+def test_a_mistake_in_a_drafter_is_reported_as_it_is(begin):
+    own = BoundDrafter(Drafter(careless_init, None, None), name="mine")
+    with pytest.raises(AttributeError, match="'Forward' object has no attribute 'tokens'"):
+        if begin == "a prefix":
+            jaxspec.prefix(TARGET, SHARED, drafter=own)
+        elif begin == "a chat":
+            "".join(piece.text for piece in jaxspec.chat(with_words(TARGET), drafter=own).send("one"))
+        else:
+            jaxspec.generate(TARGET, [[1]], drafter=own)

@@ -129,12 +129,12 @@ def of_row(which, values):
 def each_its_own_drafter(parts):
     """Each row has the drafter whose number is the first token of its prompt."""
 
-    def init(weights, prompt, headroom, prefilled):
-        pairs = zip(parts, weights.draft, strict=True)
+    def init(start):
+        pairs = zip(parts, start.weights.draft, strict=True)
         states = tuple(
-            part.init(Weights(weights.target, params), prompt, headroom, prefilled) for part, params in pairs
+            part.init(start._replace(weights=Weights(start.weights.target, params))) for part, params in pairs
         )
-        return prompt.tokens[:, 0], states
+        return start.prompt.tokens[:, 0], states
 
     def propose(weights, caches, context):
         (which, states), chosen, after = caches.draft, None, []
@@ -152,12 +152,12 @@ def each_its_own_drafter(parts):
                 )
         return chosen, Caches(used.target, (which, tuple(after)))
 
-    def commit(weights, caches, row, verdict, forward):
-        (which, states), after = caches.draft, []
-        for part, params, state in zip(parts, weights.draft, states, strict=True):
-            before = Weights(weights.target, params), Caches(caches.target, state)
-            after.append(part.commit(*before, row, verdict, forward).draft)
-        return caches._replace(draft=(which, tuple(after)))
+    def commit(end):
+        (which, states), after = end.caches.draft, []
+        for part, params, state in zip(parts, end.weights.draft, states, strict=True):
+            weights, caches = Weights(end.weights.target, params), Caches(end.caches.target, state)
+            after.append(part.commit(end._replace(weights=weights, caches=caches)).draft)
+        return end.caches._replace(draft=(which, tuple(after)))
 
     return Drafter(init, propose, commit, tree=parts[0].tree)
 

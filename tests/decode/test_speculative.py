@@ -13,7 +13,20 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules, sampling
-from jaxspec.core import Caches, Draft, DraftContext, Drafter, Prompt, Rule, Stats, Weights, noise, token_rows
+from jaxspec.core import (
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    DraftStart,
+    Prompt,
+    Room,
+    Rule,
+    Stats,
+    Weights,
+    noise,
+    token_rows,
+)
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
@@ -226,7 +239,7 @@ def test_draft_logits_equal_a_fresh_pass():
     drafter, *_ = drafters.model(jaxspec.Model(lm, params))
     row = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))
     weights = Weights(None, params)
-    state = drafter.init(weights, Prompt(row.tokens[:, :2], jnp.array([2])), 20, None)
+    state = drafter.init(DraftStart(weights, Prompt(row.tokens[:, :2], jnp.array([2])), Room(22, 20), None))
     _, cache = lm.extend(params, state.cache, row.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
     state = state._replace(cache=cache)
 

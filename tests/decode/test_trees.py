@@ -131,9 +131,9 @@ def _top_choices(lm, ragged):
     fed_parents = np.asarray(tree.fed(jnp.asarray(parents)[None]))
     seen = np.asarray(tree.ancestors(jnp.asarray(fed_parents)))[:, :, 1:]
 
-    def init(weights, prompt, headroom, prefilled):
-        _, cache = lm.prefill(weights.draft, prompt, token_rows.prefill_length(lm, prompt) + headroom)
-        return Grown(cache, prompt.length)
+    def init(start):
+        _, cache = lm.prefill(start.weights.draft, start.prompt, start.room.tokens)
+        return Grown(cache, start.prompt.length)
 
     def propose(weights, caches, context):
         row = context.row
@@ -157,9 +157,9 @@ def _top_choices(lm, ragged):
             parent, length = jnp.where(cut, -1, parent), jnp.where(row.length % 3 == 0, length - 1, length)
         return Draft(fed[:, 1:], length, parent), caches._replace(draft=Grown(cache, row.length))
 
-    def commit(weights, caches, row, verdict, forward):
-        cache, start = caches.draft
-        return caches._replace(draft=Grown(lm.select(cache, start, verdict.path[:, :DEPTH]), start))
+    def commit(end):
+        cache, start = end.caches.draft
+        return end.caches._replace(draft=Grown(lm.select(cache, start, end.verdict.path[:, :DEPTH]), start))
 
     return Drafter(init, propose, commit, lm, tree=TreeSize(NODES, DEPTH))
 
@@ -517,8 +517,10 @@ def test_a_policy_cuts_a_tree_by_its_depth(policy):
 def early_exit(model, share=0.6):
     """Drafts with the target's own weights and cache, in place of half a network: its logits, made less sure."""
 
-    def init(weights, prompt, headroom, prefilled):
-        assert prefilled.features.shape[:2] == (prompt.tokens.shape if model.lm.start_token is None else (4, 1))
+    def init(start):
+        assert start.prefilled.features.shape[:2] == (
+            start.prompt.tokens.shape if model.lm.start_token is None else (4, 1)
+        )
         return ()
 
     def propose(weights, caches, context):
@@ -533,7 +535,7 @@ def early_exit(model, share=0.6):
         draft, used = sequential(first, lambda i, token, cache: read(token[:, None], cache), caches.target, context)
         return draft, Caches(used, caches.draft)
 
-    return Drafter(init, propose, lambda weights, caches, *_: caches)
+    return Drafter(init, propose, lambda end: end.caches)
 
 
 @pytest.mark.parametrize("name", marked(["table", "encoder", "gpt", "t5"], slow={"table", "gpt", "t5"}))
@@ -562,8 +564,8 @@ def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
     """The row of the table that each position's logits were read from, all along the prompt and at each fed token."""
     seen = []
 
-    def init(weights, prompt, headroom, prefilled):
-        jax.debug.callback(lambda *x: seen.append(x), prompt.tokens, prefilled.features, ordered=True)
+    def init(start):
+        jax.debug.callback(lambda *x: seen.append(x), start.prompt.tokens, start.prefilled.features, ordered=True)
         return ()
 
     def propose(weights, caches, context):
@@ -572,9 +574,9 @@ def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
         parent = jnp.broadcast_to(jnp.array([[0, 0, 1]], jnp.int32), (batch, 3))
         return Draft(tokens, jnp.full_like(context.row.length, 3), parent), caches
 
-    def commit(weights, caches, row, verdict, forward):
-        jax.debug.callback(lambda *x: seen.append(x), row.tokens, forward.features, ordered=True)
-        return caches
+    def commit(end):
+        jax.debug.callback(lambda *x: seen.append(x), end.row.tokens, end.forward.features, ordered=True)
+        return end.caches
 
     drafter = Drafter(init, propose, commit, tree=TreeSize(3, 2))
     jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=drafter, max_new_tokens=4, rule=rules.exact_match())

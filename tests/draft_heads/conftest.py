@@ -14,7 +14,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Model
-from jaxspec.core import Caches, DraftContext, Prompt, Weights
+from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, Weights
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.sampling import SamplingParams, at_temperature
@@ -315,7 +315,7 @@ def draft_of():
         @jax.jit
         def run(weights, keys):
             forward, cache = lm.prefill(weights.target, prompt, 40)
-            state = functions.init(weights, prompt, 20, forward)
+            state = functions.init(DraftStart(weights, prompt, Room(40, 20), forward))
             context = DraftContext(
                 keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: at_temperature()(params, logits, None)
             )

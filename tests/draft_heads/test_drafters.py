@@ -14,7 +14,7 @@ import pytest
 import jaxspec
 from jaxspec import Model, drafters
 from jaxspec.analysis import cost
-from jaxspec.core import Caches, DraftContext, Prompt, Verdict, Weights, token_rows
+from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, RoundEnd, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
@@ -161,7 +161,7 @@ def draft_after(drafter, rounds, prompt, length, gamma):
     @functools.partial(jax.jit, static_argnames="count")
     def run(weights, text, prompt, length, rounds, count):
         forward, cache = lm.prefill(weights.target, prompt, WIDTH + ROOM)
-        state = functions.init(weights, prompt, ROOM, forward)
+        state = functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + ROOM, GAMMA + 2), forward))
         slot = jnp.arange(text.shape[1])[None]
 
         def propose(cache, state, length):
@@ -182,9 +182,8 @@ def draft_after(drafter, rounds, prompt, length, gamma):
             forward, cache = lm.extend(weights.target, lm.rewind(caches.target, length - 1), fed)
             length = length + accepted + 1
             row = Prompt(jnp.where(slot < length[:, None], text, 1), length)
-            caches = functions.commit(
-                weights, caches._replace(target=cache), row, Verdict(accepted, accepted, accepted), forward
-            )
+            verdict = Verdict(accepted, accepted, accepted)
+            caches = functions.commit(RoundEnd(weights, caches._replace(target=cache), row, verdict, forward))
             state = caches.draft
         draft, _ = propose(cache, state, length)
         return draft
@@ -251,7 +250,8 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
 
     read = row._replace(length=row.length - 1)
     forward, cache = lm.prefill(prepared.weights.target, read, 40)
-    fresh = draft(prepared.weights, cache, functions.init(prepared.weights, read, 20, forward), row)
+    start = DraftStart(prepared.weights, read, Room(40, 20), forward)
+    fresh = draft(prepared.weights, cache, functions.init(start), row)
     continued = draft(prepared.weights, state.caches.target, state.caches.draft, row)
     np.testing.assert_allclose(continued.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(continued.tokens, fresh.tokens)

@@ -8,7 +8,7 @@ import pytest
 
 import jaxspec
 from jaxspec import policies, rules
-from jaxspec.core import Caches, Distribution, DraftContext, Prompt, Weights
+from jaxspec.core import Caches, Distribution, DraftContext, DraftStart, Prompt, Room, Weights
 from jaxspec.drafters import fallback, greedy, horizontal_cascade, jacobi, prompt_lookup, tree
 from jaxspec.testing import certify, table_model, table_model_from
 
@@ -50,7 +50,7 @@ def drafted(drafter, prompt, gamma, **options):
 
     limit = jnp.full_like(prompt.length, gamma)
     context = DraftContext(keys, row, limit, gamma, True, to_distribution)._replace(**options)
-    caches = Caches(None, functions.init(weights, prompt, 9, None))
+    caches = Caches(None, functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + 9, 9), None)))
     return functions.propose(weights, caches, context)[0]
 
 

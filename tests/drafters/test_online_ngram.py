@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import drafters
-from jaxspec.core import Caches, DraftContext, Forward, Prompt, Verdict
+from jaxspec.core import Caches, DraftContext, DraftStart, Forward, Prompt, RoundEnd, Verdict
 from jaxspec.drafters.lookups.online_ngram import _slot
 
 VOCAB, WIDTH, GAMMA = 12, 20, 4
@@ -33,7 +33,7 @@ def answers(*best):
 
 @functools.partial(jax.jit, static_argnames="drafter")
 def begun(row, drafter=FOUR):
-    return drafter.init(None, row, 0, None)
+    return drafter.init(DraftStart(None, row, None, None))
 
 
 @functools.partial(jax.jit, static_argnames="drafter")
@@ -55,7 +55,7 @@ def first(state, *row):
 
 @jax.jit
 def committed(state, row, accepted, forward):
-    return FOUR.commit(None, Caches(None, state), row, Verdict(accepted, None, None), forward).draft
+    return FOUR.commit(RoundEnd(None, Caches(None, state), row, Verdict(accepted, None, None), forward)).draft
 
 
 def after(state, row, new, accepted, forward):

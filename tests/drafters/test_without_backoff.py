@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.cli import drafter_names, names
-from jaxspec.core import Caches, Distribution, DraftContext, Prompt, Weights
+from jaxspec.core import Caches, Distribution, DraftContext, DraftStart, Prompt, Room, Weights
 from jaxspec.drafters import fallback, greedy, without_backoff
 from jaxspec.testing import table_model
 from jaxspec.weights import orbax
@@ -46,7 +46,9 @@ def test_only_tokens_after_known_contexts_are_proposed(least):
     @jax.jit
     def propose(params):
         weights = Weights(None, params)
-        caches = Caches(None, drafter.functions.init(weights, prompt, gamma, None))
+        caches = Caches(
+            None, drafter.functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + gamma, gamma), None))
+        )
         return drafter.functions.propose(weights, caches, context)[0]
 
     draft = propose(drafter.params)

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.core import (
-    Before,
     BoundDrafter,
     Caches,
     Draft,
     DraftContext,
     Drafter,
-    Forward,
+    DraftStart,
     Prompt,
-    Verdict,
+    RoundEnd,
     Weights,
     noise,
 )
@@ -74,10 +73,8 @@ def jacobi(longest: int = 16) -> BoundDrafter:
 
 @functools.lru_cache
 def _jacobi(longest: int) -> Drafter:
-    def init(
-        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> JacobiState:
-        return JacobiState(prompt_tokens(prompt, longest), jnp.full_like(prompt.length, -1))
+    def init(start: DraftStart) -> JacobiState:
+        return JacobiState(prompt_tokens(start.prompt, longest), jnp.full_like(start.prompt.length, -1))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         state = caches.draft
@@ -88,13 +85,13 @@ def _jacobi(longest: int) -> Drafter:
         # Another drafter's rounds may be longer.
         return Draft(tokens, jnp.minimum(context.max_draft, jnp.maximum(longest - drafted, 0))), caches
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(end: RoundEnd) -> Caches:
         # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.
-        best = noise.first_largest(forward.logits)
-        following = verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
+        best = noise.first_largest(end.forward.logits)
+        following = end.verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
         last = jnp.asarray(best.shape[1] - 1, following.dtype)
         tokens = jnp.take_along_axis(best, jnp.minimum(following, last), axis=1)
-        return caches._replace(draft=JacobiState(tokens, row.length))
+        return end.caches._replace(draft=JacobiState(tokens, end.row.length))
 
     return Drafter(init, propose, commit, longest=longest)
 

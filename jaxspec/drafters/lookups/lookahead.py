@@ -96,16 +96,10 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Dra
     above = [candidate_nodes + 1 + (level - 1) * window + column for level in range(1, levels)]
     window_parent = jnp.asarray(np.concatenate([chain, *above]), jnp.int32)
 
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> LookaheadState:
-        batch, ahead = prompt.tokens.shape[0], np.add.outer(np.arange(levels), column)
+    def init(start: core.DraftStart) -> LookaheadState:
+        batch, ahead = start.prompt.tokens.shape[0], np.add.outer(np.arange(levels), column)
         empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
-        return LookaheadState(prompt_tokens(prompt, depth)[:, ahead], empty, zero, zero)
+        return LookaheadState(prompt_tokens(start.prompt, depth)[:, ahead], empty, zero, zero)
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
@@ -125,20 +119,18 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Dra
         )
         return draft, caches._replace(draft=state._replace(limit=context.max_draft))
 
-    def commit(
-        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
-    ) -> core.Caches:
-        state = caches.draft
+    def commit(end: core.RoundEnd) -> core.Caches:
+        state = end.caches.draft
         # The last level was fed last: what the target predicts after its nodes is the next iterate, B W. A column whose
         # last node lies below the limit was not verified, and keeps its token.
-        predicted = noise.first_largest(forward.logits[:, -window:])
+        predicted = noise.first_largest(end.forward.logits[:, -window:])
         was_read = jnp.asarray(column + levels)[None, :] <= state.limit[:, None]
         newest = jnp.where(was_read, predicted, state.window[:, -1])
         iterates = jnp.concatenate([state.window, newest[:, None]], axis=1)  # B L+1 W: a column is an n-gram
         entered = enter(state, jnp.swapaxes(iterates, 1, 2), was_read)
         # The next level of a column stands one position further ahead, and n accepted tokens further behind.
-        order = (jnp.asarray(column)[None, :] + verdict.num_accepted[:, None]) % window
-        return caches._replace(draft=entered._replace(window=_columns(iterates[:, 1:], order)))
+        order = (jnp.asarray(column)[None, :] + end.verdict.num_accepted[:, None]) % window
+        return end.caches._replace(draft=entered._replace(window=_columns(iterates[:, 1:], order)))
 
     return core.Drafter(init, propose, commit, tree=core.TreeSize(nodes, depth))
 

@@ -15,7 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Before, BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+from jaxspec.core import (
+    BoundDrafter,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    DraftStart,
+    Prompt,
+    RoundEnd,
+    Weights,
+)
 from jaxspec.core.checks import integers
 from jaxspec.core.token_rows import NO_TOKEN, tokens_at
 from jaxspec.drafters.common import same_state, skip_if_idle
@@ -57,16 +67,17 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> BoundDrafter:
         ValueError: n < 2, or top or slots < 1.
 
     Example:
+        >>> from jaxspec.core import Forward, Verdict
         >>> drafter = online_ngram(n=3).functions
         >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
         >>> context = DraftContext(None, row, None, 2, False, None)
-        >>> caches = Caches(None, drafter.init(None, row, 0, None))
+        >>> caches = Caches(None, drafter.init(DraftStart(None, row, None, None)))
         >>> draft, _ = drafter.propose(None, caches, context)
         >>> draft.tokens.tolist(), draft.length.tolist()  # from the prompt
         ([[7, 8]], [2])
         >>> forward = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
         >>> row, ones = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7])), jnp.array([1])
-        >>> caches = drafter.commit(None, caches, row, Verdict(0 * ones, 9 * ones, ones), forward)
+        >>> caches = drafter.commit(RoundEnd(None, caches, row, Verdict(0 * ones, 9 * ones, ones), forward))
         >>> draft, _ = drafter.propose(None, caches, context._replace(row=Prompt(jnp.array([[4, 6]]), 2 * ones)))
         >>> draft.tokens.tolist(), draft.length.tolist()  # after 5 6, and so after 6, the target has generated 9
         ([[9, 0]], [1])
@@ -82,9 +93,8 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 
-    def init(
-        weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-    ) -> Entries:
+    def init(start: DraftStart) -> Entries:
+        prompt = start.prompt
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
         at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))
@@ -113,12 +123,13 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
         length = jnp.sum(goes_on, axis=0, dtype=row.length.dtype)
         return Draft(tokens.T, length)
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-        step = jnp.arange(forward.logits.shape[1], dtype=row.length.dtype)[None, :]
+    def commit(end: RoundEnd) -> Caches:
+        row, verdict, logits = end.row, end.verdict, end.forward.logits
+        step = jnp.arange(logits.shape[1], dtype=row.length.dtype)[None, :]
         # Where the round began. Not so in a row that has ended, which may have committed fewer; but it drafts no more.
         at = row.length[:, None] - 2 - verdict.num_accepted[:, None] + step
         verified = step <= verdict.num_accepted[:, None]
-        best_of, width = min(top, forward.logits.shape[-1]), forward.logits.shape[1]
+        best_of, width = min(top, logits.shape[-1]), logits.shape[1]
 
         def ranked(logits: Float[Array, "B T V"]) -> Int[Array, "B G+1 K"]:
             best = jax.lax.top_k(logits, best_of)[1].astype(jnp.int32)
@@ -127,8 +138,8 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
 
         # Where no draft token was accepted in any row there is one position to read, and ranking is what costs.
         any_accepted = jnp.any(verdict.num_accepted > 0)
-        best = jax.lax.cond(any_accepted, ranked, lambda logits: ranked(logits[:, :1]), forward.logits)
-        return caches._replace(draft=_enter(caches.draft, contexts_at(row, at), best, verified))
+        best = jax.lax.cond(any_accepted, ranked, lambda logits: ranked(logits[:, :1]), logits)
+        return end.caches._replace(draft=_enter(end.caches.draft, contexts_at(row, at), best, verified))
 
     return Drafter(init, propose, commit, may_be_empty=True, rollback=same_state)
 

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.core import (
-    Before,
     BoundDrafter,
     Draft,
     DraftContext,
     Drafter,
-    Forward,
+    DraftStart,
     Prompt,
     TreeSize,
     Weights,
@@ -96,11 +95,9 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
     return lookup_drafter(search, keep_prompt, tree)
 
 
-def keep_prompt(
-    weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward, before: Before | None = None
-) -> Prompt:
+def keep_prompt(start: DraftStart) -> Prompt:
     """Makes the state of a drafter that searches the prompt: the prompt."""
-    return prompt
+    return start.prompt
 
 
 def text_of(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:

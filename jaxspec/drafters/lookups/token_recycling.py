@@ -72,15 +72,10 @@ def _token_recycling(shape: Shape) -> core.Drafter:
     nodes, depth, width = len(shape.parents), len(shape.levels), max(max(level.counts) for level in shape.levels)
     parents = jnp.asarray(shape.parents, jnp.int32)
 
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> RecyclingState:
+    def init(start: core.DraftStart) -> RecyclingState:
+        prompt = start.prompt
         batch, last = prompt.tokens.shape[0], prompt.tokens.shape[1] - 1
-        table = jnp.full((batch, prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
+        table = jnp.full((batch, start.prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
         inside = jnp.arange(last, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None] - 1
         followers = jnp.pad(prompt.tokens[:, 1:, None], ((0, 0), (0, 0), (0, width - 1)), constant_values=NO_TOKEN)
         table = enter(table, jnp.where(inside, prompt.tokens[:, :-1], NO_TOKEN), followers)
@@ -104,14 +99,12 @@ def _token_recycling(shape: Shape) -> core.Drafter:
         fed = jnp.concatenate([last, jnp.where(live, tokens, NO_TOKEN)], axis=1)
         return draft, caches._replace(draft=RecyclingState(table, fed))
 
-    def commit(
-        weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
-    ) -> core.Caches:
-        table, fed = caches.draft
-        count = min(width, forward.logits.shape[-1])  # a small vocabulary may have fewer tokens
+    def commit(end: core.RoundEnd) -> core.Caches:
+        table, fed = end.caches.draft
+        count = min(width, end.forward.logits.shape[-1])  # a small vocabulary may have fewer tokens
         unused = ((0, 0), (0, 0), (0, width - count))
-        best = jnp.pad(noise.largest(forward.logits, count), unused, constant_values=NO_TOKEN)
-        return caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
+        best = jnp.pad(noise.largest(end.forward.logits, count), unused, constant_values=NO_TOKEN)
+        return end.caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
 
     return core.Drafter(init, propose, commit, may_be_empty=True, tree=core.TreeSize(nodes, depth), rollback=same_state)
 

@@ -81,14 +81,8 @@ def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -
     fed = (depth - 1) * width
     spare = max(fed - nodes, 0)
 
-    def init(
-        weights: core.Weights,
-        prompt: core.Prompt,
-        headroom: int,
-        prefilled: core.Forward,
-        before: core.Before | None = None,
-    ) -> Any:
-        state = reader.init(nodes)(weights, prompt, headroom + spare, prefilled, before)
+    def init(start: core.DraftStart) -> Any:
+        state = reader.init(nodes)(start._replace(room=start.room.larger(spare)))
         kv_cache.check_nodes(state, nodes + spare)
         return state
 

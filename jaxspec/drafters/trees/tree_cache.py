@@ -71,9 +71,9 @@ def with_trees(draft: core.Model | core.BoundDrafter, functions: core.Drafter, k
     """Binds a drafter of trees of a `kind` to the language model and the values of what it drafts with."""
     assert functions.tree is not None
     name = f"{kind}({functions.tree.nodes} nodes, {name_of(draft)})"
-    functions = functions._replace(lm=draft.lm if isinstance(draft, core.Model) else draft.functions.lm)
     if isinstance(draft, core.Model):
-        return core.BoundDrafter(functions, draft.params, (draft,), name=name)
+        return core.BoundDrafter(functions._replace(lm=draft.lm), draft.params, (draft,), name=name)
+    functions = functions._replace(lm=draft.functions.lm, resumes=draft.functions.resumes)
     return draft._replace(functions=functions, name=name)
 
 
@@ -82,15 +82,9 @@ def of_model(lm: core.LanguageModel) -> core.TreeReader:
     """Makes a reader of a model: the carry is its cache."""
 
     def init_for(nodes: int) -> core.DraftInit:
-        def init(
-            weights: core.Weights,
-            prompt: core.Prompt,
-            headroom: int,
-            prefilled: core.Forward,
-            before: core.Before | None = None,
-        ) -> TreeState:
-            _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled, before)
-            length = token_rows.decoder_prompt(lm, prompt).length
+        def init(start: core.DraftStart) -> TreeState:
+            _, cache = prefill(lm, start.weights.draft, start)
+            length = token_rows.decoder_prompt(lm, start.prompt).length
             return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
 
         return init
@@ -121,21 +115,19 @@ def of_model(lm: core.LanguageModel) -> core.TreeReader:
         return caches._replace(draft=TreeState(cache, num_cached, start, slots))
 
     def commit_for(levels: int) -> core.Commit:
-        def commit(
-            weights: core.Weights, caches: core.Caches, row: core.Prompt, verdict: core.Verdict, forward: core.Forward
-        ) -> core.Caches:
-            state, path = caches.draft, verdict.path
+        def commit(end: core.RoundEnd) -> core.Caches:
+            state, path = end.caches.draft, end.verdict.path
             cache, num_cached = state.cache, state.num_cached
             if levels and path is not None and lm.select is not None:
                 # The accepted nodes that were fed move to the front: from start + slot to start + step.
                 step = jnp.arange(levels, dtype=path.dtype)[None, :]
                 slot = jnp.take_along_axis(state.slots, path[:, :levels], axis=1)
-                fed = jnp.logical_and(slot >= 0, step < verdict.num_accepted[:, None])
+                fed = jnp.logical_and(slot >= 0, step < end.verdict.num_accepted[:, None])
                 # Nothing else moves: in a round without a draft `start` lies in what is committed.
                 cache = lm.select(cache, state.start, jnp.where(fed, slot, step))
                 num_cached = num_cached + jnp.sum(fed, axis=1, dtype=num_cached.dtype)
-            num_cached = jnp.minimum(num_cached, row.length - 2)
-            return caches._replace(draft=state._replace(cache=cache, num_cached=num_cached))
+            num_cached = jnp.minimum(num_cached, end.row.length - 2)
+            return end.caches._replace(draft=state._replace(cache=cache, num_cached=num_cached))
 
         return commit
 
