@@ -112,9 +112,9 @@ def frame_of(tokenizer: Any) -> Frame:
     """
     if tokenizer is None:
         return Frame([], [])
-    whole, text = (tokenizer("a", **options)["input_ids"] for options in ({}, {"add_special_tokens": False}))
-    starts = [i for i in range(len(whole) - len(text) + 1) if whole[i : i + len(text)] == text]
-    before, after = (whole[: starts[0]], whole[starts[0] + len(text) :]) if starts else ([], [])
+    framed, text = (tokenizer("a", **options)["input_ids"] for options in ({}, {"add_special_tokens": False}))
+    starts = [i for i in range(len(framed) - len(text) + 1) if framed[i : i + len(text)] == text]
+    before, after = (framed[: starts[0]], framed[starts[0] + len(text) :]) if starts else ([], [])
 
     def named(name: str) -> list[int]:
         return [] if (token := getattr(tokenizer, name, None)) is None else [token]

@@ -44,7 +44,7 @@ def block() -> Rule:
     them from a row's length. With deterministic proposals the rule gains nothing over `rejection`.
 
     Returns:
-        A `core.Rule`. Its arguments, for B rows, G draft tokens and V tokens:
+        A `core.Rule` with these arguments for B rows, G draft tokens and V tokens.
 
         - draft.tokens [B, G]
         - draft.log_probs [B, G, V] or None

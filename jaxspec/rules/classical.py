@@ -32,7 +32,7 @@ def classical_rejection() -> Rule:
     it. The rule is a baseline: speculative sampling improves on it.
 
     Returns:
-        A `core.Rule`. Its arguments, for B rows, G draft tokens and V tokens:
+        A `core.Rule` with these arguments for B rows, G draft tokens and V tokens.
 
         - draft.tokens [B, G]
         - draft.log_probs [B, G, V] or None

@@ -47,8 +47,8 @@ def lenient(lenience: float) -> Rule:
         lenience: l, in (0, 1].
 
     Returns:
-        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
-        = N) and V tokens:
+        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
+        chain I = N) and V tokens.
 
         - draft.tokens [B, N]
         - draft.log_probs [B, I, V] or None

@@ -43,8 +43,8 @@ def rejection() -> Rule:
     masses, and the rule is exact match.
 
     Returns:
-        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
-        = N) and V tokens:
+        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
+        chain I = N) and V tokens.
 
         - draft.tokens [B, N]
         - draft.log_probs [B, I, V] or None

@@ -40,8 +40,8 @@ def traversal() -> Rule:
     As under `block`, verdicts depend on draft tokens after the accepted ones, so all draws must be fresh each round.
 
     Returns:
-        A `core.Rule`. Its arguments, for B rows, N draft tokens, I entries of the drafter's distributions (in a chain I
-        = N) and V tokens:
+        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
+        chain I = N) and V tokens.
 
         - draft.tokens [B, N]
         - draft.log_probs [B, I, V] or None
