@@ -169,7 +169,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     if manifest.dtype in quantisation.DTYPES:
         leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantisation.is_quantised)
         del params  # so that each leaf is let go of when its parameter is made
-        params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype) for _ in range(len(leaves))])
+        mixed = manifest.dtype == "int4"
+        params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype, mixed) for _ in range(len(leaves))])
     config = dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype))
     return _in_the_shape_of(abstract, params), config, manifest
 
@@ -313,11 +314,13 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
 def _write_params(folder: Path, params: Params, dtype: str) -> None:
     """Writes parameters; each matrix is made what it is stored as when its turn comes, on its own devices."""
 
+    mixed = quantisation.dtype_of(params, "float32") == "int4"
+
     def later(path: tuple[Any, ...], x: Any) -> Any:
         def make() -> Any:
-            return _as_dtype(path, jax.tree.map(parameters.apart, x), dtype)
+            return _as_dtype(path, jax.tree.map(parameters.apart, x), dtype, mixed)
 
-        abstract = jax.eval_shape(functools.partial(_as_dtype, path, dtype=dtype), x)
+        abstract = jax.eval_shape(functools.partial(_as_dtype, path, dtype=dtype, mixed=mixed), x)
         if not isinstance(abstract, dict):
             return orbax_arrays.Later(abstract.shape, abstract.dtype, make)
         kinds = {kind: functools.partial(lambda kind: make()[kind], kind) for kind in abstract}
@@ -346,8 +349,13 @@ def _abstract(config: Any, family: str) -> Params:
     return NETWORKS[family].shapes(config)
 
 
-def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str) -> Any:
-    """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as they are."""
+def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str, mixed: bool = False) -> Any:
+    """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as they are.
+
+    In a `mixed` model, which has int4 matrices, int8 ones are those that were to stay finer: they stay in int4, too.
+    """
+    if mixed and dtype == "int4" and quantisation.is_quantised(x) and "int8" in x:
+        return x
     return quantisation.as_dtype(path, x if quantisation.is_quantised(x) else _as_float32(x), dtype)
 
 

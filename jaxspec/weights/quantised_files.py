@@ -4,8 +4,9 @@ A quantised layer has several tensors in the place of `NAME.weight` [out, in]. T
 of b bits less 2**(b - 1) and G groups of neighbouring columns:
 
     GPTQ                 .qweight int32 [in b / 32, out], the first of a word's columns in its lowest bits; .scales
-                         [G, out]; .qzeros int32 [G, out b / 32], z - 1 of an unsigned q (z itself in "gptq_v2");
-                         .g_idx [in], the group of each column
+                         [G, out]; .qzeros int32 [G, out b / 32], words of an unsigned z, less 1 in each field as one
+                         number of 32 bits, so that a z of 0 borrows (z itself in "gptq_v2"); .g_idx [in], the group of
+                         each column
     AWQ ("gemm")         .qweight int32 [in, out / 8], outputs 0 2 4 6 1 3 5 7 of eight from the lowest bits on; .scales
                          [G, out]; .qzeros int32 [G, out / 8], packed alike
     compressed-tensors,  .weight_packed int32 [out, in b / 32], lowest bits first, 2**(b - 1) added; .weight_scale
@@ -16,9 +17,9 @@ of b bits less 2**(b - 1) and G groups of neighbouring columns:
 
 Integers of 4 bits are taken as they are in int4 and int8, those of 8 bits in int8. In another dtype the matrix is that
 which they stand for; so are fp8 matrices always, which are kept in the dtype that the model is loaded in: twice the
-file's bytes in bfloat16. What lies beside them in full is rounded as in other files. Activations are never rounded
-here: a file whose maker rounds them, too (fp8, as a rule), is read as its weights say. Integer formats that round
-activations are refused, and so is whatever else has another arithmetic, by name.
+file's bytes in bfloat16. Matrices that the maker left in full are rounded to int8 at most, also in int4. Activations
+are never rounded here: a file whose maker rounds them, too (fp8, as a rule), is read as its weights say. Integer
+formats that round activations are refused, and so is whatever else has another arithmetic, by name.
 """
 
 from __future__ import annotations
@@ -183,7 +184,10 @@ def _gptq(bits: int, group_size: int, less: int) -> Scheme:
     def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
         words, half = np.asarray(parts[".qweight"]), 2 ** (bits - 1)
         groups = _check_groups(shape, group_size, parts[".scales"].shape[0])
-        zero = _fields(np.asarray(parts[".qzeros"]), bits).astype(np.int16)[:, : shape[0]].T + less - half
+        # The makers subtracted from whole words, so a field of all ones carries into the next.
+        ones = np.uint32(less * sum(1 << i for i in range(0, WORD, bits)))
+        zeros = np.asarray(parts[".qzeros"]).astype(np.uint32) + ones
+        zero = _fields(zeros.view(np.int32), bits).astype(np.int16)[:, : shape[0]].T - half
         columns = np.asarray(parts.get(".g_idx", np.arange(shape[1]) * groups // shape[1])).astype(np.int64)
 
         def entries(start: int, stop: int) -> np.ndarray:
@@ -394,7 +398,7 @@ def _unpacked(shard: Shard, scheme: Scheme, beside: Mapping[str, Array], left_ou
             for _, x in shard.read([main]):
                 yield name, attempt(layer, functools.partial(scheme.matrix, parts_of(layer, x), shapes[name]))
 
-    return Shard(shard.path, shapes, read)
+    return Shard(shard.path, shapes, read, in_full=frozenset(shapes.keys() - layers.keys()))
 
 
 def _unread(start: int, stop: int) -> np.ndarray:

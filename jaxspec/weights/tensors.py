@@ -86,27 +86,47 @@ class Shard(NamedTuple):
         path: of the file.
         shapes: of its tensors, by name, as PyTorch has them.
         read: yields each tensor, or each of `only` these names; only one need be in memory at a time.
+        in_full: names of matrices that the makers of a quantised file did not quantise.
     """
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
     read: Read
+    in_full: frozenset[str] = frozenset()
+
+    def keep(self, wanted: Callable[[str], bool]) -> Shard:
+        """Returns the file as if it held only the tensors with these names."""
+        shapes = {name: shape for name, shape in self.shapes.items() if wanted(name)}
+
+        def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
+            return self.read({name for name in shapes if only is None or name in only})
+
+        return self if len(shapes) == len(self.shapes) else self._replace(shapes=shapes, read=read)
 
 
 def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:
     """Opens the files of a folder's weights.
+
+    An index decides from which file a tensor is read, also where another file has a tensor of the same name.
 
     Args:
         folder: where they lie.
         formats: names of files, and how each is opened; None for `FORMATS`, a model's.
 
     Raises:
-        CheckpointError: there are none, some are absent or damaged, or they hold something else than tensors.
+        CheckpointError: there are none, some are absent or damaged, or they hold something else than tensors. Or the
+            index lists a tensor for a file that lacks it while another has it, or does not list one that two have.
     """
     formats = FORMATS if formats is None else formats
     for name, open_file in formats.items():
-        if files := _files(folder, name):
-            return [open_file(file) for file in files]
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [open_file(folder / name)]
+        if index.is_file():
+            weight_map = _weight_map(index)
+            return _as_listed(
+                [open_file(folder / file) for file in sorted(set(weight_map.values()))], weight_map, index
+            )
     raise CheckpointError(f"{folder} has no weights: expected {', '.join(formats)}, or the index of several such files")
 
 
@@ -115,15 +135,12 @@ def are_in(folder: Path) -> bool:
     return any((folder / name).is_file() or (folder / f"{name}.index.json").is_file() for name in FORMATS)
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    """Lists the file of this name, or those that its index lists; empty if there is neither."""
-    index = folder / f"{name}.index.json"
-    if (folder / name).is_file():
-        return [folder / name]
-    if not index.is_file():
-        return []
+def _weight_map(index: Path) -> dict[str, str]:
+    """Reads which file, of the folder of an index, each tensor lies in."""
+    folder = index.parent
     try:
-        listed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        listed = sorted(set(weight_map.values()))
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index} is no index of weights ({error!r}): download it again") from error
     if outside := [file for file in listed if not isinstance(file, str) or Path(file).name != file]:
@@ -133,7 +150,29 @@ def _files(folder: Path, name: str) -> list[Path]:
             f"{folder} is incomplete: of the {len(listed)} files that {index.name} lists, {len(absent)} are not there "
             f"({some(absent)}). Finish the download"
         )
-    return [folder / file for file in listed]
+    return weight_map
+
+
+def _as_listed(files: list[Shard], weight_map: Mapping[str, str], index: Path) -> list[Shard]:
+    """Leaves each tensor to the file that the index names for it."""
+    if index.name.startswith("flax_model."):  # its names are Flax's, with slashes
+        weight_map = {torch_name(name.replace("/", "."))[0]: file for name, file in weight_map.items()}
+    holders: dict[str, list[str]] = {}
+    for shard in files:
+        for name in shard.shapes:
+            holders.setdefault(name, []).append(shard.path.name)
+    for name, held_by in holders.items():
+        if len(held_by) > 1 and name not in weight_map:
+            raise CheckpointError(
+                f"{index.parent}: {held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it: "
+                "expected it once. Convert or download the model again"
+            )
+        if weight_map.get(name, held_by[0]) not in held_by:
+            raise CheckpointError(
+                f"{index} lists {name} as a tensor of {weight_map[name]}, and only {held_by[0]} holds it: download the "
+                "model again"
+            )
+    return [shard.keep(lambda name, file=shard.path.name: weight_map.get(name, file) == file) for shard in files]
 
 
 def _safetensors(path: Path) -> Shard:
@@ -186,7 +225,8 @@ def _msgpack(path: Path) -> Shard:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             tree = serialization.msgpack_restore(content)  # type: ignore[arg-type]  # any buffer will do
         flat = traverse_util.flatten_dict(tree, sep=".")
-        return dict(torch_name(name, np.asarray(x)) for name, x in flat.items())
+        renamed = ((*torch_name(name), np.asarray(x)) for name, x in flat.items())
+        return {name: x.T if is_transposed else x for name, is_transposed, x in renamed}
 
     try:
         shapes = {name: x.shape for name, x in load().items()}
@@ -199,17 +239,14 @@ def _msgpack(path: Path) -> Shard:
     return Shard(path, shapes, read)
 
 
-def torch_name(name: str, x: np.ndarray) -> tuple[str, np.ndarray]:
-    """Makes a tensor of a Flax checkpoint what PyTorch names and stores.
+def torch_name(name: str) -> tuple[str, bool]:
+    """Returns what PyTorch calls a tensor of a Flax checkpoint, and whether it stores the transpose.
 
-    >>> name, x = torch_name("encoder.block.0.layer.1.DenseReluDense.wo.kernel", np.ones((2, 3)))
-    >>> name, x.shape
-    ('encoder.block.0.layer.1.DenseReluDense.wo.weight', (3, 2))
+    >>> torch_name("encoder.block.0.layer.1.DenseReluDense.wo.kernel")
+    ('encoder.block.0.layer.1.DenseReluDense.wo.weight', True)
     """
     stem, _, last = name.rpartition(".")
-    if last in ("kernel", "embedding", "scale"):
-        return f"{stem}.weight", x.T if last == "kernel" else x
-    return name, x
+    return f"{stem}.weight" if last in ("kernel", "embedding", "scale") else name, last == "kernel"
 
 
 def _pickle(path: Path) -> Shard:

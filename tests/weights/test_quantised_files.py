@@ -1,5 +1,6 @@
 """Checkpoints with quantised matrices as people publish them, written here by hand from the formats' definitions."""
 
+import dataclasses
 import functools
 import json
 
@@ -138,7 +139,7 @@ def words(fields: np.ndarray, bits: int = 4) -> np.ndarray:
     count = 32 // bits
     by_word = fields.astype(np.int64).reshape(len(fields), -1, count)
     numbers = (by_word * 2 ** (bits * np.arange(count))).sum(axis=-1)
-    return np.ascontiguousarray(numbers, np.uint32).view(np.int32)
+    return np.ascontiguousarray(numbers % 2**32, np.uint32).view(np.int32)
 
 
 def gptq(q, z, scale, bits=4, less=1, columns=None):
@@ -173,6 +174,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": WIDTH, "desc_act": Fals
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": WIDTH, "version": "gemm", "zero_point": True}
 FORMATS = {  # config, how layers are packed, bits, whether zero points are all in the middle
     "gptq": (GPTQ | {"sym": True}, gptq, 4, True),
+    "gptq-asymmetric": (GPTQ | {"sym": False}, gptq, 4, False),
     "gptq_v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, functools.partial(gptq, less=0), 4, False),
     "gptq8": (GPTQ | {"bits": 8, "checkpoint_format": "gptq"}, functools.partial(gptq, bits=8), 8, False),
     "awq": (AWQ, awq, 4, False),
@@ -181,9 +183,9 @@ FORMATS = {  # config, how layers are packed, bits, whether zero points are all 
 }
 
 
-def folder_of(folder, config, layer, bias: bool = False):
+def folder_of(folder, config, layer, bias: bool = False, network=GROUPED):
     """Writes a folder, its layers' tensors replaced by what `layer(name, weight)` returns by the ends of names."""
-    model = jaxspec.Model(decoder.language_model(GROUPED), decoder.init(GROUPED, jax.random.key(0)), config=GROUPED)
+    model = jaxspec.Model(decoder.language_model(network), decoder.init(network, jax.random.key(0)), config=network)
     huggingface.save(model, folder)
     stored = {}
     for name, x in load_file(folder / "model.safetensors").items():
@@ -191,29 +193,35 @@ def folder_of(folder, config, layer, bias: bool = False):
             stored[name] = x
             continue
         stem = name.removesuffix(".weight")
-        stored |= {f"{stem}.{end}": part for end, part in layer(name, x).items()}
-        stored |= {f"{stem}.bias": np.zeros(len(x), np.float16)} if bias else {}
+        parts = layer(name, x)
+        parts |= {"bias": np.zeros(len(x), np.float16)} if bias and "weight" not in parts else {}
+        stored |= {f"{stem}.{end}": part for end, part in parts.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     table = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(table | {"quantization_config": config}))
     return folder
 
 
-def integers(folder, name, columns=None):
-    """Writes a folder in one of `FORMATS`; returns it, and unsigned entries, zero points and scales by layer."""
+def integers(folder, name, columns=None, in_full=(), **options):
+    """Writes a folder in one of `FORMATS`; returns it, and unsigned entries, zero points and scales by layer.
+
+    The weights of modules with a name that has one of `in_full` in it stay as they are.
+    """
     config, packed, bits, symmetric = FORMATS[name]
     random, kept = np.random.default_rng(0), {}
 
     def layer(name, x):
+        if any(module in name for module in in_full):
+            return {"weight": x.astype(np.float16)}
         groups = x.shape[1] // WIDTH
         q = random.integers(0, 2**bits, x.shape)
-        z = np.full((len(x), groups), 2 ** (bits - 1)) if symmetric else random.integers(1, 2**bits, (len(x), groups))
+        z = np.full((len(x), groups), 2 ** (bits - 1)) if symmetric else random.integers(0, 2**bits, (len(x), groups))
         scale = random.uniform(0.005, 0.01, (len(x), groups)).astype(np.float16)
         kept[name.removeprefix("model.layers.0.")] = q, z, scale
         more = {} if columns is None else {"columns": columns(x.shape[1])}
         return packed(q, z, scale, **more)
 
-    return folder_of(folder, config, layer, bias=name.startswith("gptq")), kept
+    return folder_of(folder, config, layer, bias=name.startswith("gptq"), **options), kept
 
 
 def stands_for(q, z, scale, group_of=lambda column: column // WIDTH):
@@ -246,6 +254,14 @@ def test_integers_by_groups_are_taken_as_they_are(tmp_path, name):
     assert set(narrow["head"]["weight"]) == {"int8", "scale"} and huggingface.stored_dtype(folder) == f"int{bits}"
 
 
+def no_tokenizer(folder):
+    """A folder with a tokenizer's files, of nothing."""
+    (folder / "tokenizer").mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "tokenizer" / file).write_text("{}")
+    return folder / "tokenizer"
+
+
 def test_logits_text_and_a_checkpoint_of_an_awq_model(tmp_path):
     """Those of the float32 model; the checkpoint keeps groups and zero points; in int8 all is the same function."""
     folder, _ = integers(tmp_path / "it", "awq")
@@ -255,18 +271,55 @@ def test_logits_text_and_a_checkpoint_of_an_awq_model(tmp_path):
     prefill = jax.jit(narrow.lm.prefill, static_argnames="capacity")
     ours, theirs = (prefill(part, prompt, capacity=8)[0].logits for part in (params, wide.params))
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tokenizer / file).write_text("{}")
     options = dict(name="it", family="decoder", description={})
-    orbax.save(tmp_path / "ours", narrow.params, narrow.config, tokenizer, dtype="int4", **options)
+    orbax.save(tmp_path / "ours", narrow.params, narrow.config, no_tokenizer(tmp_path), dtype="int4", **options)
     again, config, manifest = orbax.restore(tmp_path / "ours", dtype="int4")
     jax.tree.map(np.testing.assert_array_equal, again, narrow.params)
     assert (config.dtype, manifest.dtype, manifest.parameters) == ("float32", "int4", quantisation.count(wide.params))
     eight = orbax.restore(tmp_path / "ours", dtype="int8")[0]
     jax.tree.map(np.testing.assert_array_equal, quantisation.dequantise(eight), quantisation.dequantise(narrow.params))
     assert "int8" in eight["layers_0"]["ff"]["out"]["weight"]
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-asymmetric", "w4a16"])
+def test_what_makers_left_in_full_is_rounded_to_eight_bits_beside_four(tmp_path, name):
+    """A layer and a projection; log-probabilities are the file's own to within int8's error, in a checkpoint, too."""
+    network = dataclasses.replace(GROUPED, layers=2)
+    in_full = ("layers.1.", "down_proj")
+    folder, _ = integers(tmp_path / "it", name, in_full=in_full, network=network)
+    stored = load_file(folder / "model.safetensors")
+    large = {
+        key: 4 * x if any(part in key for part in in_full) and key.endswith(".weight") else x
+        for key, x in stored.items()
+    }
+    save_file(large, folder / "model.safetensors", metadata={"format": "pt"})
+    narrow, wide = jaxspec.load(folder, dtype="int4"), jaxspec.load(folder)
+    first, second = (narrow.params[f"layers_{i}"] for i in range(2))
+    for layer, module, part, kind in (
+        (first, "attention", "query", "int4"),
+        (first, "ff", "wi", "int4"),
+        (first, "ff", "out", "int8"),
+        (second, "attention", "query", "int8"),
+        (second, "ff", "wi", "int8"),
+    ):
+        assert kind in layer[module][part]["weight"]
+    prompt = jaxspec.Prompt(jnp.array([[3, 1, 2, 7]]), jnp.array([4]))
+    prefill = jax.jit(narrow.lm.prefill, static_argnames="capacity")
+
+    def log_probs(params):
+        return jax.nn.log_softmax(prefill(params, prompt, capacity=8)[0].logits)
+
+    expected = log_probs(wide.params)
+    coarse = narrow.params | {"layers_1": quantisation.quantise(wide.params["layers_1"], "int4")}
+    error, error_of_four_bits = (float(jnp.abs(log_probs(x) - expected).max()) for x in (narrow.params, coarse))
+    assert error < 0.1 and error_of_four_bits > 4 * error
+    np.testing.assert_allclose(
+        log_probs(narrow.params), log_probs(jaxspec.load(folder, dtype="int8").params), atol=1e-4
+    )
+    options = dict(name="it", family="decoder", description={})
+    orbax.save(tmp_path / "ours", narrow.params, narrow.config, no_tokenizer(tmp_path), dtype="int4", **options)
+    again = orbax.restore(tmp_path / "ours", dtype="int4")[0]
+    jax.tree.map(np.testing.assert_array_equal, again, narrow.params)
 
 
 def test_columns_in_another_order_are_exact_in_wide_dtypes_and_refused_in_int4(tmp_path):

@@ -279,6 +279,49 @@ def test_an_unfinished_download(folder):
         jaxspec.load(folder)
 
 
+def write_parts(folder, form, parts, weight_map):
+    """Writes files of tensors in one of the formats, and their index; the tensors are named as PyTorch names them."""
+    base = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin", "msgpack": "flax_model.msgpack"}[form]
+    for file, part in parts.items():
+        if form == "safetensors":
+            save_file(part, folder / file)
+        elif form == "bin":
+            torch = pytest.importorskip("torch")
+            torch.save({name: torch.tensor(x) for name, x in part.items()}, folder / file)
+        else:
+            (folder / file).write_bytes(flax.serialization.to_bytes(flax_tree(part)))
+    if form == "msgpack":
+        names = {
+            name: next(iter(flax.traverse_util.flatten_dict(flax_tree({name: np.zeros((1, 1))}), sep="/")))
+            for name in weight_map
+        }
+        weight_map = {names[name]: file for name, file in weight_map.items()}
+    (folder / f"{base}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "msgpack", pytest.param("bin", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stale", ["first", "second"])
+def test_the_index_decides_where_two_files_hold_one_tensor(t5_folder, form, stale):
+    """As in a folder whose overlay file replaces a tensor of an older one, whichever name comes first."""
+    folder, params = t5_folder
+    weights = replace_weights(folder)
+    name = "decoder.block.1.layer.0.SelfAttention.q.weight"
+    old, new = (f"{part}.{form}" for part in (("a", "b") if stale == "first" else ("b", "a")))
+    parts = {old: weights | {name: weights[name] + 1}, new: {name: weights[name]}}
+    weight_map = dict.fromkeys(weights, old) | {name: new}
+    write_parts(folder, form, parts, weight_map)
+    assert_same(jaxspec.load(folder).params, params)
+    write_parts(folder, form, parts, {key: file for key, file in weight_map.items() if key != name} | {"other": new})
+    with pytest.raises(
+        CheckpointError, match=rf"a.{form} and b.{form} both hold {name}, and .*index.json does not list"
+    ):
+        jaxspec.load(folder)
+    parts[new] = {"shared.weight": weights["shared.weight"]}
+    write_parts(folder, form, parts, weight_map)
+    with pytest.raises(CheckpointError, match=rf"lists {name} as a tensor of {new}, and only {old} holds it"):
+        jaxspec.load(folder)
+
+
 def test_weights_of_another_model_are_listed(folder):
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
