@@ -187,10 +187,12 @@ def zoo():
 def loading(zoo, monkeypatch):
     """The zoo instead of checkpoints."""
 
-    def load(name, dtype="float32", compute=None, mesh=None):
+    def load(name, dtype="float32", compute=None, mesh=None, chat_template=None):
         assert (dtype, mesh) == ("float32", None)
         if name not in zoo:
             raise CheckpointError(f"no checkpoint at {name}")
+        if chat_template is not None:
+            monkeypatch.setattr(zoo[name].tokenizer, "chat_template", chat_template.read_text())
         return zoo[name]
 
     monkeypatch.setattr(jaxspec, "load", load)  # first: asking for it keeps the real one in the module

@@ -20,7 +20,17 @@ from jaxspec import progress as bars
 from jaxspec.cli import console, names, pair
 from jaxspec.cli.generate import COST_REPEATS
 from jaxspec.cli.main import TERMINATED
-from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.options import (
+    PREFIX,
+    TARGET,
+    ChatTemplate,
+    flag,
+    group_of,
+    number,
+    sampling_options,
+    seed_number,
+    text,
+)
 from jaxspec.core import Model, State, token_rows
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, prepare
@@ -68,6 +78,7 @@ class Settings(NamedTuple):
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
+    chat_template: ChatTemplate = None
 
 
 @group_of("settings", Settings)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
+import json
+import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from jaxspec import files
-from jaxspec.cli import pair
-from jaxspec.cli.options import TARGET, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli import console, entries, pair
+from jaxspec.cli.options import TARGET, ChatTemplate, group_of, number, sampling_options, seed_number, text
 from jaxspec.cli.prefill import LONG
+from jaxspec.decode import inputs
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
-
-RESET = "/reset"  # a line that begins the conversation anew
+from jaxspec.decode.generate import Piece
 
 
 class Settings(NamedTuple):
@@ -38,16 +42,17 @@ class Settings(NamedTuple):
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: model=4.")] = None
+    chat_template: ChatTemplate = None
 
 
 @group_of("settings", Settings)
 @sampling_options
 def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
-    """Talk with a model: each line of the input is a message, and its answer is printed as it comes.
+    """Talk with a model: each line is a message, and its answer is printed as it comes.
 
-    Both parties keep what they have read of the conversation. A line after each answer says how many tokens it has, how
-    many of them came with each pass of the model, how long the first took, how fast the others came, and how much of
-    the conversation was read before. /reset begins anew; the end of the input (Ctrl-D) ends the chat.
+    The chat keeps what it has read of the conversation. A line after each answer says what the answer took. Ctrl-C ends
+    an answer; Ctrl-D, or Ctrl-C where nothing is typed, ends the chat. A message of several lines stands between two
+    \"\"\", or its lines end with a backslash. /help lists commands that save, load, retry and more.
 
     \b
         jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
@@ -59,43 +64,159 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
     with err.status("loading the models"):
         target, drafter = pair.load(settings, draft)
         talk = begin(target, drafter=drafter, system=settings.system, stop=settings.stop or (), **generation)
-    for line in _lines(err):
-        if line == RESET:
-            talk.reset()
-            continue
-        try:
-            out.print(Text(_answer(talk, line, out, err), "dim"), "", sep="\n")
-        except ValueError as error:  # a conversation that is too long, or that the template refuses
-            err.print(Text(f"error: {error}", "red"), "", sep="\n")
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        drafts = f" with {draft}" if draft else ""
+        err.print(
+            Text(f"{settings.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the chat.", "dim")
+        )
+    is_greedy = not sampling.get("temperature")
+    try:
+        for entry in entries.typed() if is_typed else entries.piped(sys.stdin.buffer):
+            if entry.command in ("quit", "exit"):
+                return
+            try:
+                entries.check(entry)
+                if entry.command in ("", "retry"):
+                    pieces = talk.retry() if entry.command else talk.send(entry.text)
+                    out.print(Text(_answer(talk, pieces, is_typed, out, err), "dim"), "", sep="\n")
+                    if entry.command and is_greedy:
+                        console.say(err, "The answer is greedy, and so the same again: --temperature 1 samples.")
+                else:
+                    console.say(err, command(talk, entry))
+            except (ValueError, OSError, FloatingPointError) as error:  # such as a conversation that is too long
+                console.say(err, f"error: {console.message(error)}", "red")
+                err.print()
+    except ValueError as error:  # the end of a pipe is within a message
+        console.say(err, f"error: {console.message(error)}", "red")
 
 
-def _lines(err: Console) -> Iterator[str]:
-    """Yields what is typed, or piped in, line by line; blank ones are left out."""
-    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():  # in the encoding of files
-        sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
-    while True:
-        if sys.stdin.isatty():
-            err.print(Text("> ", "bold"), end="")
-        if not (line := sys.stdin.readline()):
-            return
-        if line.strip():
-            yield line.strip()
+def command(talk: Chat, entry: entries.Entry) -> str:
+    """Does what a command says; returns what there is to tell."""
+    name, argument = entry
+    if name == "help":
+        width = max(map(len, entries.COMMANDS))
+        return "\n".join(f"{usage:{width}}  {does}" for usage, does in entries.COMMANDS.items())
+    if name == "reset":
+        talk.reset()
+        return "The conversation begins anew."
+    if name == "system":
+        systems = [message for message in talk.messages[:1] if message["role"] == "system"]
+        if not argument:
+            return str(systems[0]["content"]) if systems else "There is no system's message."
+        talk.messages[: len(systems)] = pair.system_message(argument)
+        return "The next answers follow this system's message."
+    if name in ("save", "load") and not argument:
+        raise ValueError(f"/{name} has no FILE: expected /{name} FILE")
+    if name == "save":
+        path = Path(argument).expanduser()
+        if path.exists():
+            load(path)  # nothing but a conversation is replaced
+        files.write_text(path, [json.dumps(talk.messages, ensure_ascii=False, indent=1), "\n"])
+        return f"{len(talk.messages)} messages are in {path}."
+    if name == "load":
+        messages = load(Path(argument).expanduser())
+        talk.messages[:] = messages
+        return f"The conversation has {len(messages)} messages now."
+    raise ValueError(f"there is no /{name}: expected {', '.join(usage.split()[0] for usage in entries.COMMANDS)}")
 
 
-def _answer(talk: Chat, message: str, out: Console, err: Console) -> str:
-    """Prints an answer as it comes; returns what it took, in words."""
-    start, piece, pieces = time.perf_counter(), None, talk.send(message)
-    unread = talk.prompt_tokens - talk.reused_tokens
-    with err.status(f"reading {unread:,} tokens") if unread > LONG else contextlib.nullcontext():
-        begun = [next(pieces)]
-    first = time.perf_counter() - start
-    for piece in itertools.chain(begun, pieces):
-        out.print(Text(piece.text), end="")
-        out.file.flush()
+def load(path: Path) -> list[dict[str, Any]]:
+    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its content.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    try:
+        messages = json.loads(files.read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a conversation, for it is not JSON ({error})") from None
+    if not inputs.is_chat(messages) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise ValueError(f"{path} is not a conversation: expected a JSON list of messages, each with a role")
+    return messages
+
+
+def _answer(talk: Chat, pieces: Iterator[Piece], is_typed: bool, out: Console, err: Console) -> str:
+    """Prints an answer as it comes; returns what it took, in words.
+
+    The time that programs take to be compiled is told apart: the program of a first round is compiled with the round.
+    """
+    start, unread = time.perf_counter(), talk.prompt_tokens - talk.reused_tokens
+    doing = "compiling (stored for the next call)" if talk.is_new_shape else f"reading {unread:,} tokens"
+    writer, numbers = Writer(out), list[int]()
+    with _interruption(is_typed) as interruption:
+        with err.status(doing) if talk.is_new_shape or unread > LONG else contextlib.nullcontext():
+            begun = [next(pieces)]
+            if talk.is_new_shape and not begun[0].done and not interruption.is_set():
+                begun.append(next(pieces))
+        first = time.perf_counter() - start
+        piece = begun[-1]
+        for early in begun:
+            writer.write(early.text)
+        while not piece.done and not interruption.is_set():
+            piece = next(pieces)
+            numbers.append(len(piece.tokens))
+            writer.write(piece.text)
     seconds = time.perf_counter() - start - first
-    assert piece is not None
-    emitted, rounds = int(piece.stats.emitted[0]), int(piece.stats.rounds[0])
+    pieces.close()  # type: ignore[attr-defined]  # the conversation keeps what was read of the answer
     out.print()
-    parts = [f"{emitted} tokens", f"{float(piece.stats.tokens_per_round[0]):.2f} a round"]
-    parts += [f"first after {first:.2f} s"] + [f"then {(emitted - 1) / seconds:.1f} a second"] * (rounds > 0)
-    return ", ".join([*parts, f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before"])
+    emitted = int(piece.stats.emitted[0])
+    parts = [f"{emitted} token{'s' * (emitted != 1)}", f"{float(piece.stats.tokens_per_round[0]):.2f} a round"]
+    parts += [f"compiled in {first:.1f} s" if talk.is_new_shape else f"first after {first:.2f} s"]
+    parts += [f"then {sum(numbers) / seconds:.1f} a second"] if numbers else []
+    parts += [f"{talk.reused_tokens} of {talk.prompt_tokens} prompt tokens read before"]
+    return ", ".join(parts + ["ended by Ctrl-C"] * (not piece.done))
+
+
+@contextlib.contextmanager
+def _interruption(is_typed: bool) -> Iterator[threading.Event]:
+    """Has the first Ctrl-C set an event, so that a round ends and the caches are whole; a second one is an exception.
+
+    Of a pipe no message could be typed after that: each Ctrl-C is an exception there.
+    """
+    event = threading.Event()
+    if not is_typed or threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def interrupt(*_: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    former = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+class Writer:
+    """Prints text as it comes; on a terminal, lines are broken between words."""
+
+    def __init__(self, out: Console):
+        self._out, self._column, self._space = out, 0, ""
+
+    def write(self, text: str) -> None:
+        """Prints a piece. The space after a word is printed with the next one, which may begin a line instead."""
+        if not self._out.is_terminal:
+            self._out.print(Text(text), end="")
+        else:
+            self._out.print(Text("".join(map(self._placed, re.findall(r"\n|[^\S\n]+|\S+", text)))), end="")
+        self._out.file.flush()
+
+    def _placed(self, part: str) -> str:
+        if part == "\n":
+            self._column, self._space = 0, ""
+            return part
+        if part.isspace():
+            self._space += part
+            return ""
+        size, space = cell_len(part), self._space.expandtabs(8)
+        if self._column and self._column + len(space) + size > self._out.width:
+            self._column, space, self._space = 0, "", "\n"
+        self._column += len(space) + size
+        if self._column > self._out.width:  # the terminal breaks a long word
+            self._column %= self._out.width
+        lead, self._space = self._space, ""
+        return lead + part

@@ -11,8 +11,25 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxspec.progress import bar as progress
+
+
+def say(out: Console, sentence: str, style: str = "") -> None:
+    """Prints a sentence: lines are broken between words on a terminal, and nowhere in a pipe or a file."""
+    out.print(Text(sentence, style), soft_wrap=not out.is_terminal)
+
+
+def message(error: Exception) -> str:
+    """Says what is wrong: for an error of the system `file: what is wrong`, for others their text.
+
+    >>> message(FileNotFoundError(2, "No such file", "a.txt")), message(ValueError("γ is -1")), message(ValueError())
+    ('a.txt: No such file', 'γ is -1', 'ValueError')
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def printer(markdown: bool) -> Console:

@@ -15,7 +15,17 @@ from jaxspec import trace as tracing
 from jaxspec.cli import compare as comparing
 from jaxspec.cli import console, names, options, pair, show
 from jaxspec.cli import prompts as prompting
-from jaxspec.cli.options import PREFIX, TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.options import (
+    PREFIX,
+    TARGET,
+    ChatTemplate,
+    flag,
+    group_of,
+    number,
+    sampling_options,
+    seed_number,
+    text,
+)
 from jaxspec.cli.prefill import Prefill, cut, read_tokens
 from jaxspec.core import Model
 from jaxspec.decode import beam_search, loop
@@ -48,6 +58,8 @@ class Settings(NamedTuple):
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4; int8/bfloat16.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
+    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
+    chat_template: ChatTemplate = None
 
 
 class Search(NamedTuple):
@@ -67,7 +79,6 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
     count: Annotated[int | None, number("Held-out prompts, if none are given; by default 3 short ones.")] = None,
-    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
     stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False,
@@ -106,7 +117,7 @@ def generate(
     generation = pair.checked_options(settings, settings.draft, sampling)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        texts, prepared = _load(settings, generation, texts, count, chat)
+        texts, prepared = _load(settings, generation, texts, count)
     if check:
         _check_head(prepared, settings, err)
     if search.beams:
@@ -165,7 +176,7 @@ def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], 
 
 
 def _load(
-    settings: Settings, generation: dict[str, Any], texts: list[str], count: int | None, chat: bool
+    settings: Settings, generation: dict[str, Any], texts: list[str], count: int | None
 ) -> tuple[list[str], Prepared]:
     """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
     target, drafter = pair.load(settings, settings.draft)
@@ -175,10 +186,10 @@ def _load(
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
     prompts: Any = texts
-    if chat:
+    if settings.chat:
         prompts = [[*pair.system_message(settings.prefix), {"role": "user", "content": text}] for text in texts]
     if settings.prefix is not None:
-        generation["prefix"] = pair.read_prefix(target, drafter, settings.prefix, chat)
+        generation["prefix"] = pair.read_prefix(target, drafter, settings.prefix, settings.chat)
     return texts, prepare(target, prompts, drafter=drafter, **generation)
 
 

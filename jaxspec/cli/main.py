@@ -17,8 +17,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+
+from jaxspec.cli import console
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
@@ -54,9 +55,7 @@ class Command(TyperCommand):
             extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
             if _debugging(ctx) or not extra:
                 raise
-            Console(stderr=True, highlight=False).print(
-                Text(f"error: {_message(error, ctx.command)}", "red"), soft_wrap=True
-            )
+            console.say(Console(stderr=True, highlight=False), f"error: {_message(error, ctx.command)}", "red")
             raise typer.Exit(REFUSED) from None
 
 
@@ -155,12 +154,10 @@ def _debugging(ctx: typer.Context) -> bool:
 
 
 def _message(error: Exception, command: Any) -> str:
-    """Writes an error with the command's options for the library's arguments; the system's as `file: what is wrong`."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+    """Writes an error with the command's options for the library's arguments."""
     flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
-    text = (str(error) or type(error).__name__).replace("pass overwrite=True", "pass --overwrite")
+    text = console.message(error).replace("pass overwrite=True", "pass --overwrite")
     text = re.sub(r", or None( to .*)?$", "", text)  # an option is left out instead
     argument, _, rest = text.partition(" ")
     return f"{flags[argument]} {rest}" if argument in flags and rest.startswith(("is ", "are ", "has ")) else text

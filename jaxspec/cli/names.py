@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,13 +18,16 @@ POLICIES = {  # with the parameter that NAME=NUMBER sets
 }
 
 
-def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0) -> Model:
+def model(
+    name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0, chat_template: str | None = None
+) -> Model:
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
     Args:
         name, mesh: as `jaxspec.load` takes them.
         dtype: also as "int8/bfloat16", which says what quantised matrices are computed with.
-        seed: of random weights.
+        seed: the seed of random weights.
+        chat_template: a file with a chat template, in place of the model's own.
     """
     from jaxspec.analysis.random_model import random_model
     from jaxspec.weights import loading
@@ -31,7 +35,8 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0)
     matrices, computed = _dtypes(dtype)
     if name.startswith(RANDOM):
         return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
-    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh)
+    template = None if chat_template is None else Path(chat_template)
+    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:

@@ -44,6 +44,8 @@ class PairSettings(Protocol):
     def draft_dtype(self) -> str: ...
     @property
     def mesh(self) -> str | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
 
 
 def draft_name(settings: PairSettings, default: str | None = None) -> str | None:
@@ -65,6 +67,8 @@ def checked_options(settings: PairSettings, draft: str | None, sampling: dict[st
     Raises:
         ValueError: there is no such drafter, or an option is wrong whatever the models are.
     """
+    if settings.chat_template is not None and not getattr(settings, "chat", True):
+        raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if draft is not None:
         drafter_names.check(draft, settings.draft_dtype or settings.dtype)
     elif settings.rule or settings.draft_dtype:
@@ -84,7 +88,7 @@ def checked_options(settings: PairSettings, draft: str | None, sampling: dict[st
 def load(settings: PairSettings, draft: str | None) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target, and the drafter if there is one."""
     mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
-    target = names.model(settings.target, settings.dtype, mesh)
+    target = names.model(settings.target, settings.dtype, mesh, chat_template=settings.chat_template)
     if draft is None:
         return target, None
     load_draft = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)

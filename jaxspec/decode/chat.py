@@ -29,6 +29,7 @@ class Chat:
         messages: the conversation so far, {"role": ..., "content": ...} each. It may be changed between two turns.
         prompt_tokens, reused_tokens: of the last turn: the tokens of the conversation before the answer, and how many
             of these were not read again.
+        is_new_shape: whether programs of the last turn had not run in this chat before, and so had to be compiled.
     """
 
     target: Model
@@ -36,9 +37,9 @@ class Chat:
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    is_new_shape: bool = False
 
     def __post_init__(self):
-        self._system = list(self.messages)
         self._options = dict(self.options)
         self._stop = self._options.pop("stop", ())
         self._template = self._options.pop("chat_template_kwargs", None)
@@ -46,6 +47,8 @@ class Chat:
         self._capacity = SMALLEST
         self._answering: Generator[Piece, None, None] | None = None
         self._empty = None
+        self._attempt = 0  # answers to the last message before this one
+        self._shapes = set[Any]()  # of the turns so far
         # Wrong options are refused at once.
         if self._options.get("prefix") is not None:
             raise ValueError("got a prefix: a chat reads its own; what it begins with is given as system")
@@ -69,16 +72,36 @@ class Chat:
             ValueError: as `jaxspec.stream`; the conversation is too long for the model.
         """
         self._end_answer()
-        messages = [*self.messages, {"role": "user", "content": content}]
-        prepared, begin = self._prepared(inputs.chat_ids(self.target, messages, template=self._template))
-        self.messages[:] = messages
-        self._answering = self._answer(prepared, begin)
-        return self._answering
+        return self._answer_to([*self.messages, {"role": "user", "content": content}], 0)
+
+    def retry(self) -> Iterator[Piece]:
+        """Streams another answer to the last message, in place of the one that it has.
+
+        Greedy answers are the same again. A sampled one has another key: the turn's, folded with the number of the
+        attempt.
+
+        Raises:
+            ValueError: there is no message to answer.
+        """
+        self._end_answer()
+        users = [place for place, message in enumerate(self.messages) if message.get("role") == "user"]
+        if not users:
+            raise ValueError("there is no message to answer again")
+        return self._answer_to(self.messages[: users[-1] + 1], self._attempt + 1)
 
     def reset(self) -> None:
         """Begins anew: forgets everything but the system's message."""
         self._end_answer()
-        self.messages[:], self._state = self._system, None
+        self.messages[:] = [message for message in self.messages[:1] if message.get("role") == "system"]
+        self._state = None
+
+    def _answer_to(self, messages: list[dict[str, Any]], attempt: int) -> Generator[Piece, None, None]:
+        """Begins an answer to a conversation, which takes the place of `messages` if it can be answered."""
+        ids = inputs.chat_ids(self.target, messages, template=self._template)
+        prepared, begin = self._prepared(ids, sum(message.get("role") == "user" for message in messages) - 1, attempt)
+        self.messages[:], self._attempt = messages, attempt
+        self._answering = self._answer(prepared, begin)
+        return self._answering
 
     def _end_answer(self) -> None:
         """Ends an answer that is not read further."""
@@ -105,15 +128,16 @@ class Chat:
         finally:
             self.messages.append({"role": "assistant", "content": text})
 
-    def _prepared(self, ids: list[int]) -> tuple[Prepared, loop.Begin]:
+    def _prepared(self, ids: list[int], turn: int, attempt: int) -> tuple[Prepared, loop.Begin]:
         """Prepares the generation that goes on after what the caches have of the conversation, and its beginning."""
-        key, turn = self._options.get("key"), sum(message["role"] == "user" for message in self.messages)
-        options = dict(self._options)
+        key, options = self._options.get("key"), dict(self._options)
         if key is not None:
-            options["key"] = jax.random.fold_in(inputs.key_of(key), turn)
+            key = jax.random.fold_in(inputs.key_of(key), turn)
+            options["key"] = jax.random.fold_in(key, attempt) if attempt else key
         prepared = prepare(self.target, [ids], **options)
         self.prompt_tokens, self.reused_tokens = len(ids), 0
         if self._empty is None:
+            self._note_shape(prepared.prompt.tokens.shape)
             return prepared, loop.begin
         start, no_tokens = 0, self._empty.caches
         if self._state is not None:
@@ -129,6 +153,8 @@ class Chat:
         prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
         check_fits(prepared)
         self._capacity, self.reused_tokens = capacity, start
+        begins_anew = self._state is None or self._state.tokens.shape[1] < capacity
+        self._note_shape((capacity, rest, begins_anew))
 
         def begin(p: Prepared) -> State:
             # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
@@ -136,11 +162,16 @@ class Chat:
             caches = no_tokens if state is None else state.caches
             caches, begun = caches if p.drafter else caches._replace(draft=None), jnp.asarray([start], jnp.int32)
             arguments = p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens
-            if state is None or state.tokens.shape[1] < capacity:
+            if begins_anew:
                 return loop.start(*arguments, Before(caches, begun, rest))
             return loop.go_on(*arguments, caches, begun, rest)
 
         return prepared, begin
+
+    def _note_shape(self, shape: Any) -> None:
+        """Remembers what the programs of a turn depend on."""
+        self.is_new_shape = shape not in self._shapes
+        self._shapes.add(shape)
 
 
 def chat(
@@ -171,7 +202,7 @@ def chat(
         stop: strings that end an answer, cut from it.
         chat_template_kwargs: values for the template, such as {"enable_thinking": False}.
         **options: of `generate`, with one value each. Of a `key` each turn has one of its own, folded from it and the
-            number of the turn.
+            number of the turn, from 0 on.
 
     Raises:
         ValueError, TypeError: as `generate`; also for a model without a template.

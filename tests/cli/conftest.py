@@ -79,15 +79,16 @@ class Terminal:
         command = [*opening, sys.executable, "-m", "jaxspec", *arguments]
         self._process = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
         os.close(theirs)
-        self._terminal, self.printed = ours, ""
+        self._terminal, self._seen, self.printed = ours, 0, ""
 
     def until(self, text, timeout=60):
-        """Waits until there is a text after what an earlier call has waited for; returns what precedes it."""
-        before, end = len(self.printed), time.monotonic() + timeout
-        while text not in self.printed[before:]:
+        """Waits until a text is printed, after what earlier calls have waited for; returns what precedes it."""
+        before, end = self._seen, time.monotonic() + timeout
+        while (at := self.printed.find(text, before)) < 0:
             assert select.select([self._terminal], [], [], max(0, end - time.monotonic()))[0], self.printed
             self.printed += self._read()
-        return self.printed[before:]
+        self._seen = at + len(text)
+        return self.printed[before:at]
 
     def write(self, text):
         """Types."""

@@ -1,12 +1,18 @@
-"""`jaxspec chat`, with messages that are piped in."""
+"""`jaxspec chat`, with messages that are piped in, and on a terminal."""
 
+import io
+import json
 import re
+from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import jaxspec
+from jaxspec.cli import entries
+from jaxspec.cli.chat import Writer
 from jaxspec.cli.main import app
 
 TEMPLATE = "{% for m in messages %}das {{ m.content }} {% endfor %}und"
@@ -27,7 +33,8 @@ def test_lines_are_answered_and_counted(zoo, talk):
     target = zoo["debian-gpt-base"]
     answer = jaxspec.generate(target, [{"role": "user", "content": "alte Hund"}], max_new_tokens=6).texts[0]
     counts = (
-        r"\d tokens, \d\.\d\d a round, first after \S+ s, then \S+ a second, (\d+) of (\d+) prompt tokens read before"
+        r"\d tokens, \d\.\d\d a round, (?:compiled in|first after) \S+ s(?:, then \S+ a second)?, (\d+) of (\d+) "
+        "prompt tokens read before"
     )
     turns = re.findall(rf"(.*)\n{counts}\n", result.stdout)
     assert [turns[0][0], turns[2][0]] == [answer] * 2 and len(turns) == 3
@@ -51,3 +58,104 @@ def test_a_message_that_cannot_be_answered_does_not_end_the_chat(talk):
     result = talk("Hund " * 700 + "\nalte Hund\n")
     assert result.exit_code == 0, result.output
     assert "error: a prompt of " in result.stderr and "0 of 4 prompt tokens read before" in result.stdout
+
+
+def conversation(path):
+    """Reads the contents that /save wrote."""
+    return [message["content"] for message in json.loads(path.read_text())]
+
+
+def test_commands_change_the_conversation(zoo, talk, tmp_path):
+    saved, other, unread = (tmp_path / name for name in ("a chat.json", "another.json", "notes.txt"))
+    unread.write_text("no conversation")
+    lines = ["alte Hund", "/retry", f"/save {saved}", "/reset", "/system das", "das Haus", f"/save {other}"]
+    lines += [f"/load {saved}", "neue", f"/save {saved}", f"/save {unread}", "/load nowhere", "/load", "/what now"]
+    lines += ["/help", "/quit", "alte Hund"]
+    result = talk("\n".join(lines))
+    assert result.exit_code == 0, result.output
+    first, again, *_ = re.findall(r"(.*)\n\d tokens, ", result.stdout)
+    assert again == first and result.stdout.count("prompt tokens read before") == 4
+    assert conversation(saved)[:3] == ["alte Hund", first, "neue"] and len(conversation(saved)) == 4
+    assert conversation(other)[:2] == ["das", "das Haus"]
+    assert unread.read_text() == "no conversation"
+    told = result.stderr.splitlines()
+    assert "error: there is no /what: expected /help, /retry, /system, /reset, /save, /load, /quit" in told
+    assert f"error: {unread} is not a conversation, for it is not JSON" in result.stderr
+    assert {"error: nowhere: No such file or directory", "error: /load has no FILE: expected /load FILE"} <= set(told)
+    assert all(usage in result.stderr for usage in entries.COMMANDS)
+
+
+def test_a_sampled_answer_is_another_one_when_it_is_tried_again(zoo, talk):
+    result = talk("alte Hund\n/retry\n", "--temperature", "1", "--seed", "3")
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(3), 0), 1)
+    options = dict(max_new_tokens=6, temperature=1.0, key=key, drafter=zoo["debian-gpt-small"], gamma=3)
+    answer = jaxspec.generate(zoo["debian-gpt-base"], [{"role": "user", "content": "alte Hund"}], **options).texts[0]
+    assert re.findall(r"(.*)\n\d tokens?, ", result.stdout)[1] == answer, result.output
+
+
+def test_a_message_may_have_several_lines(zoo, talk, tmp_path):
+    path = tmp_path / "chat.json"
+    result = talk(f'"""alte\n\n/quit"""\nalte\\\nHund\n"""das"""\n/usr/bin das\n/save {path}\n"""das')
+    assert conversation(path)[::2] == ["alte\n\n/quit", "alte\nHund", "das", "/usr/bin das"]
+    assert result.exit_code == 0 and 'begins with """ and has no other """ at its end: it was left out' in result.stderr
+
+
+def test_bytes_that_are_not_text_do_not_end_a_chat(talk):
+    result = talk(b"\xef\xbb\xbfalte Hund\nHund\xff\ndas Haus\n")
+    assert result.exit_code == 0 and result.stdout.count("prompt tokens read before") == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if "error" in line]
+    assert line == "error: the message is not UTF-8 text (it has the byte 0xff at character 4): it was left out"
+
+
+def test_a_template_is_read_from_a_file(loading, zoo, tmp_path, invoke):
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    result = CliRunner().invoke(app, ["chat", *MODELS, "--chat-template", str(template)], input="alte Hund\n")
+    assert result.exit_code == 0 and "0 of 4 prompt tokens" in result.stdout, result.output
+    result = invoke("alte Hund", "--chat-template", str(template))
+    assert result.exit_code == 2 and "--chat-template is for prompts that are messages: add --chat" in result.stderr
+
+
+@pytest.mark.parametrize("pieces", [["one two three four"], ["one", " two", " three", " four"]])
+def test_answers_are_broken_between_words(pieces):
+    printed = io.StringIO()
+    writer = Writer(Console(file=printed, force_terminal=True, width=9, soft_wrap=True, color_system=None))
+    for piece in [*pieces, "\n\n  five 日本語 six", " a-word-that-is-long end"]:
+        writer.write(piece)
+    lines = ["one two", "three", "four", "", "  five", "日本語", "six", "a-word-that-is-long end"]
+    assert printed.getvalue().splitlines() == lines  # the terminal breaks the long word, whose rest leaves room
+
+
+def test_a_file_has_answers_as_they_are():
+    printed = io.StringIO()
+    Writer(Console(file=printed, width=9, soft_wrap=True)).write("one two three four")
+    assert printed.getvalue() == "one two three four"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_an_answer_and_then_the_chat(terminal, tmp_path):
+    model = Path(__file__).parents[2] / "checkpoints" / "debian-gpt-small"
+    if not model.is_dir():
+        pytest.skip("the checkpoint is not here")
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    options = ("--target", str(model), "--draft", "none", "--chat-template", "template", "-t", "2", "-n", "400")
+    chat, prompt = terminal("chat", *options), "1m>"
+    chat.until("/help lists commands")
+    chat.until(prompt)
+    chat.write("It can\r")
+    chat.until("compiling")
+    chat.write("\x03")
+    chat.until("ended by Ctrl-C")
+    chat.until(prompt)
+    chat.write("\x1b[200~It\ncan\x1b[201~\r")  # a paste
+    chat.until("prompt tokens read before")
+    chat.until(prompt)
+    chat.write("never sent")
+    chat.until("never sent")
+    chat.write("\x03")
+    chat.write("/save saved.json\r")
+    chat.until("4 messages are in saved.json")
+    chat.until(prompt)
+    assert conversation(tmp_path / "saved.json")[::2] == ["It can", "It\ncan"]
+    chat.write("\x03")
+    assert chat.end() == 130 and "Traceback" not in chat.printed

@@ -50,7 +50,7 @@ ONE_SPELLING = {  # names that more than one command has, under another name now
 @pytest.mark.parametrize("command", list(main.COMMANDS))
 def test_every_command_and_option_has_help_that_fits_a_screen(command):
     result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "100"})
-    assert result.exit_code == 0 and len(result.output.splitlines()) <= 60  # of 80 columns
+    assert result.exit_code == 0 and len(result.output.splitlines()) <= 75  # of 80 columns
     assert f"      jaxspec {command}" in result.output  # an example
     typer_command = main.command(command)
     assert typer_command.help

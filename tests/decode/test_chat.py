@@ -110,6 +110,27 @@ def test_a_changed_history_and_an_answer_that_was_not_read_to_its_end():
     assert [message["role"] for message in talk.messages[-3:]] == ["user", "assistant", "user"]
 
 
+def test_an_answer_that_is_tried_again_takes_the_place_of_the_last():
+    target, key = with_template(TARGET), jax.random.key(4)
+    options = dict(temperature=1.0, max_new_tokens=12, eos_ids=())
+    talk = jaxspec.chat(target, drafter=DRAFT, gamma=3, key=key, system="four", **options)
+    with pytest.raises(ValueError, match="there is no message to answer again"):
+        talk.retry()
+    for content in ("one", "two"):
+        first = "".join(piece.text for piece in talk.send(content))
+    before = talk.messages[:-1]
+    turn = jax.random.fold_in(key, 1)
+    for attempt in (1, 2):
+        text = "".join(piece.text for piece in talk.retry())
+        again = jax.random.fold_in(turn, attempt)
+        alone = jaxspec.generate(target, [before], drafter=DRAFT, gamma=3, key=again, **options).texts[0]
+        assert first != text == alone and talk.messages == [*before, {"role": "assistant", "content": text}]
+    talk.messages[0] = {"role": "system", "content": "three"}
+    talk.reset()
+    assert talk.messages == [{"role": "system", "content": "three"}]
+    assert "".join(piece.text for piece in talk.send("one")) and not talk.is_new_shape
+
+
 def test_bad_chats_are_refused():
     with pytest.raises(ValueError, match="has no chat template"):
         jaxspec.chat(TARGET._replace(tokenizer=word_tokenizer(WORDS)))
