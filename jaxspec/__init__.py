@@ -1,8 +1,9 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
 `load` a model, `generate` or `stream` from it; `drafters`, `rules` and `policies` hold the alternatives, `core` the
-types, `sharding` the placement on several devices. `trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a
-model of another vocabulary, or of a part of it, draft.
+types, `sharding` the placement on several devices, `testing` checks of your own models, rules and drafters.
+`trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a model of another vocabulary, or of a part of it,
+draft.
 `speculate` does for any two slow functions what decoding does for a model.
 """
 
@@ -12,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec import drafters, policies, rules, sharding
+    from jaxspec import drafters, policies, rules, sharding, testing
     from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import (
         BeamSearch,
@@ -70,6 +71,7 @@ __all__ = [
     "speculate",
     "speculative",
     "stream",
+    "testing",
     "trim_vocabulary",
     "with_taps",
 ]
@@ -106,6 +108,7 @@ _HOMES = {
     "speculate": "jaxspec.speculative_execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
+    "testing": "",
     "trim_vocabulary": "jaxspec.vocab.trim",
     "with_taps": "jaxspec.weights.loading",
 }

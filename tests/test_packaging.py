@@ -46,7 +46,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "weights": CORE | {"nets", "vocab", "sharding", "drafters", "files", "optional_imports"},
     "draft_heads": DECODING | {"nets", "vocab", "weights", "sharding", "files"},
     "training": DECODING | MODELS | {"sharding", "files", "progress", "front door", "optional_imports"},
-    "front door": DECODING | MODELS | {"jobs", "speculative_execution", "sharding"},  # see `FRONT_DOORS`
+    "front door": DECODING | MODELS | {"jobs", "speculative_execution", "sharding", "testing"},  # see `FRONT_DOORS`
     "jobs": DECODING | {"files", "sharding"},
     "ray": {"core", "jobs"},
     "analysis": DECODING | MODELS | {"sharding", "files", "testing", "progress", "front door"},

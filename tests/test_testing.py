@@ -272,6 +272,55 @@ def test_a_coin_may_matter_only_where_one_is_high_and_another_one_low():
 # --- what is wrong is caught
 
 
+def counting(count):
+    """The rejection rule, but for the number of draft tokens that it accepts."""
+
+    def verify(keys, position, draft, target):
+        verdict = rejection().verify(keys, position, draft, target)
+        return verdict._replace(num_accepted=count(verdict.num_accepted, draft.length))
+
+    return rule(verify)
+
+
+def one_too_few_by_hand():
+    """The total variation over two tokens, of which the second is drawn after a draft token that is then left out."""
+    p, q = (np.asarray(jax.nn.softmax(model.params, axis=-1)) for model in (TARGET, DRAFT))
+    first = p[0, 0]  # after the prompt, two tokens 0
+    apart = 0.0
+    for a in range(3):
+        at_p, at_q = p[0, a], q[0, a]
+        accepted = np.minimum(at_p, at_q)
+        second = np.maximum(at_p - at_q, 0) + sum(accepted[x] * p[a, x] for x in range(3))
+        apart += first[a] * np.abs(second - at_p).sum() / 2
+    return apart
+
+
+@pytest.mark.slow
+def test_a_rule_that_is_off_by_one_gets_its_number():
+    """A draft token that decides what another token is drawn from, and nothing else."""
+    two_zeros = Prompt(jnp.array([[0, 0]]), jnp.array([2]))
+    one_too_few = counting(lambda accepted, _: jnp.maximum(accepted - 1, 0))
+    total = certify(TARGET, drafter=DRAFT, rule=one_too_few, gamma=1, prompt=two_zeros, steps=2)
+    assert total > 1e-2 and abs(total - one_too_few_by_hand()) < 1e-6
+    all_accepted = counting(lambda accepted, length: jnp.minimum(accepted + 1, length))
+    assert certify(TARGET, drafter=DRAFT, rule=all_accepted, gamma=1, prompt=two_zeros, steps=2) > 1e-2
+
+
+@pytest.mark.parametrize("count", [lambda accepted, _: accepted + 1, lambda accepted, _: accepted - 1])
+def test_a_verdict_that_is_impossible_is_named(count):
+    with pytest.raises(ValueError, match=r"accepted more draft tokens than there were.*on a path of nonzero prob"):
+        certify(TOY, drafter=proposes(1), rule=counting(count), gamma=1, steps=2)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_enumerated_says_so(monkeypatch):
+    monkeypatch.setattr(outcomes, "split", lambda runs, paths, contexts: paths)  # as if no draw were found to matter
+    with pytest.raises(
+        RuntimeError, match=r"cannot enumerate this decoder.* among a .*a token drawn in .*Try gamma=1 and"
+    ):
+        certify(TARGET, drafter=DRAFT, gamma=1, steps=2)
+
+
 def resamples_from_p(keys, position, draft, target):
     kept = rejection().verify(keys, position, draft, target)  # its token has the same noise, and is not read
     return kept._replace(next_token=common.sample_residual(keys, position, target.log_probs[:, 0]))

@@ -257,6 +257,8 @@ class LanguageModel(NamedTuple):
         shared_encoder: whether, as a drafter, it reads what the target's encoder made of the prompt
             (`drafters.share_encoder`).
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        is_causal: whether its logits are known to depend on no later token and on no padding, as those of jaxspec's
+            networks are. `prepare` tries other models once (`decode.causality`).
     """
 
     prefill: Prefill
@@ -275,6 +277,7 @@ class LanguageModel(NamedTuple):
     encoder: Encoder | None = None
     shared_encoder: bool = False
     end_tokens: tuple[int, ...] = ()
+    is_causal: bool = False
 
 
 class Model(NamedTuple):

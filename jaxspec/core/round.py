@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ def run_round(
     """
     row, (nodes, depth) = context.row, size_of(drafter, context.gamma)
     with jax.named_scope("draft"):
-        draft, caches = drafter.propose(weights, caches, context)
+        draft, caches = _proposed(drafter.propose(weights, caches, context))
         _check_shape(draft, drafter, nodes)
         draft = truncate(draft, context.max_draft, target.vocab_size)
         if shorten is not None:
@@ -217,6 +217,33 @@ def fed_before(verdict: Verdict, depth: int) -> Int[Array, "B depth+1"] | None:
     [[0, 2, 4]]
     """
     return None if verdict.path is None else jnp.pad(verdict.path[:, :depth] + 1, ((0, 0), (1, 0)))
+
+
+def _proposed(returned: Any) -> tuple[Draft, Caches]:
+    """Returns what a drafter proposed, if it is what `core.Propose` returns."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        draft, caches = returned
+        if isinstance(draft, Draft) and isinstance(caches, Caches):
+            return draft, caches
+    names = ", ".join(type(part).__name__ for part in returned) if type(returned) is tuple else type(returned).__name__
+    raise TypeError(
+        f"the drafter's propose returned {names}: expected (Draft, Caches): the draft, and the caches that propose was "
+        "given, with the drafter's new state as caches.draft"
+    )
+
+
+def committed_caches(returned: Any) -> Caches:
+    """Returns the caches that a drafter's `commit` returned.
+
+    Raises:
+        TypeError: they are none.
+    """
+    if isinstance(returned, Caches):
+        return returned
+    raise TypeError(
+        f"the drafter's commit returned {type(returned).__name__}: expected Caches, those that commit was given, with "
+        "the drafter's new state as caches.draft"
+    )
 
 
 def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:

@@ -302,9 +302,7 @@ def prefix(
         >>> bool((out.tokens == whole.tokens).all())
         True
     """
-    if not isinstance(target, Model):
-        what = inputs.uncalled(target, "target", "jaxspec")
-        raise TypeError(f"{what}: expected a jaxspec.Model, as jaxspec.load gives")
+    inputs.check_model(target, "target")
     inputs.check_untraced(target.params, text, getattr(drafter, "params", None))
     if target.lm.start_token is not None:
         raise ValueError(
@@ -423,13 +421,18 @@ def _round(info: RoundInfo | None) -> tuple[list[int], int, list[int] | None, li
 def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:
     rows = (np.flatnonzero(failed == failed.max()) // (len(failed) // len(prepared.prompt.length))).tolist()
     if failed.max() == Failure.RULE:
-        return ValueError(
-            f"the rule {getattr(prepared.options['rule'], 'name', 'of acceptance')} accepted more draft tokens than "
-            f"there were, or chose a token that the target lacks, for prompts {rows}: expected num_accepted from 0 to "
-            f"draft.length, and next_token from 0 to {prepared.target.lm.vocab_size - 1}"
-        )
+        return impossible_verdict(prepared, f"for prompts {rows}")
     return FloatingPointError(
         f"the target's logits were not finite for prompts {rows}, or all that they allow is banned: check its "
         "parameters (a bfloat16 overflow, a damaged checkpoint) with jaxspec.generate(target, prompts, "
         "max_new_tokens=1)"
+    )
+
+
+def impossible_verdict(prepared: Prepared, where: str) -> ValueError:
+    """Returns the error of a rule that accepts what was not drafted, or chooses what is no token."""
+    return ValueError(
+        f"the rule {getattr(prepared.options['rule'], 'name', 'of acceptance')} accepted more draft tokens than "
+        f"there were, or chose a token that the target lacks, {where}: expected num_accepted from 0 to "
+        f"draft.length, and next_token from 0 to {prepared.target.lm.vocab_size - 1}"
     )

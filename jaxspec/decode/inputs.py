@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
-from jaxspec.core import Model, Prompt, chunks, option_names, token_ids, token_rows
+from jaxspec.core import LanguageModel, Model, Prompt, chunks, option_names, token_ids, token_rows
 from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
@@ -78,6 +78,32 @@ def check_untraced(*trees: Any) -> None:
             "text, on the host. Prepare outside, prepared = jaxspec.prepare(target, prompts, ...), and inside call "
             'jaxspec.rollout(prepared, prompt=..., key=...): the page "Inside your own jit" shows both'
         )
+
+
+def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives") -> None:
+    """Refuses what is no model, or a model whose first part is no `LanguageModel`.
+
+    Raises:
+        TypeError: with what it is, and what makes a model of it.
+    """
+    if not isinstance(value, Model):
+        raise TypeError(f"{uncalled(value, name, 'jaxspec')}: expected {expected}")
+    lm: Any = value.lm
+    if isinstance(lm, LanguageModel):
+        return
+    homes = {base.__module__ for base in type(lm).__mro__}
+    if "flax.linen.module" in homes:
+        way = 'Model(adapters.from_linen(module, vocab_size), module.init(key, tokens)["params"])'
+    elif any(module.startswith("flax.nnx") for module in homes):
+        way = "Model(*adapters.from_nnx(module, vocab_size))"
+    elif callable(lm):
+        way = "Model(adapters.from_function(function, vocab_size), params)"
+    else:
+        way = "Model(adapters.from_function(apply, vocab_size), params)"
+    raise TypeError(
+        f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. jaxspec.nets.adapters "
+        f"makes one: {way}"
+    )
 
 
 def check_names(names: Iterable[str], expected: Sequence[str]) -> None:

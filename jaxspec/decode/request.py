@@ -31,7 +31,7 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.checks import are_shapes, integer
-from jaxspec.decode import inputs, shared_prefix
+from jaxspec.decode import causality, inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
@@ -133,9 +133,7 @@ def prepare(
 
     See `generate` for the arguments, their defaults and the errors; only memory is asked about when it is run.
     """
-    if not isinstance(target, Model):
-        what = inputs.uncalled(target, "target", "jaxspec")
-        raise TypeError(f"{what}: expected a jaxspec.Model, as jaxspec.load gives")
+    inputs.check_model(target, "target")
     _check_names(sampling)
     named = dict(
         drafter=drafter,
@@ -204,6 +202,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         what = "no drafter" if drafter is None else f"gamma={gamma}, of which nothing is drafted"
         raise ValueError(f"got a policy and {what}: a policy chooses how many tokens a drafter drafts, at most gamma")
     check_positions(target.lm, "the target", prompt, limit)
+    causality.check(target)
     weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
     if bound is not None:
         functions = None if policy is None else policy.functions
@@ -378,6 +377,7 @@ def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | Non
     if drafter is None:
         return None
     if isinstance(drafter, Model):
+        inputs.check_model(drafter, "drafter")
         _check_pair(target, drafter)
         return drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
     if isinstance(drafter, Drafter):

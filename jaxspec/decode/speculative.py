@@ -30,7 +30,7 @@ from jaxspec.core import (
     kv_cache,
     token_rows,
 )
-from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_round, size_of
+from jaxspec.core.round import bucket_widths, check_trees, committed_caches, fed_on_path, run_round, size_of
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
@@ -141,7 +141,8 @@ def speculative(
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)
-            state = state._replace(caches=drafter.commit(RoundEnd(weights, caches, row, verdict, forward)))
+            caches = committed_caches(drafter.commit(RoundEnd(weights, caches, row, verdict, forward)))
+            state = state._replace(caches=caches)
             if policy is not None:
                 memory = policy.update(state.request.policy, state.memory, draft, verdict, committed)
                 state = state._replace(memory=memory)

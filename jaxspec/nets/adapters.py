@@ -25,19 +25,20 @@ The latter can take token trees, too. It is then given with `select`, and called
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import errors, nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 
 EmptyCache = Callable[[int, int], Any]
+COLLECTIONS = {"params", "cache", "batch_stats", "intermediates"}  # of Linen's variables
 
 
 class AdapterCache(NamedTuple):
@@ -81,7 +82,8 @@ def from_function(
     """
     if select is not None and empty_cache is None:
         raise ValueError("got select without empty_cache: a function without a cache recomputes rows, and takes chains")
-    run = _without_cache(apply) if empty_cache is None else _with_cache(apply, trees=select is not None)
+    trees = select is not None
+    run = _without_cache(apply, vocab_size) if empty_cache is None else _with_cache(apply, vocab_size, trees)
 
     def start(batch: int, capacity: int) -> AdapterCache:
         inner = jnp.zeros((batch, capacity), jnp.int32) if empty_cache is None else empty_cache(batch, capacity)
@@ -97,11 +99,6 @@ def from_function(
                 "select=...), of a function that takes `length` and `parent` (see jaxspec.nets.adapters)"
             )
         logits, inner = run(params, cache, tokens, parent)
-        if logits.shape != (*tokens.shape, vocab_size):
-            raise ValueError(
-                f"the model gave logits of shape {logits.shape} for tokens of shape {tokens.shape}: expected "
-                f"[batch, step, vocab] = {(*tokens.shape, vocab_size)}"
-            )
         _check_batch_first(inner, tokens.shape[0])
         forward = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
         return forward, AdapterCache(inner, cache.length + tokens.shape[1])
@@ -139,6 +136,21 @@ def from_linen(
     """Makes a language model of a Linen module; `params` is its "params" collection.
 
     Its `__call__` takes what `apply` at the top of this file takes, without `params`.
+
+    Raises:
+        TypeError: the module is a class, or none of Linen's. At trace time: the parameters are no dict.
+        ValueError: at trace time: the parameters are not the module's, or all of its variables; as `from_function`.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> class Bigram(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, tokens):  # [batch, step] -> [batch, step, vocab]
+        ...         return nn.Embed(7, 7)(tokens)
+        >>> params = Bigram().init(jax.random.key(0), jnp.ones((1, 1), jnp.int32))["params"]
+        >>> model = jaxspec.Model(from_linen(Bigram(), vocab_size=7), params)
+        >>> jaxspec.generate(model, [[3, 1]], max_new_tokens=4).lengths.tolist()
+        [4]
     """
     options = dict(empty_cache=empty_cache, select=select, max_positions=max_positions)
     return from_function(_apply_of(module), vocab_size, **options)
@@ -146,7 +158,34 @@ def from_linen(
 
 @functools.lru_cache
 def _apply_of(module: nn.Module) -> Callable[..., Any]:
-    return lambda params, *arguments, **named: module.apply({"params": params}, *arguments, **named)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{_shown_module(module)}: expected a Linen module that was called, such as Network()")
+    return lambda params, *arguments, **named: _apply(module, {"params": params}, *arguments, **named)
+
+
+def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> Any:
+    """Calls a Linen module; what is wrong with its parameters is said in the caller's words."""
+    params, name = variables["params"], type(module).__name__
+    way = f'expected what {name}.init(key, tokens)["params"] returns'
+    if not isinstance(params, Mapping):
+        raise TypeError(f"the parameters of {name} are of type {type(params).__name__}: {way}")
+    if set(params) == {"params"} or ("params" in params and set(params) <= COLLECTIONS):
+        raise ValueError(f'the parameters of {name} are all of its variables, {{"params": ...}}: {way}')
+    try:
+        return module.apply(variables, *arguments, **named)
+    except (errors.ScopeCollectionNotFound, errors.ScopeParamNotFoundError, errors.ScopeParamShapeError) as error:
+        has = ", ".join(map(str, params)) or "nothing"
+        raise ValueError(f"the parameters of {name} are not its own, they hold {has}: {way} ({error})") from error
+
+
+def _shown_module(module: Any) -> str:
+    if isinstance(module, type):
+        return f"the module is the class {module.__name__}"
+    if isinstance(module, nnx.Module):
+        return f"the module is {type(module).__name__}, of NNX, which adapters.from_nnx takes"
+    if isinstance(module, nn.Module):
+        return f"the module is {type(module).__name__}, of Linen, which adapters.from_linen takes"
+    return f"the module is of type {type(module).__name__}"
 
 
 def from_linen_cache(
@@ -170,19 +209,34 @@ def from_linen_cache(
         one_by_one: whether it takes one token at a time only, as `nn.MultiHeadDotProductAttention(decode=True)`: passes
             over several are then loops, exact, but no faster than plain decoding.
         max_positions: longest row it can hold, None for no limit.
+
+    Raises:
+        TypeError: the module is a class, or none of Linen's.
+        ValueError: at trace time: the collection has no such index; as `from_linen`.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{_shown_module(module)}: expected a Linen module that was called, such as Network()")
 
     def is_index(path: tuple[Any, ...]) -> bool:
         return jax.tree_util.keystr(path[-1:], simple=True) == index
 
     def empty(batch: int, capacity: int) -> Any:
         tokens = jax.ShapeDtypeStruct((1, capacity), jnp.int32)
-        shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)["cache"]
+        shapes = jax.eval_shape(module.init, jax.random.key(0), tokens).get("cache", {})
+        names = {
+            jax.tree_util.keystr(path[-1:], simple=True) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
+        }
+        if index not in names:
+            raise ValueError(
+                f'{type(module).__name__} has {", ".join(sorted(names)) or "nothing"} in its collection "cache": '
+                f"expected {index}, the index of the next entry (index= gives it another name). A module keeps its "
+                "cache there in decoding mode; from_linen takes one without a cache"
+            )
         return jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), shapes)
 
     def step(params: Params, cache: Any, tokens: Int[Array, "1 T"], at: Int[Array, ""]) -> tuple[Array, Any]:
         cache = jax.tree_util.tree_map_with_path(lambda path, x: at.astype(x.dtype) if is_index(path) else x, cache)
-        logits, changed = module.apply({"params": params, "cache": cache}, tokens, mutable=["cache"])
+        logits, changed = _apply(module, {"params": params, "cache": cache}, tokens, mutable=["cache"])
         return logits, changed["cache"]
 
     return from_function(by_row(step, one_by_one), vocab_size, empty_cache=empty, max_positions=max_positions)
@@ -224,7 +278,12 @@ def from_nnx(
 
     The module is split once, here, and merged inside the traced body. Its `__call__` takes what `apply` at the top of
     this file takes, without `params`; it must not keep state of its own (dropout off, no nnx.Cache).
+
+    Raises:
+        TypeError: the module is none of NNX's.
     """
+    if not isinstance(module, nnx.Module):
+        raise TypeError(f"{_shown_module(module)}: expected an NNX module, such as Network(nnx.Rngs(0))")
     graph, params = nnx.split(module)
 
     def apply(params: Params, *arguments: Any, **named: Any) -> Any:
@@ -234,22 +293,49 @@ def from_nnx(
     return lm, params
 
 
-def _without_cache(apply: Callable[..., Any]):
+def _without_cache(apply: Callable[..., Any], vocab: int):
     def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], _: Any):
         rows = token_rows.append(cache.inner, cache.length, tokens)
-        logits: Float[Array, "B S V"] = apply(params, rows)
+        logits: Float[Array, "B S V"] = _checked_logits(apply(params, rows), rows, vocab)
         positions = kv.positions(cache.length, tokens.shape[1])
         return jnp.take_along_axis(logits, positions[..., None], axis=1), rows
 
     return run
 
 
-def _with_cache(apply: Callable[..., Any], trees: bool):
+def _with_cache(apply: Callable[..., Any], vocab: int, trees: bool):
     def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None):
         named = {"length": cache.length, "parent": parent} if trees else {}
-        return apply(params, cache.inner, tokens, kv.positions(cache.length, tokens.shape[1], parent), **named)
+        returned = apply(params, cache.inner, tokens, kv.positions(cache.length, tokens.shape[1], parent), **named)
+        if not (isinstance(returned, tuple | list) and len(returned) == 2):
+            raise TypeError(f"the model returned {_described(returned)}: expected (logits, cache), as it has a cache")
+        logits, inner = returned
+        return _checked_logits(logits, tokens, vocab), inner
 
     return run
+
+
+def _checked_logits(logits: Any, tokens: Int[Array, "B T"], vocab: int) -> Float[Array, "B T V"]:
+    expected = f"expected [batch, step, vocab] = {(*tokens.shape, vocab)}"
+    if not hasattr(logits, "shape"):
+        raise TypeError(f"the model gave {_described(logits)} in place of its logits: {expected}")
+    if logits.shape != (*tokens.shape, vocab):
+        raise ValueError(
+            f"the model gave logits of shape {logits.shape} for tokens of shape {tokens.shape}: {expected}"
+        )
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise ValueError(f"the model gave logits of dtype {logits.dtype}: expected floats, not normalised")
+    return logits
+
+
+def _described(returned: Any) -> str:
+    """Describes what a model returned: "one array", "a tuple of array, int"."""
+    names = ["array" if hasattr(x, "shape") else type(x).__name__ for x in jax.tree.leaves(returned)]
+    return (
+        f"one {names[0]}"
+        if jax.tree.structure(returned) == jax.tree.structure(0)
+        else (f"a {type(returned).__name__} of {', '.join(names) or 'nothing'}")
+    )
 
 
 def _check_batch_first(inner: Any, batch: int) -> None:

@@ -306,6 +306,7 @@ def decoder_only(
         taps=taps,
         layers=layers_of(module, layers),
         end_tokens=end_tokens,
+        is_causal=True,
     )
 
 

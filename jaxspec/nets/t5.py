@@ -359,6 +359,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         stack.layers_of(module, config.decoder_layers),
         Encoder(encoder_params, lambda params, encoder: params | encoder, prefill),
         end_tokens=config.end_tokens,
+        is_causal=True,
     )
 
 

@@ -14,12 +14,15 @@ The enumerator's files, from what is called to what it stands on:
 - `script`: the call, compiled, with the draws as its argument and its result.
 - `tape`: the functions of `core.noise` that play a script while a call is traced, and record the draws.
 
+`check_model` tries a model of your own: causality, cache, ragged rows, rewinds (`model_check`).
+
 `exactness` has the certificate of a rule (`jaxspec verify`), `tables` the models and plain sampling's distribution,
 `bounds` the promise of inexact rules, `words` a tokenizer.
 """
 
 from jaxspec.testing.bounds import excess
 from jaxspec.testing.certificate import certify, certify_prepared, decoder_distribution, total_variation, with_sampler
+from jaxspec.testing.model_check import check_model
 from jaxspec.testing.tables import (
     SequenceDistribution,
     plain_distribution,
@@ -33,6 +36,7 @@ __all__ = [
     "SequenceDistribution",
     "certify",
     "certify_prepared",
+    "check_model",
     "decoder_distribution",
     "excess",
     "plain_distribution",

@@ -28,6 +28,7 @@ from jaxspec.core import (
     BoundPolicy,
     Draft,
     Drafter,
+    Failure,
     Model,
     Policy,
     PolicyShorten,
@@ -38,6 +39,7 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.decode import autoregressive, speculative
+from jaxspec.decode.generate import impossible_verdict
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.testing.independence import Draws, Used, merged, nothing_used
 from jaxspec.testing.outcomes import Outcomes, Weight, new_tokens
@@ -189,9 +191,9 @@ def decoder_distribution(
 
     Raises:
         ValueError: more than one row; a decoder that draws in another way, or twice with one key; a state with an
-            array that does not have the batch first.
+            array that does not have the batch first; a rule whose verdict is impossible on some path.
         FloatingPointError: the target's logits are not finite on some path.
-        RuntimeError: a round that commits nothing.
+        RuntimeError: a round that commits nothing, or one whose outcomes cannot be enumerated.
 
     Example:
         >>> from jaxspec.testing import table_model_from
@@ -216,6 +218,8 @@ def decoder_distribution(
         ends = Outcomes(program, shared, rows, watch).enumerate(weight)
         used = draws.record(program.sites, ends, used)
         rows, weight, used = _merge(ends.state, ends.weight, used, watch)
+        if (rows.failed == Failure.RULE).any():
+            raise impossible_verdict(prepared, "on a path of nonzero probability")
         live, ended = _retire(rows, weight, steps)
         for tokens, probability in ended.items():
             distribution[tokens] = distribution.get(tokens, 0.0) + probability

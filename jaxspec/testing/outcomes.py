@@ -28,6 +28,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import State
 from jaxspec.testing.paths import (
+    NONE,
     Drawn,
     Paths,
     Runs,
@@ -54,6 +55,17 @@ TURNS = 5040  # from the first completion of some paths to that of the next ones
 PATIENCE = 50  # times that a path is looked at before it is given up
 
 Weight = Float[np.ndarray, " N"]
+TRY = (
+    "Try gamma=1 and steps=2, a drafter that draws nothing (a look-up), or a rule that decides each draft token by a "
+    "draw of its own"
+)
+
+
+class NotEnumerable(RuntimeError):
+    """The outcomes of a decoder's round cannot be enumerated. This says nothing of whether the decoder is exact."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"certify cannot enumerate this decoder, which may be right or wrong: {reason}. {TRY}")
 
 
 class Ends(NamedTuple):
@@ -98,7 +110,7 @@ class Outcomes:
         Raises:
             ValueError: the result depends on the keys otherwise than by scripted draws, or a draw not on the row's key.
             FloatingPointError: a draw from NaN.
-            RuntimeError: no draw is found that makes the difference between completions of a path.
+            NotEnumerable: no draw is found that makes the difference between completions of a path.
         """
         while True:
             try:
@@ -117,9 +129,19 @@ class Outcomes:
             children = split(self.runs, take(last, ~finished), contexts)
             stuck = stuck + 1 if len(children.source) == len(last.source) and not finished.any() else 0
             if stuck > PATIENCE:
-                raise RuntimeError("the outcome of a call changes with its draws, but not with any one of them")
+                raise NotEnumerable(self._together(last))
             paths = joined([paths, children])
         return joined([part for part, _ in ready]), np.concatenate([turns for _, turns in ready])
+
+    def _together(self, paths: Paths) -> str:
+        """Says which draws of a path matter only together."""
+        drawn = self.runs.look(paths, np.zeros(len(paths.source), int), np.zeros(len(paths.source), bool)).drawn
+        is_open = (drawn.number[0] != NONE) & ~matches(paths, drawn.key, drawn.number)[0].any(axis=1)
+        sites = {self.runs.program.sites[site] for site in drawn.site[0][is_open]}
+        return (
+            "the outcome of a round changes with several of its draws, and with none of them alone, among "
+            f"{'; '.join(sorted(sites))}"
+        )
 
     def _look(self, paths: Paths, turn: int) -> tuple[Paths, Bool[np.ndarray, " N"], Contexts]:
         """Tries completions of each path.
@@ -182,7 +204,7 @@ class Outcomes:
         state, drawn, is_fixed, paths = take((state, drawn, is_fixed, paths), slice(0, count))
         share = shares(paths, drawn)
         if np.abs(np.bincount(paths.source, share, len(weight)) - 1).max() > 1e-5:
-            raise RuntimeError("what a draw is made from depends on another one in a way that was not found")
+            raise NotEnumerable("what some token is drawn from depends on another draw, and it was not found on which")
         rows = self.runs.rows
         before = rows.length[paths.source] if isinstance(rows, State) else state.start
         return Ends(state, weight[paths.source] * share, paths.source, np.asarray(before), drawn, is_fixed)

@@ -2,8 +2,10 @@
 
 Each open draw is changed by itself, in three completions of the path: a draw matters if the call then does something
 else. Uniforms come first, if the value at which the call begins to do something else is one for all completions; then
-tokens, if what they are drawn from does not depend on an open draw. So the earliest decision splits a path first: the
-first draft token, then whether it is accepted, then the tokens after it. Most draws of a tree never split one.
+tokens, if what they are drawn from does not depend on an open draw. A draw may also decide only what another one is
+drawn from, as where a rule takes a token from one of two distributions: the path is split where these change. So the
+earliest decision splits a path first: the first draft token, then whether it is accepted, then the tokens after it.
+Most draws of a tree never split one.
 
 N is a number of paths, C of completions (contexts), E of draws that a row makes, R of runs with one draw changed.
 """
@@ -93,11 +95,32 @@ def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
     parts += _halves(take(paths, by_uniform), *_picked(first, chosen, by_uniform), point[by_uniform])
     log_probs = np.take_along_axis(first.log_probs, token[:, None, None], axis=1)[:, 0]
     parts.append(_each_token(take(paths, by_token), *_picked(first, token, by_token), log_probs[by_token]))
+    left = ~(by_uniform | by_token)
+    rows = (np.flatnonzero(left)[:, None] * WIDTH + np.arange(WIDTH)).reshape(-1)
+    parts += _by_distributions(runs, parts.pop(0), take(contexts, rows))
     return joined(parts)
 
 
-def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
-    """Changes each open draw of each context, and runs the call."""
+def _by_distributions(runs: Runs, paths: Paths, contexts: Contexts) -> list[Paths]:
+    """Splits paths by a uniform that changes what other draws are drawn from, where it changes nothing else."""
+    if not len(paths.source):
+        return [paths]
+    drawn = contexts.look.drawn
+    first = take(drawn, slice(None, None, WIDTH))
+    compared = Paths(paths.source, first.key, first.number, first.value, first.value + 1)  # the distributions of all
+    every, draw = np.arange(len(drawn.number)), np.zeros(len(drawn.number), int)
+    unchanged = _completion(paths, contexts, every, draw, drawn.value[:, 0])
+    contexts = contexts._replace(look=runs.look(*unchanged, take(compared, every // WIDTH)))
+    changes = _changes(runs, paths, contexts, compared)
+    matters, _, _ = _roles(changes, contexts.look, first.key, first.number)
+    chosen, is_split = _best(np.where(is_uniform(first.number) & (first.number != NONE), matters, 0))
+    point, _ = _turning_points(runs, compared, contexts, changes, np.where(is_split, chosen, NONE))
+    halves = _halves(take(paths, is_split), *_picked(first, chosen, is_split), point[is_split])
+    return [take(paths, ~is_split), *halves]
+
+
+def _changes(runs: Runs, paths: Paths, contexts: Contexts, compared: Paths | None = None) -> Changes:
+    """Changes each open draw of each context, and runs the call; `compared` as `fixed` of `Runs.look`."""
     drawn = contexts.look.drawn
     owner = np.arange(len(drawn.number)) // WIDTH
     entry = matches(take(paths, owner), drawn.key, drawn.number)
@@ -118,7 +141,8 @@ def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
     other = np.where(uniform, far_end, next_token)
     context, draw = np.nonzero((other != drawn.value) & (drawn.number != NONE))
     path, old, new = owner[context], drawn.value[context, draw], other[context, draw]
-    look = runs.look(*_completion(paths, contexts, context, draw, new), take(paths, path))
+    compared = paths if compared is None else compared
+    look = runs.look(*_completion(paths, contexts, context, draw, new), take(compared, path))
     key, number = drawn.key[context, draw][:, None], drawn.number[context, draw][:, None]
     same_draw = matches(take(drawn, path * WIDTH), key, number)[:, 0]  # among the draws of the path's first context
     in_first = np.where(same_draw.any(axis=1), same_draw.argmax(axis=1), NONE)

@@ -146,7 +146,9 @@ def _language_model(config: TableConfig) -> LanguageModel:
         return cache._replace(tokens=jnp.take_along_axis(cache.tokens, source, axis=1, mode="clip"))
 
     start_token = 0 if encoder else None
-    return LanguageModel(prefill, extend, rewind, vocab, start_token=start_token, select=select, feature_size=1)
+    return LanguageModel(
+        prefill, extend, rewind, vocab, start_token=start_token, select=select, feature_size=1, is_causal=True
+    )
 
 
 def _last_tokens(

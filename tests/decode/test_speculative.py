@@ -538,3 +538,28 @@ def test_a_temperature_next_to_nothing_gives_greedy_text(temperature):
     options = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=6)
     out = jaxspec.generate(model, [[1, 3]], **options)
     np.testing.assert_array_equal(out.tokens, jaxspec.generate(model, [[1, 3]], max_new_tokens=6).tokens)
+
+
+# --- drafters of one's own that return something else
+
+
+def nothing(*given):
+    return None
+
+
+def draft_alone(weights, caches, context):
+    return Draft(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("propose", "commit", "message"),
+    [
+        (nothing, nothing, r"the drafter's propose returned NoneType: expected \(Draft, Caches\)"),
+        (draft_alone, nothing, r"propose returned Draft: expected \(Draft, Caches\)"),
+        (lambda *given: (draft_alone(*given), None), nothing, r"propose returned Draft, NoneType: expected"),
+        (lambda *given: (draft_alone(*given), given[1]), nothing, "commit returned NoneType: expected Caches"),
+    ],
+)
+def test_what_a_drafter_returns_is_named(propose, commit, message):
+    with pytest.raises(TypeError, match=message):
+        jaxspec.generate(TARGET, [[3]], drafter=Drafter(nothing, propose, commit), gamma=2, max_new_tokens=5)

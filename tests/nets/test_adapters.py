@@ -100,8 +100,82 @@ def test_cached_function_equals_the_full_one():
 
 def test_wrong_logits_shape_is_named():
     lm = adapters.from_function(lambda params, cache, tokens, positions: (params[tokens], cache), 9, empty_cache=_none)
-    with pytest.raises(ValueError, match=r"logits of shape \(1, 16, 5\).*expected"):
+    with pytest.raises(ValueError, match=r"logits of shape \(8, 16, 5\).*expected"):
         jaxspec.generate(jaxspec.Model(lm, jnp.zeros((5, 5))), jaxspec.Prompt(jnp.array([[1]]), jnp.array([1])))
+
+
+def of_function(apply, **options):
+    return jaxspec.Model(adapters.from_function(apply, VOCAB, **options), jnp.zeros((VOCAB, VOCAB)))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: of_function(lambda p, x: p[x][:, -1]), ValueError, r"logits of shape \(8, 11\) for tokens of shape"),
+        (
+            lambda: of_function(lambda p, x: p[x[0, 0]]),
+            ValueError,
+            r"shape \(11,\).*expected \[batch, step, vo",
+        ),
+        (lambda: of_function(lambda p, x: (p[x], 1)), TypeError, "gave a tuple of array, int in place of its logits"),
+        (lambda: of_function(lambda p, x: x[..., None] + jnp.arange(VOCAB)[None, None]), ValueError, "of dtype int32"),
+        (
+            lambda: of_function(lambda p, c, x, at: p[x], empty_cache=_none),
+            TypeError,
+            r"returned one array: expected \(logits, cache\)",
+        ),
+        (
+            lambda: jaxspec.Model(LinenModel(), {}),
+            TypeError,
+            r"is Model\(LinenModel, .*adapters.from_linen\(module",
+        ),
+        (
+            lambda: jaxspec.Model(NNXModel(nnx.Rngs(0)), {}),
+            TypeError,
+            r"no LanguageModel.* Model\(\*adapters.from_nnx\(module",
+        ),
+        (
+            lambda: jaxspec.Model(full_attention, {}),
+            TypeError,
+            r"is Model\(function, .*from_function\(function",
+        ),
+        (lambda: jaxspec.Model(None, {}), TypeError, r"Model\(NoneType, .*adapters.from_function\(apply"),
+        (
+            lambda: with_params({}),
+            ValueError,
+            r"they hold nothing: expected what LinenModel.init\(key, tokens\)",
+        ),
+        (lambda: with_params({"Embed_0": {}}), ValueError, "not its own, they hold Embed_0: expected"),
+        (lambda: with_params(None), TypeError, "parameters of LinenModel are of type NoneType"),
+        (
+            lambda: with_params({"params": linen(0).params}),
+            ValueError,
+            r"all of its variables, \{.params.: \.\.\.\}",
+        ),
+        (
+            lambda: with_params({}, adapters.from_linen_cache),
+            ValueError,
+            r'LinenModel has nothing in its collection "cache": expected cache_index, .*from_linen takes one without',
+        ),
+        (lambda: adapters.from_linen(LinenModel, VOCAB), TypeError, "is the class LinenModel: expected a Linen module"),
+        (lambda: adapters.from_linen_cache(LinenModel, VOCAB), TypeError, "is the class LinenModel"),
+        (lambda: adapters.from_linen(NNXModel(nnx.Rngs(0)), VOCAB), TypeError, "of NNX, which adapters.from_nnx takes"),
+        (lambda: adapters.from_nnx(LinenModel(), VOCAB), TypeError, "of Linen, which adapters.from_linen takes"),
+        (lambda: adapters.from_nnx(3, VOCAB), TypeError, "the module is of type int: expected an NNX module"),
+    ],
+)
+def test_what_is_no_model_is_said_in_the_users_words(make, error, message):
+    with pytest.raises(error, match=message):
+        jaxspec.generate(make(), PROMPT, max_new_tokens=2)
+
+
+def with_params(params, adapter=adapters.from_linen):
+    return jaxspec.Model(adapter(LinenModel(), VOCAB), params)
+
+
+def test_a_drafter_that_is_no_model_is_said_in_the_users_words():
+    with pytest.raises(TypeError, match=r"drafter is Model\(LinenModel, "):
+        jaxspec.generate(plain_function(0), PROMPT, drafter=jaxspec.Model(LinenModel(), {}), max_new_tokens=2)
 
 
 def _none(batch, capacity):

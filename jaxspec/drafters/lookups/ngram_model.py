@@ -133,7 +133,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         return cache._replace(tokens=token_rows.append(cache.tokens, start, accepted))
 
     longest = len(config.contexts)
-    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select)
+    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select, is_causal=True)
 
 
 def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:

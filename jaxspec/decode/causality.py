@@ -1,0 +1,186 @@
+"""Trying a network that is not jaxspec's own, once, before it decodes: its shapes, and whether it looks ahead.
+
+A pass of verification feeds draft tokens after the last committed one. If a network lets a position see those tokens,
+its logits differ from plain decoding's. No acceptance rule can make up for that.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import sharding
+from jaxspec.core import Forward, LanguageModel, Model, Params, Prompt, programs, token_rows
+from jaxspec.core.checks import are_shapes
+
+PAIRS = 4  # of rows
+WIDTH = 16  # tokens of a prompt's row, of which READ are real
+READ = 3
+FED = 3  # tokens after it
+TOLERANCE, NARROW_TOLERANCE = 1e-5, 1e-2  # of the largest logit: both rows of a pair are computed alike
+
+CAUSAL = (
+    "A position may read itself and what stands before it. Mask later ones (jnp.tril of [step, step], or a cache's "
+    "entries after the token's own), and take no mean, maximum or norm along a row"
+)
+
+
+class NotCausal(ValueError):
+    """The logits after a token depend on what follows it."""
+
+
+class Ahead(NamedTuple):
+    """The logits of pairs of rows that agree up to a token and differ after it; both must be the same.
+
+    Attributes:
+        padding: after prompts, whose padding differs.
+        fed: after the first of some tokens that are fed, of which the later ones differ.
+    """
+
+    padding: Float[Array, "2 PAIRS V"]
+    fed: Float[Array, "2 PAIRS V"]
+
+
+def check(model: Model) -> None:
+    """Refuses a model of one's own that looks ahead, or whose functions return other shapes than a `LanguageModel`'s.
+
+    It costs a prefill of eight short rows and a pass over three tokens, the first time that a model's functions are
+    met. Networks of jaxspec, and parameters that are shapes alone, are not tried.
+
+    Raises:
+        NotCausal: a position's logits depend on later tokens.
+        ValueError, TypeError: the shapes are wrong.
+    """
+    lm = model.lm
+    if lm.is_causal or are_shapes(model.params) or _too_short(lm) or (passed := _passed(lm)):
+        return
+    check_shapes(model)
+    ahead: Ahead = sharding.fetch(look_ahead(lm, model.params))
+    tolerance = NARROW_TOLERANCE if is_narrow(model.params) else TOLERANCE
+    for change, after, what in (
+        (difference(*ahead.padding), "a prompt", "the padding that follows it"),
+        (difference(*ahead.fed), "a token", "the draft tokens that are fed after it"),
+    ):
+        if change > tolerance:
+            raise NotCausal(
+                f"{called(model)} is not causal: its logits after {after} change with {what} (by {change:.1g} of the "
+                f"largest), so drafted text would not be its own. {CAUSAL}. jaxspec.testing.check_model(model) tries "
+                "more"
+            )
+    passed.append(True)
+
+
+@functools.lru_cache(maxsize=64)
+def _passed(lm: LanguageModel) -> list[bool]:
+    """Returns a list for each model's functions, empty until they have passed: a memory that is bounded."""
+    return []
+
+
+def _too_short(lm: LanguageModel) -> bool:
+    return lm.vocab_size < 2 or (lm.max_positions is not None and lm.max_positions < WIDTH + FED)
+
+
+def is_narrow(params: Params) -> bool:
+    """Tells whether some parameters are floats of fewer than 32 bits, whose products are rounded accordingly.
+
+    >>> is_narrow({"w": jnp.ones(2, jnp.bfloat16), "ids": jnp.arange(2)}), is_narrow(jnp.ones(2))
+    (True, False)
+    """
+    dtypes = {x.dtype for x in jax.tree.leaves(params) if hasattr(x, "dtype")}
+    return any(jnp.issubdtype(x, jnp.floating) and x.itemsize < 4 for x in dtypes)
+
+
+def called(model: Model) -> str:
+    """Names a model in an error."""
+    return f"the model ({model.name})" if model.name else "the model"
+
+
+def difference(first: Float[np.ndarray, "*rows V"], second: Float[np.ndarray, "*rows V"]) -> float:
+    """Returns the largest difference of logits, relative to the largest of them; -inf at one place in both is equal.
+
+    >>> difference(np.array([1.0, -4.0, -np.inf]), np.array([2.0, -4.0, -np.inf]))
+    0.25
+    """
+    pair = np.asarray([first, second], np.float64)
+    ruled_out = pair == -np.inf
+    if (ruled_out[0] != ruled_out[1]).any():
+        return float("inf")
+    first, second = np.where(ruled_out, 0.0, pair)
+    return float(np.abs(first - second).max() / max(np.abs(pair[~ruled_out]).max(initial=0), 1e-30))
+
+
+@programs.jit(static_argnames=("lm",))
+def look_ahead(lm: LanguageModel, params: Params) -> Ahead:
+    """Computes the logits of rows that differ only in what may not be seen."""
+    prompt, fed = rows(lm.vocab_size)
+    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + FED + 1)
+    after, _ = lm.extend(params, cache, fed)
+    return Ahead(*(x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits)))
+
+
+def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:
+    """Makes pairs of prompts that differ in their padding, and of tokens to be fed that differ after the first.
+
+    The first rows of all pairs come before the second ones.
+
+    >>> prompt, fed = rows(vocab=50)
+    >>> (prompt.tokens[0] == prompt.tokens[PAIRS]).tolist()[:5], (fed[0] == fed[PAIRS]).tolist()
+    ([True, True, True, False, False], [True, False, False])
+    """
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, vocab, (PAIRS, WIDTH + FED))
+    other = (first + rng.integers(1, vocab, first.shape)) % vocab  # another token at every place
+    place = np.arange(WIDTH + FED)
+    second = np.where((place < READ) | (place == WIDTH), first, other)
+    tokens = jnp.asarray(np.concatenate([first, second]), jnp.int32)
+    return Prompt(tokens[:, :WIDTH], jnp.full(2 * PAIRS, READ, jnp.int32)), tokens[:, WIDTH:]
+
+
+def check_shapes(model: Model) -> None:
+    """Refuses functions that return other shapes than a `LanguageModel`'s; nothing is computed.
+
+    Raises:
+        ValueError, TypeError: what was returned, and what was expected.
+    """
+    lm, (prompt, fed) = model.lm, rows(model.lm.vocab_size)
+    capacity = token_rows.prefill_length(lm, prompt) + FED + 1
+    shapes = jax.eval_shape(lambda: _checked("prefill", lm, lm.prefill(model.params, prompt, capacity), step=1))
+    cache = shapes[1]
+    grown = jax.eval_shape(lambda cache: _checked("extend", lm, lm.extend(model.params, cache, fed), step=FED), cache)[
+        1
+    ]
+    for name, after in (("extend", grown), ("rewind", jax.eval_shape(lm.rewind, cache, prompt.length))):
+        old, new = (jax.tree_util.tree_flatten_with_path(x) for x in (cache, after))
+        if old[1] != new[1]:
+            raise ValueError(
+                f"{name} of {called(model)} returned a cache of another structure than prefill did: {new[1]}, expected "
+                f"{old[1]}"
+            )
+        for (path, x), (_, y) in zip(old[0], new[0], strict=True):
+            if (x.shape, x.dtype) != (y.shape, y.dtype):
+                raise ValueError(
+                    f"{name} of {called(model)} returned a cache{jax.tree_util.keystr(path)} of shape {y.shape} and "
+                    f"dtype {y.dtype}: expected {x.shape} and {x.dtype}, as prefill gives it. A cache has one shape "
+                    "for as long as a row lasts"
+                )
+
+
+def _checked(name: str, lm: LanguageModel, returned: Any, step: int) -> tuple[Forward, Any]:
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Forward)):
+        kinds = [type(part).__name__ for part in (returned if type(returned) is tuple else [returned])]
+        raise TypeError(f"{name} returned {', '.join(kinds)}: expected (core.Forward, cache)")
+    forward, cache = returned
+    expected = (2 * PAIRS, step, lm.vocab_size)
+    if jnp.shape(forward.logits) != expected:
+        given = f" of {step} tokens" if name == "extend" else ""
+        places = "" if name == "extend" else ", those after the last token of each prompt"
+        raise ValueError(
+            f"{name} returned logits of shape {jnp.shape(forward.logits)} for {2 * PAIRS} rows{given}: expected "
+            f"[batch, step, vocab] = {expected}{places}"
+        )
+    return forward, cache

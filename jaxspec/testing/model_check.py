@@ -1,0 +1,181 @@
+"""Trying a model of one's own against what decoding expects of a `LanguageModel`.
+
+A sequence of tokens is read in every way in which a decoder reads one, and the logits after each token are compared
+with those of a plainer way: of a decoder-only model in the end with those of prompts, which need no cache.
+
+Shapes: B batch, T step, L tokens of the sequence, l of them compared, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import sharding
+from jaxspec.core import Cache, LanguageModel, Model, Params, Prompt, programs
+from jaxspec.core.checks import at_least
+from jaxspec.decode import causality
+from jaxspec.decode.inputs import check_model as check_is_model
+
+SPLIT = 3  # tokens of the sequence that prompts have, before others are fed
+ROOM = 3  # tokens that are fed and taken back
+WAYS = {  # what is tried, what is most often the cause first
+    "batch": "the logits of a row change with the other rows of its batch. Take no norm, mean or maximum over rows",
+    "causality": f"later tokens change the logits of earlier ones. {causality.CAUSAL}",
+    "padding": "what stands after a prompt's end changes its logits. Entries at or past a row's own length must never "
+    "be read",
+    "cache": "tokens that are fed through the cache have other logits than in a prompt. Look at their positions, at "
+    "what is written to the cache, and for dropout or other noise",
+    "one pass": "several tokens in one pass have other logits than the same tokens one by one. Give each token its own "
+    "position, its own entry of the cache, and a mask that ends there",
+    "ragged rows": "rows of different lengths in one batch have other logits than rows of one length. Each row needs "
+    "an index of its own (adapters.by_row gives it one)",
+    "rewinds": "tokens that were fed and taken back change the logits of those that follow. Entries at or past a row's "
+    "length must be masked when they are read, and overwritten when others are written. A running sum cannot be taken "
+    "back",
+    "trees": "the nodes of a token tree have other logits than their paths fed as chains. A node attends to the tokens "
+    "before the tree, to its ancestors and to itself (jaxspec.core.kv_cache.mask), and its position counts its depth",
+}
+
+
+class Reading(NamedTuple):
+    """The logits after some tokens, read in one way, and what they are to equal: [l, V] both."""
+
+    logits: Float[Array, "l V"]
+    expected: Float[Array, "l V"]
+
+
+def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: float | None = None) -> dict[str, float]:
+    """Tries whether a model of your own is what decoding expects: call it once, before you trust its text.
+
+    It reads a random sequence in every way in which decoding reads one, and compares the logits. Later tokens, padding
+    and other rows of a batch must not change them. A cache, one pass over several tokens, rows of different lengths,
+    tokens that were taken back and token trees (if the model takes them) must give the same logits as plain reading.
+
+    Args:
+        model: to be tried, with the parameters that it will have; random ones show more than zeros.
+        length: tokens of the sequence; longer than any window that the network has.
+        seed: of the tokens.
+        tolerance: the difference that rounding may make, relative to the largest logit. By default 1e-4, and 2e-2
+            for parameters of fewer than 32 bits. Products of float32 on a TPU need 2e-2, too.
+
+    Returns:
+        The largest difference of each reading, relative to the largest logit. `WAYS` has their names.
+
+    Raises:
+        ValueError: with everything that is wrong, and what usually causes it; also of shapes.
+        TypeError: it is no model, or its functions return other types.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.nets import adapters
+        >>> def looks_ahead(params, tokens):  # a mean over the whole row
+        ...     return params[tokens] + jnp.mean(params[tokens], axis=1, keepdims=True)
+        >>> params = jax.random.normal(jax.random.key(0), (7, 7))
+        >>> model = jaxspec.Model(adapters.from_function(looks_ahead, vocab_size=7), params)
+        >>> jaxspec.testing.check_model(model)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: the model is not what decoding expects:
+        - causality (logits differ by ...): later tokens change the logits of earlier ones. A position may read ...
+    """
+    check_is_model(model, "model")
+    at_least(SPLIT + 2, length=length)
+    tolerance = (2e-2 if causality.is_narrow(model.params) else 1e-4) if tolerance is None else tolerance
+    lm = model.lm
+    if lm.max_positions is not None and lm.max_positions < length + ROOM:
+        raise ValueError(f"length is {length}, and the model has {lm.max_positions} positions: lower it")
+    causality.check_shapes(model)
+    tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, (2, length)).astype(np.int32)
+    tokens[1] = (tokens[0] + 1 + tokens[1] % (lm.vocab_size - 1)) % lm.vocab_size  # another one at every place
+    readings = sharding.fetch(_readings(lm, model.params, jnp.asarray(tokens)))
+    apart = {way: causality.difference(*readings[way]) for way in WAYS if way in readings}
+    if math.isnan(max(apart.values())):
+        raise ValueError(f"{causality.called(model)} gives logits that are NaN or +inf: check its parameters")
+    wrong = [way for way, difference in apart.items() if difference > tolerance]
+    if wrong:
+        lines = [f"- {way} (logits differ by {apart[way]:.1g} of the largest): {WAYS[way]}." for way in wrong]
+        more = "\nMend the first of these, which may have caused the others, and try again." if wrong[1:] else ""
+        raise ValueError(f"{causality.called(model)} is not what decoding expects:\n" + "\n".join(lines) + more)
+    return apart
+
+
+@programs.jit(static_argnames=("lm",))
+def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> dict[str, Reading]:
+    """Reads a sequence in every way.
+
+    Args:
+        lm, params: the model.
+        tokens: the sequence, and another one that differs at every place.
+    """
+    row, other = tokens
+    length, is_decoder = row.shape[0], lm.start_token is None
+    # An encoder-decoder's row begins with its start token, and its encoder reads the same text throughout.
+    begin, before = (SPLIT, 0) if is_decoder else (0, 1)
+    rest, count = row[begin:], row.shape[0] - begin
+    readings = dict[str, Reading]()
+
+    def started(ends: Int[Array, " B"], padding: Int[Array, " L"]) -> tuple[Float[Array, "B V"], Cache]:
+        """Prefills a row for each end, with the sequence up to there and `padding` after it."""
+        rows = jnp.where(jnp.arange(length)[None] < ends[:, None], row[None], padding[None])
+        if not is_decoder:
+            rows, ends = jnp.broadcast_to(row[None], rows.shape), jnp.full_like(ends, SPLIT)
+        forward, cache = lm.prefill(params, Prompt(rows, ends), length + before + ROOM)
+        return forward.logits[:, 0], cache
+
+    def fed(cache: Cache, new: Int[Array, "B T"], *parent: Any) -> tuple[Float[Array, "B T V"], Cache]:
+        forward, cache = lm.extend(params, cache, new, *parent)
+        return forward.logits, cache
+
+    def alike(rows: int) -> Int[Array, " B"]:
+        return jnp.full(rows, begin, jnp.int32)
+
+    def next_token(cache: Cache, token: Int[Array, ""]) -> tuple[Cache, Float[Array, " V"]]:
+        logits, cache = fed(cache, jnp.broadcast_to(token, (2, 1)))
+        return cache, logits[0, 0]
+
+    # Through the cache, a token at a time: what each further reading is compared with.
+    cache, cached = jax.lax.scan(next_token, started(alike(2), other)[1], rest)  # [count, V]
+    if is_decoder:
+        every = jnp.arange(1, length + 1, dtype=jnp.int32)
+        plain, _ = started(every, jnp.zeros_like(other))
+        readings["padding"] = Reading(started(every, other)[0], plain)
+        readings["cache"] = Reading(cached, plain[begin:])
+
+    # One pass over the rest; and one in which row i has other tokens from its place i + 1 on.
+    whole, _ = fed(started(alike(2), other)[1], jnp.stack([rest, rest]))
+    readings["one pass"] = Reading(whole[0], cached)
+    changed = jnp.where(jnp.tri(count, dtype=bool), rest[None], other[None, begin:])
+    ahead, _ = fed(started(alike(count), other)[1], changed)
+    readings["causality"] = Reading(jnp.diagonal(ahead, axis1=0, axis2=1).T, whole[0])
+
+    # Rows of a batch that differ in all tokens; and rows of different lengths, each of which is fed its next token.
+    mixed, _ = fed(started(alike(2), other)[1], jnp.stack([rest, other[begin:]]))
+    readings["batch"] = Reading(mixed[0], whole[0])
+    if is_decoder:
+        _, ragged = started(jnp.arange(begin, length, dtype=jnp.int32), other)
+    else:
+        _, ragged = fed(started(alike(count), other)[1], jnp.broadcast_to(rest[None], (count, count)))
+        ragged = lm.rewind(ragged, before + jnp.arange(count, dtype=jnp.int32))
+    readings["ragged rows"] = Reading(fed(ragged, rest[:, None])[0][:, 0], cached)
+
+    def taken_back(place: Int[Array, ""]) -> Float[Array, " V"]:
+        """Feeds other tokens from a place of the sequence on, takes them back, and feeds the sequence's own."""
+        end = jnp.full(2, before, jnp.int32) + place
+        _, after = fed(lm.rewind(cache, end), jnp.broadcast_to(other[:ROOM], (2, ROOM)))
+        return next_token(lm.rewind(after, end), row[place])[1]
+
+    readings["rewinds"] = Reading(jax.lax.map(taken_back, jnp.arange(begin, length, dtype=jnp.int32)), cached)
+
+    # A tree of two branches before the last two tokens: others, and the sequence's own.
+    if lm.select is not None:
+        last = length - 2
+        nodes = jnp.stack([other[last], row[last], other[last + 1], row[last + 1]])
+        parent = jnp.broadcast_to(jnp.array([-1, -1, 0, 1], jnp.int32), (2, 4))
+        tree, _ = fed(lm.rewind(cache, jnp.full(2, before + last, jnp.int32)), jnp.stack([nodes, nodes]), parent)
+        readings["trees"] = Reading(tree[0, jnp.array([1, 3])], cached[-2:])
+    return readings
