@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import sharding
 from jaxspec.core import Cache, LanguageModel, Model, Params, Prompt, programs
 from jaxspec.core.checks import at_least
 from jaxspec.decode import causality
@@ -92,7 +91,7 @@ def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: floa
     causality.check_shapes(model)
     tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, (2, length)).astype(np.int32)
     tokens[1] = (tokens[0] + 1 + tokens[1] % (lm.vocab_size - 1)) % lm.vocab_size  # another one at every place
-    readings = sharding.fetch(_readings(lm, model.params, jnp.asarray(tokens)))
+    readings = jax.device_get(_readings(lm, model.params, jnp.asarray(tokens)))
     apart = {way: causality.difference(*readings[way]) for way in WAYS if way in readings}
     if math.isnan(max(apart.values())):
         raise ValueError(f"{causality.called(model)} gives logits that are NaN or +inf: check its parameters")
