@@ -315,9 +315,7 @@ def test_a_verdict_that_is_impossible_is_named(count):
 @pytest.mark.slow
 def test_what_cannot_be_enumerated_says_so(monkeypatch):
     monkeypatch.setattr(outcomes, "split", lambda runs, paths, contexts: paths)  # as if no draw were found to matter
-    with pytest.raises(
-        RuntimeError, match=r"cannot enumerate this decoder.* among a token drawn in .*Try gamma=1 and"
-    ):
+    with pytest.raises(RuntimeError, match=r"cannot enumerate this decoder.* among a token drawn in .*Try gamma=1 and"):
         certify(TARGET, drafter=DRAFT, gamma=1, steps=2)
 
 

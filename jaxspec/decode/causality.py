@@ -177,10 +177,10 @@ def _checked(name: str, lm: LanguageModel, returned: Any, step: int) -> tuple[Fo
     forward, cache = returned
     expected = (2 * PAIRS, step, lm.vocab_size)
     if jnp.shape(forward.logits) != expected:
-        given = f" of {step} tokens" if name == "extend" else ""
+        fed = f" of {step} tokens" if name == "extend" else ""
         places = "" if name == "extend" else ", those after the last token of each prompt"
         raise ValueError(
-            f"{name} returned logits of shape {jnp.shape(forward.logits)} for {2 * PAIRS} rows{given}: expected "
+            f"{name} returned logits of shape {jnp.shape(forward.logits)} for {2 * PAIRS} rows{fed}: expected "
             f"[batch, step, vocab] = {expected}{places}"
         )
     return forward, cache
