@@ -146,9 +146,9 @@ def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
     """Logits, once they make a distribution."""
     values = np.asarray(logits, np.float32)
     if values.ndim != 1 or not values.size:
-        raise ValueError(f"{who} gave logits of shape {values.shape}: expected one row of them, [V]")
+        raise ValueError(f"{who} returned logits of shape {values.shape}: expected one row, [V]")
     if np.isnan(values).any() or np.isposinf(values).any() or np.isneginf(values).all():
-        raise FloatingPointError(f"{who} gave logits that are no distribution: NaN, +inf, or -inf everywhere")
+        raise FloatingPointError(f"{who} returned logits that make no distribution: NaN, +inf, or -inf everywhere")
     return values
 
 

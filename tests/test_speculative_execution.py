@@ -214,12 +214,12 @@ def test_a_simulator_on_a_shared_clock_gives_its_targets_tokens():
     ("changed", "error", "message"),
     [
         (dict(candidates=0), ValueError, "candidates is 0"),
-        (dict(approximation=lambda x: np.zeros((2, 2))), ValueError, r"approximation gave logits of shape \(2, 2\)"),
+        (dict(approximation=lambda x: np.zeros((2, 2))), ValueError, r"returned logits of shape \(2, 2\)"),
         (dict(approximation=lambda x: np.zeros(3)), ValueError, "f has 2 outcomes and its approximation 3"),
         (
             dict(approximation=lambda x: np.array([np.nan, 0.0])),
             FloatingPointError,
-            "approximation gave logits that are",
+            "approximation returned logits that make",
         ),
         (dict(approximation=lambda x: np.full(2, -np.inf)), FloatingPointError, "-inf everywhere"),
     ],

@@ -147,10 +147,10 @@ class Estimate(NamedTuple):
             ValueError: the draft is a tree, whose tokens a round do not follow from one rate; or it is of GPUs.
         """
         if self.on_gpus:
-            raise ValueError("a GPU's times are not estimated, only what is read: leave the acceptance rate out")
+            raise ValueError("for a GPU only bytes are estimated, not times: leave the acceptance rate out")
         if self.trees or self.speculative is None:
             raise ValueError(
-                "an acceptance rate tells the tokens a round of a chain only: estimate one, with a drafter"
+                "an acceptance rate gives the tokens a round only for chains: estimate a chain, with a drafter"
             )
         tokens = float(formulas.expected_tokens(alpha, self.gamma))
         speed, plain = (self.batch * n / t for n, t in ((tokens, self.round_seconds), (1.0, self.plain_seconds)))

@@ -162,7 +162,7 @@ def run_groups(
     if unknown := set(config.quantities) - set(QUANTITIES):
         raise ValueError(f"no quantity {min(unknown)!r}: expected some of {', '.join(QUANTITIES)}")
     if store and any(not (setting.is_plain or setting.is_named) for setting in settings):
-        raise ValueError("a drafter has no name to be found by in the store: give its Setting one, as name=")
+        raise ValueError("the store needs a name for each drafter: give its Setting name=")
     machine, programs, grouped = environment.current(), 0, groups(settings)
     digests: Digests = {}
     shared = {"schema": SCHEMA, **to_json(config)} | {name: getattr(machine, name) for name in MACHINE}

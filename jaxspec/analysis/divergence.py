@@ -118,7 +118,7 @@ def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         sums_to_one = distribution.ndim > 0 and np.all(np.abs(distribution.sum(axis=-1) - 1) <= SUM_ERROR)
         if not sums_to_one or not np.all(distribution >= 0):
             raise ValueError(
-                f"{name} of shape {distribution.shape} is no distribution: expected probabilities that sum to 1"
+                f"{name} of shape {distribution.shape} is not a distribution: expected probabilities that sum to 1"
             )
     if distributions[0].shape[-1] != distributions[1].shape[-1]:
         sizes = f"{distributions[0].shape[-1]} and {distributions[1].shape[-1]} tokens"

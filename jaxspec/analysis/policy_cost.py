@@ -71,7 +71,9 @@ def policy_costs(
     """
     gamma = prepared.decoder.gamma
     if prepared.options["drafter"] is None or not gamma:
-        raise ValueError("there is nothing to cost: expected a generation with a drafter, and at least 1 draft token")
+        raise ValueError(
+            "there is nothing to measure: expected a generation with a drafter, and at least 1 draft token"
+        )
     possible = prepared.max_new_tokens - 2  # prefill makes a token, and the last one is never drafted
     ends = [n for n in _ends(prepared) if n <= possible]
     if not ends:

@@ -324,7 +324,7 @@ def _temperature(prepared: Prepared) -> float:
     option = prepared.options.get("temperature")
     temperatures = np.unique(np.asarray(0.0 if option is None else option, np.float64))
     if len(temperatures) > 1 or not has_temperature_alone(prepared):
-        raise ValueError("replay is of a temperature alone: expected one for all rows, and no other sampling options")
+        raise ValueError("replay needs one temperature for all rows, and no other sampling options")
     return float(temperatures[0])
 
 

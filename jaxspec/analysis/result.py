@@ -263,7 +263,7 @@ class Store:
                     self._rows.setdefault(row["fingerprint"], []).append(row)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if number < len(lines):
-                    raise ValueError(f"{file}: line {number} is no measurement; give another file") from error
+                    raise ValueError(f"{file}: line {number} is not a measurement; give another file") from error
                 self._cut_at, self._end = sum(len(complete) + 1 for complete in lines[:-1]), b""
 
     def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:

@@ -572,7 +572,7 @@ def names(config: BlockConfig) -> dict[str, str]:
 def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as `speculators` has it."""
     if (config.embedding_scale, config.logits_scale, config.logits_cap) != (1.0, 1.0, None):
-        raise formats.FamilyError("the format of speculators has no scales or caps of embeddings and logits")
+        raise formats.FamilyError("the format of speculators cannot store scales or caps of embeddings and logits")
     table: dict[str, Any] = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
         "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],

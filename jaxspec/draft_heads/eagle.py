@@ -64,12 +64,12 @@ class EagleConfig:
         c = self.layer
         if c.positions != "rotary" or any(c.local) or c.post_norms:
             raise ValueError(
-                "an EAGLE head's layers are as Llama's: expected rotary positions, no windows, no post-norms"
+                "expected an EAGLE head with Llama's kind of layers: rotary positions, no windows, no post-norms"
             )
         if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
             raise ValueError(
-                f"without taps this is EAGLE-1, whose width is the target's, {self.hidden_size}, and whose vocabulary "
-                f"is the target's: got width {c.dim} and draft_vocab {self.draft_vocab}"
+                f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and the target's "
+                f"vocabulary: got width {c.dim} and draft_vocab {self.draft_vocab}"
             )
         if not self.own_embedding and c.dim != self.hidden_size:
             raise ValueError(
@@ -78,7 +78,7 @@ class EagleConfig:
             )
         if not self.own_head and (c.dim != self.hidden_size or self.draft_vocab is not None):
             raise ValueError(
-                "a head of another width or vocabulary than the target's cannot be shared: expected own_head"
+                "the target's head has another width or vocabulary and cannot be shared: expected own_head"
             )
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
@@ -316,7 +316,7 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
     if not config.taps:
         return {**formats.written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
     if config.fc_bias:
-        raise formats.FamilyError("the format of speculators has no bias of the projection of what is read (fc_bias)")
+        raise formats.FamilyError("the format of speculators cannot store the bias of the input projection (fc_bias)")
     table = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
         "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],

@@ -139,8 +139,8 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
     taps = tuple(int(i) + offset for i in ids)
     if odd := [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]:
         raise FamilyError(
-            f"it reads layers {list(ids)} of its target, which has {target.layers}: {odd[0]} is none whose output can "
-            "be read. It was made for another target; or pass taps= to load_drafter"
+            f"it reads layers {list(ids)} of its target, which has {target.layers}: the output of {odd[0]} "
+            "cannot be read. It was made for another target; or pass taps= to load_drafter"
         )
     return taps
 
@@ -199,7 +199,7 @@ def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
     if D2T not in shapes:
         return None
     if "lm_head.weight" not in shapes:
-        raise FamilyError("it has a vocabulary of its own (d2t), and no lm_head for it")
+        raise FamilyError("it has its own vocabulary (d2t), but no lm_head for it")
     size = shapes[D2T][0]
     return None if size == vocab else size
 

@@ -130,9 +130,9 @@ def check_acceptance(
     rate = int(np.sum(np.greater(trace.num_accepted, 0))) / max(1, drafted)
     if rate < TOO_LOW:
         warnings.warn(
-            f"{name} has {rate:.0%} of its first draft tokens accepted (of {drafted}, at temperature 0), and one that "
-            f"was made for its target has more than {TOO_LOW:.0%}: it may be another model's, or its numbers of layers "
-            "may be counted otherwise (taps=)",
+            f"{name} has {rate:.0%} of its first draft tokens accepted (of {drafted}, at temperature 0). A drafter "
+            f"made for its target has more than {TOO_LOW:.0%}. This one may be another model's, or count layers in "
+            "another way (taps=)",
             stacklevel=3,
         )
     return rate
@@ -319,7 +319,7 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
         if form.matches(table, {name: tensor.shape for name, tensor in held.items()}):
             return form, held
     titles = ", ".join(kind.format.title for kind in KINDS)
-    raise FamilyError(f"its tensors are of no format that is known, expected one of {titles}")
+    raise FamilyError(f"its tensors match no known format: expected one of {titles}")
 
 
 def _placed(files: list[tensors.Shard], description: Description, target: Model) -> Iterator[tuple[str, jax.Array]]:

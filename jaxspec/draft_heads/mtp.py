@@ -252,8 +252,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
         layer = target.config
     else:
         raise formats.FamilyError(
-            f"its layer is as the target's, and the target is a {type(target.config).__name__}: expected one of "
-            "nets.decoder"
+            f"its layer has the target's shape, but the target is a {type(target.config).__name__}: expected a "
+            "network of nets.decoder"
         )
     nextn = place.startswith(NEXTN)
     return MTPConfig(
@@ -276,14 +276,14 @@ def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as `speculators` has it."""
     if (config.hidden_first, config.feeds_normed, config.zero_first) != (False, True, False):
         raise formats.FamilyError(
-            "the format of speculators has modules as Qwen's: hidden_first, zero_first false, feeds_normed"
+            "the format of speculators stores modules like Qwen's: hidden_first, zero_first false, feeds_normed"
         )
     if config.own_embedding or config.own_head:
         raise formats.FamilyError("in the format of speculators a module uses its target's embedding and head")
     if not config.layer.head_norms:
         raise formats.FamilyError(
-            "speculators takes modules with Qwen 3's layer only, whose queries and keys are normalised, and this one "
-            "has head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
+            "speculators takes only modules with Qwen 3's layer, which normalises queries and keys. This one has "
+            "head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
         )
     table = {"num_nextn_predict_layers": 1}
     return formats.speculators("mtp", "MTPDraftModel", config.layer, table, verifier, tokens)

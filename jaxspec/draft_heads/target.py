@@ -117,13 +117,11 @@ def with_head(network: DraftHead[Any], model: Model) -> DraftHead[Any]:
     """
     requirements = network.network.requirements
     if not requirements.head:
-        raise ValueError(
-            "the drafter has a head of its own, which is trimmed in training (draft_vocab), not afterwards"
-        )
+        raise ValueError("the drafter has its own head, which can be trimmed only in training (draft_vocab)")
     have = model.lm.feature_size, model.lm.vocab_size
     if model.lm.head is None or have != (requirements.hidden_size, requirements.vocab_size):
         raise ValueError(
-            f"the head is that of {model.name or 'a model'} of width {have[0]} with {have[1]} token ids, and the "
+            f"the head is {model.name or 'a model'}'s, of width {have[0]} with {have[1]} token ids, but the "
             f"drafter's target has {requirements.hidden_size} and {requirements.vocab_size}: expected "
             "jaxspec.trim_vocabulary(target)"
         )

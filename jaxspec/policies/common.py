@@ -48,7 +48,9 @@ def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
     if distribution.log_probs is not None and distribution.greedy is None:
         return distribution.log_probs[:, 0]
     if distribution.logits is None:
-        raise ValueError("this policy reads logits, and the sampler gives none: set Distribution.logits in it")
+        raise ValueError(
+            "this policy reads logits, but the sampler returns none: set Distribution.logits in the sampler"
+        )
     logits = distribution.logits[:, 0]
     if distribution.log_probs is not None and distribution.greedy is not None:
         logits = jnp.where(distribution.greedy[:, None], logits, distribution.log_probs[:, 0])

@@ -91,7 +91,9 @@ def _lenient(lenience: float) -> Rule:
     def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
         """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
         if target.logits is None:
-            raise ValueError("this rule reads logits, and the sampler gives none: set Distribution.logits in it")
+            raise ValueError(
+                "this rule reads logits, but the sampler returns none: set Distribution.logits in the sampler"
+            )
         least = jnp.max(target.logits, axis=-1) + math.log(lenience)
         if draft.parent is None:
             chosen = jnp.take_along_axis(target.logits[:, :-1], draft.tokens[..., None], axis=-1)[..., 0]

@@ -100,7 +100,7 @@ def _by_count(
     tokens, the draft tokens, whose logits are written over: there is no [B, T, V] array of counts.
     """
     if prefix is None:
-        raise ValueError("a penalty needs to know what precedes each position: call the sampler with a prefix")
+        raise ValueError("a penalty reads the tokens before each position: call the sampler with a prefix")
     start = prefix.start if generated else jnp.zeros_like(prefix.start)
     counts = count_tokens(prefix.row, start, logits.shape[-1])
     adjusted = adjust(logits, counts[:, None, :])

@@ -141,7 +141,9 @@ class Distil:
             raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
         if not 0 <= self.own <= 1 or (self.own and self.weight < 1):
             got = f"distil.own is {self.own} with a weight of {self.weight}"
-            raise RecipeError(f"{got}: expected a number from 0 to 1, and a weight of 1: its own texts are no data")
+            raise RecipeError(
+                f"{got}: expected a number from 0 to 1, and a weight of 1: its own texts have no likelihood to learn"
+            )
         if self.prompt < 1:
             raise RecipeError(f"distil.prompt is {self.prompt}: expected at least 1")
         if self.draft_vocab is not None and self.draft_vocab < 1:
@@ -159,7 +161,7 @@ def _check_answers(where: str, options: Distil | Learn) -> None:
     for name in ("temperatures", "texts"):
         if not options.answers and getattr(options, name) != defaults[name]:
             raise RecipeError(
-                f"{where}.{name} is {getattr(options, name)!r} without {where}.answers, of which it is: expected both"
+                f"{where}.{name} is {getattr(options, name)!r} and {where}.answers is missing: set both, or neither"
             )
 
 

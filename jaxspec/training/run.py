@@ -251,7 +251,7 @@ def checkpoint(
 def _check_dtype(recipe: AnyRecipe, dtype: str) -> None:
     """Refuses a dtype that networks of a recipe's kind are not stored in."""
     if isinstance(recipe, TableRecipe) and dtype != "float32":
-        raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
+        raise ValueError(f"dtype is {dtype!r}: tables hold integers, so leave dtype out")
     if isinstance(recipe, HeadRecipe) and dtype not in heads.DTYPES:
         expected = " or ".join(heads.DTYPES)
         raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {expected}")

@@ -55,7 +55,7 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     for who, model in (("the drafter", draft), ("the target", target)):
         check_model(model, "share_vocabulary")
         if model.tokenizer is None:
-            raise ValueError(f"{who} ({model.name}) has no tokenizer, which says what its token ids mean")
+            raise ValueError(f"{who} ({model.name}) has no tokenizer: expected one, to compare what token ids spell")
     at_least(1, longest=longest)
     starts = target.lm.start_token, draft.lm.start_token
     if (starts[0] is None) != (starts[1] is None):
@@ -78,7 +78,9 @@ def _maps(
     # Of several tokens with one text the one that has the same id, if one has.
     direct = {i: i if theirs.get(i) == text else by_text[text] for i, text in ours.items() if text in by_text}
     if not direct:
-        raise ValueError("the tokenizers of drafter and target have no token in common, but special ones")
+        raise ValueError(
+            "the tokenizers of drafter and target have only special tokens in common: expected others, too"
+        )
     direct |= _special(draft, target, draft_size, target_size)
     if start is not None and own_start is not None:
         direct[start] = own_start

@@ -30,8 +30,8 @@ def check_model(model: Any, what: str) -> None:
     """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another way."""
     if not isinstance(model, Model):
         raise TypeError(
-            f"{what} takes a jaxspec.Model, got one of type {type(model).__name__}: a drafter that uses its "
-            "target's head is given a trimmed one, load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
+            f"{what} takes a jaxspec.Model, got {type(model).__name__}. If the drafter uses its target's head, "
+            "trim that: load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
         )
 
 
@@ -112,8 +112,8 @@ def map_vocabulary(
         alone[real] = np.flatnonzero(target_ids != NONE)
         if (alone == NONE).any():
             raise ValueError(
-                f"the target's id {np.flatnonzero(alone == NONE)[0]} corresponds to no token of the model: give "
-                "to_draft, the tokens that each of the target's ids is to be read as"
+                f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model: give "
+                "to_draft, the model's tokens for each of the target's ids"
             )
         to_draft = [[token] for token in alone.tolist()]
     table, count = _table(to_draft, vocab_size, draft_vocab)

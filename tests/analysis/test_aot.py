@@ -170,7 +170,7 @@ def test_rows_and_sentences_say_what_they_rest_on():
 
 def test_of_a_gpu_no_speed_is_promised_and_what_jax_reserves_is_said():
     found = estimate_by_hand()._replace(topology="h100:1")
-    with pytest.raises(ValueError, match="a GPU's times are not estimated"):
+    with pytest.raises(ValueError, match="for a GPU only bytes are estimated"):
         found.expected(0.5)
     said = " ".join(table.estimate_notes(found))
     assert "takes more than 75% of a GPU's memory" in said and "XLA_PYTHON_CLIENT_MEM_FRACTION" in said

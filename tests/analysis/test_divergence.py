@@ -119,10 +119,10 @@ def test_one_of_more_candidates_is_accepted_more_often(p, q):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: divergence.beta([0.5, 0.6], [0.5, 0.5]), r"p of shape \(2,\) is no distribution"),
-        (lambda: divergence.beta([0.5, 0.5], [1.5, -0.5]), "q of shape .* is no distribution"),
-        (lambda: divergence.alpha(1.0, [1.0]), r"p of shape \(\) is no distribution"),
-        (lambda: divergence.residual([0.5, 0.5], [0.5, np.nan]), "q of shape .* is no distribution"),
+        (lambda: divergence.beta([0.5, 0.6], [0.5, 0.5]), r"p of shape \(2,\) is not a distribution"),
+        (lambda: divergence.beta([0.5, 0.5], [1.5, -0.5]), "q of shape .* is not a distribution"),
+        (lambda: divergence.alpha(1.0, [1.0]), r"p of shape \(\) is not a distribution"),
+        (lambda: divergence.residual([0.5, 0.5], [0.5, np.nan]), "q of shape .* is not a distribution"),
         (lambda: divergence.classical_rejection([1.0], [0.5, 0.5]), "over 1 and 2 tokens: expected one vocabulary"),
         (lambda: divergence.beta([1.0], [1.0], lenience=0.0), "lenience is 0.0: expected above 0"),
         (lambda: divergence.beta([1.0], [1.0], lenience=2.0), "lenience is 2.0"),

@@ -45,5 +45,5 @@ def test_a_store_without_a_file_remembers_and_writes_nothing():
 def test_a_file_of_something_else_is_refused(tmp_path, line):
     file = tmp_path / "notes.txt"
     file.write_text(line + "\nmore\n")
-    with pytest.raises(ValueError, match="line 1 is no measurement"):
+    with pytest.raises(ValueError, match="line 1 is not a measurement"):
         Store(file)

@@ -94,7 +94,7 @@ def test_a_vocabulary_of_thousands():
         ({"count": 0}, "count is 0: expected 1 to 3"),
         ({"count": 4}, "count is 4: expected 1 to 3"),
         ({"draw": "greedy"}, "draw is 'greedy': expected one of without_replacement, replacement, top, mixed"),
-        ({"p": [1.0, 2.0, 3.0]}, "p of shape .* is no distribution"),
+        ({"p": [1.0, 2.0, 3.0]}, "p of shape .* is not a distribution"),
         ({"p": [[0.5, 0.3, 0.2]]}, "expected one of each"),
     ],
 )

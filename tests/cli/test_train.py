@@ -230,7 +230,7 @@ def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
     ("arguments", "said"),
     [
         (["--steps", "3"], "pairs, which is counted and not trained, does not read --steps: leave it out"),
-        (["--dtype", "int8"], "tables are integers and have none"),
+        (["--dtype", "int8"], "tables hold integers"),
         (["--data", "elsewhere"], "`python -m data_prep.debian --data elsewhere`"),
     ],
 )

@@ -446,7 +446,7 @@ def test_bad_arguments_are_refused(make, message):
 
 
 def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
-    with pytest.raises(ValueError, match=r"reads logits, and the sampler gives none: set Distribution\.logits"):
+    with pytest.raises(ValueError, match=r"reads logits, but the sampler returns none: set Distribution\.logits"):
         POLICIES["confidence"].functions.confidence(Distribution(tokens=jnp.zeros((1, 1), jnp.int32)))
 
 

@@ -120,7 +120,7 @@ def test_distributions_hold_their_logits_and_say_which_rows_are_greedy():
 def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
     bare = Distribution(tokens=jnp.zeros((1, 3), jnp.int32))
     with pytest.raises(
-        ValueError, match=r"this rule reads logits, and the sampler gives none: set Distribution\.logits"
+        ValueError, match=r"this rule reads logits, but the sampler returns none: set Distribution\.logits"
     ):
         rules.lenient(0.4).verify(None, None, Draft(jnp.array([[1, 0]]), jnp.array([2])), bare)
 

@@ -134,7 +134,7 @@ def test_processors_run_in_order_and_may_be_of_ones_own():
 
 
 def test_a_penalty_without_a_prefix_is_refused():
-    with pytest.raises(ValueError, match="what precedes each position"):
+    with pytest.raises(ValueError, match="the tokens before each position"):
         WHOLE(OFF, LOGITS)
 
 
