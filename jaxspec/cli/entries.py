@@ -1,4 +1,4 @@
-"""What is typed or piped into a chat: messages of one or several lines, and commands that begin with a slash."""
+"""Reads a chat's input: messages of one or several lines, and commands that begin with a slash."""
 
 from __future__ import annotations
 

@@ -317,8 +317,8 @@ def stack_of_layers(config: Any) -> dict[str, int]:
 
 def pieces(config: Any) -> list[tuple[Any, int]]:
     """Returns `Network.pieces` of a network whose layers are alike."""
-    one, two = (dataclasses.replace(config, layers=n) for n in (1, 2))
-    return [(one, 2 - config.layers), (two, config.layers - 1)]
+    single, double = (dataclasses.replace(config, layers=n) for n in (1, 2))
+    return [(single, 2 - config.layers), (double, config.layers - 1)]
 
 
 def trimmed(config: Any, tokens: int) -> tuple[Any, str]:
