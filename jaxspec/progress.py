@@ -32,7 +32,7 @@ def bar(
 ) -> Progress:
     """Makes a bar on standard error: what is being done, how much of it is done, and for how long.
 
-    Where that is no terminal, lines are printed that say the same: one every 30 seconds at most, and one in the end.
+    If that is not a terminal, it prints lines instead: one every 30 seconds at most, and one in the end.
 
     Args:
         shown: if not, nothing is printed.

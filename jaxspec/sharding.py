@@ -1,13 +1,13 @@
 """Places parameters, caches and batches on a mesh of devices, by one table from logical axes to mesh axes.
 
-Matrices [out, in] are split as Megatron-LM does (Shoeybi et al., arXiv 1909.08053): projections into heads and hidden
-units by their outputs, projections back by their inputs, so that a block needs one sum over devices, and embedding and
-head by vocabulary. Rows of the batch are split over the data axis. An axis that a mesh axis does not divide is kept
-whole on every device; heads are never cut. Once the arguments of a program are placed, the compiler (GSPMD,
-arXiv 2105.04663) places everything else.
+Matrices [out, in] are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Projections into heads and hidden
+units are split by their outputs and projections back by their inputs, so that a block needs one sum over devices.
+Embedding and head are split by vocabulary. Rows of the batch are split over the data axis. An axis that a mesh axis
+does not divide is kept whole on every device; heads are never cut. Once the arguments of a program are placed, the
+compiler (GSPMD, arXiv 2105.04663) places everything else.
 
-Under `jax.distributed` every process runs the same calls with the same arguments, and gets the whole text; only stop
-strings, which the host looks for between rounds, are for one process.
+Under `jax.distributed` every process makes the same calls with the same arguments and gets the whole text. The host
+looks for stop strings between rounds, so these work only in a single process.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
     """Returns the sharding of every parameter.
 
     Args:
-        params: of a network of `jaxspec.nets`, or their shapes; quantised matrices (`weights.quantisation`), too.
-            A leaf whose path is in neither table is kept whole.
+        params: the parameters of a network of `jaxspec.nets`, or their shapes; also quantised ones
+            (`weights.quantisation`). A leaf whose path is in neither table is kept whole.
         axes: the network's (`nets.axes_of`).
         mesh: with axes among "data" and "model".
 

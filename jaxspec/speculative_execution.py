@@ -1,7 +1,7 @@
 """Stochastic speculative execution: running g on candidates for a draw from f, while f is still at work.
 
-Nothing here is about language: f is any slow function that yields a distribution, and g any slow function of a draw
-from it (a policy and the world that its action changes, a proposal and the simulation that weighs it).
+f is any slow function that returns a distribution, and g any slow function of a draw from it: a policy and a simulated
+world, or a proposal and the simulation that weighs it.
 
 Shapes: V outcomes of f, K candidates.
 """
@@ -53,28 +53,28 @@ def speculate(
     candidates: int = 1,
     executor: concurrent.futures.Executor | None = None,
 ) -> Speculated[Result]:
-    """Draws a token from softmax(f(x)) and returns g(token); the same distribution as doing so one after the other.
+    """Draws a token from softmax(f(x)) and returns g(token), with the distribution of doing so one after the other.
 
     A cheap approximation of f says which tokens are likely. g is started on candidates drawn from it, without
-    replacement, while f runs. Speculative sampling then accepts one of the candidates, and its g is done or well on its
-    way; or it draws another token from what the candidates left of f's distribution, and g starts over. The token was
-    drafted with probability sum min(p, q) (p and q being the distributions of f and the approximation), and more often
-    with more candidates.
+    replacement, while f runs. Speculative sampling then accepts one of the candidates, whose g is done or well on its
+    way. Otherwise it draws another token from the rest of f's distribution, and g starts over. A single candidate is
+    accepted with probability sum min(p, q), where p and q are the distributions of f and the approximation; more
+    candidates raise it.
 
     Args:
         f: x -> logits of the V outcomes [V].
-        g: token -> anything. Runs in a thread; may run for nothing, so it should change nothing. What it raises is
-            raised here, unless it was for a candidate that was rejected.
-        x: what f and the approximation are given.
+        g: token -> anything. It runs in a thread, perhaps for nothing, so it should change nothing. Its errors are
+            raised here, except those for rejected candidates.
+        x: the argument of f and of the approximation.
         approximation: x -> logits [V], quickly.
-        key: of all that is drawn here; a new one for every call.
+        key: the random key; a new one for every call.
         candidates: K, how many candidates g is started on.
         executor: runs f and g; threads of its own by default. One of processes serves pure Python that holds the
             interpreter's lock.
 
     Raises:
-        ValueError: candidates < 1, or logits that are not one row of V, or of different V.
-        FloatingPointError: logits with NaN in them, or that allow nothing.
+        ValueError: candidates < 1; logits are not one row of V, or f and the approximation differ in V.
+        FloatingPointError: logits contain NaN, or allow no token.
 
     Example, a policy that chooses a push, and a world that carries it out:
         >>> def policy(speed):  # the slow one

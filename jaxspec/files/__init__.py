@@ -52,7 +52,7 @@ def read_json(path: Path, what: str) -> Any:
     """Reads a file that a program has written.
 
     Args:
-        path: of the file.
+        path: the file.
         what: to do where it is damaged, for the message.
 
     Raises:
@@ -93,8 +93,8 @@ def read_jsonl(path: str | Path, *fields: str) -> Iterator[dict[str, Any]]:
     """Reads one JSON object per line.
 
     Args:
-        path: of the file.
-        fields: what each object must have as text.
+        path: the file.
+        fields: fields that each object must have as text.
 
     Raises:
         ValueError: a line holds something else; the message has the file and the line.
@@ -108,9 +108,9 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
     """Reads the JSON object of a line.
 
     Args:
-        line, where: as `read_lines` yields them.
-        fields: what it must have as text.
-        optional: what must be text if it has it.
+        line, where: a line and its place, from `read_lines`.
+        fields: fields that it must have as text.
+        optional: fields that must be text if it has them.
 
     >>> json_object('{"text": 3}', "texts.jsonl: line 2", ["text"])
     Traceback (most recent call last):
@@ -196,7 +196,7 @@ def check_writable(path: str | Path) -> None:
     """Refuses a file or folder that could not be written, before the work that it is to hold.
 
     Raises:
-        OSError: as the operating system says it: the disk is read-only, a folder in the path is a file, ...
+        OSError: the operating system's reason: the disk is read-only, a folder in the path is a file, ...
     """
     path = Path(path).expanduser().absolute()
     existing = next(parent for parent in path.parents if parent.exists())

@@ -26,12 +26,12 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
     Args:
         path: JSON lines (`.jsonl`), of which one field is read; any other file is plain text, in which blank lines
             part one text from the next.
-        field: of JSON lines.
+        field: the field of JSON lines to read.
         tasks: only lines whose `task` is one of these; all if there are none.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is no JSON object with that field, or there is no text at all.
+        ValueError: a line is not a JSON object with that field, or the file has no text.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,7 @@ def token_rows(
     """Tokenises each text as a model that reads it with `tokenizer` would write it, the end-of-sequence token included.
 
     Args:
-        texts: what to tokenise.
+        texts: the texts.
         tokenizer: a Hugging Face tokenizer.
         advance: called from time to time with how many more texts have been tokenised.
     """

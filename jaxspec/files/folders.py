@@ -185,7 +185,7 @@ def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
     """Locks a folder or a file for this process, as the operating system does, which ends that with the process.
 
     Args:
-        path: what to lock.
+        path: the folder or file to lock.
         wait: until no other process has locked it, such as one that sweeps and looks whether it may.
 
     Yields:
@@ -224,7 +224,7 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
 
     Args:
         folder: where to write.
-        kind: what would be written.
+        kind: the kind of folder to be written.
         overwrite: whether one of that kind may be replaced.
         marker: a file that only folders of that kind have.
     """
@@ -276,7 +276,7 @@ def to_toml(table: dict[str, Any]) -> str:
     """Writes a manifest as TOML.
 
     Raises:
-        ValueError: a value that TOML has no type for; it has no null, and NumPy's scalars are none of its numbers.
+        ValueError: TOML has no type for a value, such as None or NumPy's scalars.
 
     >>> print(to_toml({"name": 'a "b"', "model": {"dim": 4, "tied head": True}}), end="")
     name = "a \\"b\\""
