@@ -108,7 +108,7 @@ def test_traces_of_real_and_of_scripted_draws_are_never_mixed_up(draw):
         shape = context.max_draft.shape[0], context.gamma
         return Draft(jnp.zeros(shape, jnp.int32), jnp.full(shape[:1], context.gamma, jnp.int32)), caches
 
-    drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)
+    drafter = Drafter(lambda *_: (), propose, lambda end: end.caches)
 
     def real(draw):
         keys = noise.row_keys(jax.random.key(3), outcomes.CHUNK)  # the shapes that the certificate has
@@ -133,7 +133,7 @@ def second_token(draw, target=TOY, steps=2):
         zero = jnp.zeros_like(position)
         return Verdict(zero, draw(at, target.log_probs[:, 0]), zero)
 
-    drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)
+    drafter = Drafter(lambda *_: (), propose, lambda end: end.caches)
     options = dict(temperature=1.0, key=jax.random.key(0), gamma=1)
     prepared = prepare(target, PROMPT, drafter=drafter, rule=Rule(verify, "drawn", exact=True), **options)
     distribution = decoder_distribution(prepared, steps=steps)

@@ -62,7 +62,7 @@ def tree_drafter(branching, how, said=None):
         return Draft(jnp.stack(nodes, axis=1), length, parents, jnp.stack(log_probs, axis=1), kinds), caches
 
     size = TreeSize(sum(itertools.accumulate(branching, int.__mul__)), len(branching))
-    return Drafter(lambda *_: (), propose, lambda _, caches, *__: caches, tree=size)
+    return Drafter(lambda *_: (), propose, lambda end: end.caches, tree=size)
 
 
 def off_by(branching, how, said=None, **options):
@@ -174,7 +174,7 @@ def test_a_rule_whose_bias_is_known():
         tokens = two_siblings(context.keys, context.row.length)
         return Draft(tokens, jnp.full_like(context.max_draft, 2), jnp.zeros_like(tokens)), caches
 
-    drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches, tree=TreeSize(2, 1))
+    drafter = Drafter(lambda *_: (), propose, lambda end: end.caches, tree=TreeSize(2, 1))
     rule = Rule(verify, "judges by p alone", exact=True, trees=True)
     expected = np.abs(biased() - P).sum() / 2
     assert expected > 0.01
@@ -214,7 +214,7 @@ def test_a_drafter_that_threads_the_targets_cache():
         draft = Draft(token[:, None], jnp.ones_like(context.max_draft), log_probs=distribution.log_probs)
         return draft, Caches(cache, caches.draft)
 
-    drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)
+    drafter = Drafter(lambda *_: (), propose, lambda end: end.caches)
     assert certify(TARGET, drafter=drafter, gamma=1, steps=3, prompt=PROMPT) < 1e-6
 
 
