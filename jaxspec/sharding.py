@@ -66,8 +66,7 @@ class Axes(NamedTuple):
     layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
-WHOLE = Axes()
-"""The axes of a model with another network than those of `jaxspec.nets`."""
+WHOLE = Axes()  # of a model that is none of `jaxspec.nets`
 
 
 def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:

@@ -110,7 +110,8 @@ class App(typer.Typer):
 
 def leave(code: int) -> NoReturn:
     """Ends the process with an exit code, without the interpreter's own end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(ValueError):  # another thread than the main one ends the process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # its reader has gone, or it is closed
             stream.flush()

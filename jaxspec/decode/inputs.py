@@ -45,16 +45,7 @@ THEIR_NAMES = {  # of other libraries: ours
     "streamer": "jaxspec.stream, which yields pieces of text",
     "suppress_tokens": "banned",
 }
-STRUCTURED = (  # options with which other libraries ask for text of a given form
-    *("grammar", "guided_choice", "guided_decoding", "guided_grammar", "guided_json", "guided_regex", "json_schema"),
-    *("prefix_allowed_tokens_fn", "regex", "response_format", "structured_outputs"),
-)
 NOT_HERE = {  # what other libraries have and this one does in another way, or not at all
-    **dict.fromkeys(
-        STRUCTURED,
-        "jaxspec has no structured output yet (JSON, a grammar, a regular expression, a choice). Ask for the form in "
-        "the prompt, and check the text; `banned` and `logit_bias` rule out single tokens",
-    ),
     "best_of": "take num_samples, and choose among the texts",
     "early_stopping": "only jaxspec.beam_search has it",
     "generation_config": "give its values as options",
@@ -279,7 +270,8 @@ def chat_ids(
         template: values of the template's own, such as enable_thinking=False.
 
     Raises:
-        ValueError: the model has no chat template, or it refuses the conversation, or a message is without content.
+        ValueError: the model has no chat template, or it refuses the conversation, or a message is without content, or
+            has a part that is no text, or tools are given that the template does not read.
     """
     from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
 
@@ -289,14 +281,36 @@ def chat_ids(
             raise ValueError(f"message {place} of the chat, of the role {message.get('role')!r}, has no content")
         token_ids.check_unicode(message, f"message {place} of the chat")
     token_ids.check_unicode(template or {}, "chat_template_kwargs")
+    if (template or {}).get("tools") and "tools" not in str(target.tokenizer.chat_template):
+        raise ValueError(f"the chat template of {target.name or 'this model'} does not read tools: leave them out")
+    messages = [_with_text(message, place) for place, message in enumerate(messages)]
     write = target.tokenizer.apply_chat_template
     try:
-        written = write(list(messages), add_generation_prompt=answer, return_dict=True, **(template or {}))
+        written = write(messages, add_generation_prompt=answer, return_dict=True, **(template or {}))
     except TemplateError as error:
         roles = ", ".join(str(message.get("role")) for message in messages)
         name = target.name or "this model"
         raise ValueError(f"the chat template of {name} refuses the conversation (of {roles}): {error}") from error
     return list(written["input_ids"])
+
+
+def _with_text(message: Any, place: int) -> Any:
+    """Returns a message whose content is text; parts of it are joined.
+
+    >>> _with_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0)
+    {'role': 'user', 'content': 'ab'}
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
+        return message
+    parts = message["content"]
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(
+                f"message {place} of the chat has a part of type {kind!r}: expected text, "
+                '{"type": "text", "text": "..."}'
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def check_template(target: Model) -> None:

@@ -86,12 +86,13 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
+def locked(folder: Path, what: str, lock: str = LOCK) -> Iterator[None]:
     """Holds a folder for this process. The lock is the operating system's, which ends it with the process.
 
     Args:
-        folder: is made if it is not there; its file `LOCK` stays.
-        what: uses the folder, in words.
+        folder: is made if it is not there; the lock's file stays.
+        what: the program that uses the folder, in words.
+        lock: the file's name; those who hold locks of other names do not disturb each other.
 
     Raises:
         OSError: another process holds it.
@@ -100,9 +101,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if fcntl is None:  # Windows has no such locks
         yield
         return
-    with (folder / LOCK).open("a+") as file:
+    with (folder / lock).open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise OSError(

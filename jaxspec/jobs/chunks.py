@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from jaxspec import files
 from jaxspec.files import folders
+from jaxspec.jobs import openai
 from jaxspec.jobs.files import Output
 
 KEPT = "the rows that were done before are kept"
@@ -51,7 +52,7 @@ class Journal:
             with path.open("rb") as file:
                 for line in file:
                     if (text := _checked(line)) is not None:
-                        self._places[json.loads(text)["number"]] = start, len(line)
+                        self._places[_number(json.loads(text))] = start, len(line)
                     start, self._is_torn = start + len(line), not line.endswith(b"\n")
 
     def __len__(self) -> int:
@@ -60,15 +61,15 @@ class Journal:
     def __contains__(self, number: int) -> bool:
         return number in self._places
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, which a kill of the process cannot take back."""
-        text = files.json_line(row).encode()
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Appends the row of a prompt, or its rows together, which a kill of the process cannot take back."""
+        text = (files.json_line(rows[0]) if len(rows) == 1 else json.dumps(rows) + "\n").encode()
         line = b"%08x " % zlib.crc32(text) + text
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             append(self._file, b"\n" * self._is_torn)
         append(self._file, line)
-        self._places[row["number"]] = self._file.tell() - len(line), len(line)
+        self._places[_number(rows)] = self._file.tell() - len(line), len(line)
 
     def lines(self) -> Iterator[str]:
         """Yields the rows in the order of their numbers, as they are written into the chunk.
@@ -85,7 +86,10 @@ class Journal:
                 text = _checked(file.read(size))
                 if text is None:
                     raise ValueError(f"{self._path} was changed while it was used: does another process run this job?")
-                yield text
+                if text.startswith("["):
+                    yield from map(files.json_line, json.loads(text))
+                else:
+                    yield text
 
     def close(self, *, delete: bool = False) -> None:
         """Closes the file, and perhaps deletes it."""
@@ -93,6 +97,12 @@ class Journal:
             self._file.close()
         if delete:
             self._path.unlink(missing_ok=True)
+
+
+def _number(entry: Any) -> int:
+    """Returns the number of the prompt that an entry is of: one row or several."""
+    row = entry[0] if isinstance(entry, list | tuple) else entry
+    return openai.rows_of(row)[0]["number"]
 
 
 def append(file: BinaryIO, line: bytes) -> None:
@@ -115,7 +125,7 @@ class Chunks:
         total: lines of the part.
 
     Attributes:
-        num_done: of the lines, those whose row is in a file, and those that are skipped.
+        num_done: lines whose row is in a file, and those that are skipped.
     """
 
     def __init__(self, output: Output, total: int):
@@ -153,17 +163,18 @@ class Chunks:
         for journal in self._journals.values():
             yield from map(json.loads, journal.lines())
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Puts a row that is done into a file.
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Puts the rows of a line into a file, when all of them are done.
 
         Raises:
             OSError: the disk is full.
         """
-        if row["number"] in self:
-            raise ValueError(f"the row of number {row['number']} is in {self._output.folder} already")
-        index = self._index(row["number"])
+        number = _number(rows)
+        if number in self:
+            raise ValueError(f"the row of number {number} is in {self._output.folder} already")
+        index = self._index(number)
         with folders.full_disk(self._output.folder, KEPT):
-            self._journal(index).append(row)
+            self._journal(index).append(*rows)
         self.num_done += 1
         self._write_if_full(index)
 

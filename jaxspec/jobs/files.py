@@ -6,7 +6,9 @@ A chunk holds the results of a fixed range of the input's lines, in their order,
 
 from __future__ import annotations
 
+import array
 import codecs
+import contextlib
 import gzip
 import hashlib
 import importlib.metadata
@@ -23,14 +25,15 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxspec import files
-from jaxspec.core import BoundDrafter, Finish, Model
-from jaxspec.decode import display
+from jaxspec.core import BoundDrafter, Model
 from jaxspec.files import digests, folders
+from jaxspec.jobs import fields, openai
+from jaxspec.jobs.prompts import Line
 
 # Files that are often given, and do not consist of lines of prompts.
 OTHER_FILES = (*(".json", ".csv", ".tsv"), *(".parquet", ".arrow"), *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"))
 ANOTHER_FOLDER = "put the one back that the job wrote, or choose another folder"
-OF_ALL_LINES = ("temperature", "top_k", "top_p", "min_p", "stop", "max_tokens")  # in a line they would be ignored
+PROMPT = "prompt"  # the usual field of it
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
@@ -46,132 +49,167 @@ class Shard(NamedTuple):
         return f"{self.index:05}-of-{self.count:05}"
 
 
+class Survey(NamedTuple):
+    """The input of a job, looked through once.
+
+    Attributes:
+        lines: how many there are, blank ones left out.
+        varying: options of sampling that lines set, each with the largest value; see `generate_many`.
+        twice: what is said about an id that occurs twice; empty if none does.
+    """
+
+    lines: int
+    varying: Mapping[str, Any]
+    twice: str
+
+
 class Source(NamedTuple):
     """The input of a job.
 
     Attributes:
         paths: text files, one prompt a line, or JSON lines (.jsonl, .ndjson); either also compressed (.gz).
-        field: of a JSON line, that has the prompt.
+        field: the field of a JSON line that has the prompt.
         chat: whether a prompt that is text is a user's message to the model.
         shard: which part to read.
-        system: of a `chat`, the message that comes before the user's.
+        system: the message that comes before the user's, with `chat`.
     """
 
     paths: Sequence[Path]
-    field: str = "prompt"
+    field: str = PROMPT
     chat: bool = False
     shard: Shard = Shard()
     system: str | None = None
 
-    def count(self) -> int:
-        """Counts the lines of the part.
+    def survey(self) -> Survey:
+        """Looks through all lines of all parts.
 
         Raises:
             ValueError: a compressed file is damaged, a file is UTF-16, or all are empty.
         """
-        total = sum(1 for _ in self._lines())
+        total, varying, ids = 0, dict[str, Any](), array.array("q")
+        for total, (path, _, line) in enumerate(self._lines(), 1):
+            described = self._line(total - 1, "", path, line)
+            ids.append(_digest(total - 1 if described.id is None else described.id))
+            try:
+                sampling = fields.read(described.fields).sampling if isinstance(described.fields, Mapping) else {}
+                for name, value in sampling.items():
+                    one_value = name in ("logit_bias", "banned")  # any will do
+                    varying[name] = value if one_value else max(varying.get(name, value), value)
+            except (ValueError, TypeError):  # the line's own error, when it is decoded
+                pass
         if not total:
             raise ValueError(f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line")
-        return max(0, -(-(total - self.shard.index) // self.shard.count))
+        return Survey(total, varying, self._twice(np.frombuffer(ids, np.int64)))
 
-    def prompts(self, done: Container[int] = ()) -> Iterator[dict[str, Any]]:
-        """Yields prompts as `generate_many` takes them, but those whose number is in `done`.
+    def count(self, lines: int) -> int:
+        """Counts the lines of the part, of so many in all."""
+        return max(0, -(-(lines - self.shard.index) // self.shard.count))
 
-        What is wrong with a line stands in place of its prompt, and is then the error of its row.
-        """
+    def prompts(self, done: Container[int] = ()) -> Iterator[Line]:
+        """Yields prompts as `generate_many` takes them, but those whose number is in `done`."""
         numbered = itertools.islice(enumerate(self._lines()), self.shard.index, None, self.shard.count)
-        for number, (is_json, line) in numbered:
+        for number, (path, at, line) in numbered:
             if number not in done:
-                yield {"id": number, "number": number} | self._prompt(is_json, line)
+                yield self._line(number, f"{self._name(path)}: line {at}", path, line)
 
-    def _lines(self) -> Iterator[tuple[bool, bytes]]:
-        """Yields every line of every file that is not blank, and whether it is JSON.
+    def _lines(self) -> Iterator[tuple[Path, int, bytes]]:
+        """Yields every line of every file that is not blank, with its file and its place there, from 1.
 
         A byte order mark, which Windows' editors put first, is no part of a file's first line.
         """
         for path in self.paths:
-            is_json = files.is_json_lines(path.name)
             try:
                 with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
                     first = file.readline().removeprefix(codecs.BOM_UTF8)
                     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                         raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
-                    yield from ((is_json, line) for line in itertools.chain([first], file) if line.strip())
+                    lines = enumerate(itertools.chain([first], file), 1)
+                    yield from ((path, at, line) for at, line in lines if line.strip())
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ValueError(f"{path} is cut off or damaged, or is not compressed by gzip ({error})") from None
 
-    def _prompt(self, is_json: bool, line: bytes) -> dict[str, Any]:
-        """Reads a prompt; what is wrong with the line is in place of it."""
+    def _name(self, path: Path) -> str:
+        """Names a file in messages, by its folders only where another file has the same name."""
+        return path.name if sum(path.name == other.name for other in self.paths) == 1 else str(path)
+
+    def _twice(self, ids: np.ndarray) -> str:
+        """Says which lines have the same id: the first two, and how many others there are."""
+        order = np.argsort(ids, kind="stable")
+        repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]  # of those with one id all but the first
+        if not repeated.size:
+            return ""
+        second = int(repeated.min())
+        numbers = int(np.flatnonzero(ids == ids[second])[0]), second
+        wheres, name = [], None
+        for number, (path, at, line) in itertools.islice(enumerate(self._lines()), second + 1):
+            if number in numbers:
+                wheres.append(f"{self._name(path)}: line {at}")
+                name = self._line(number, "", path, line).id
+        more = f" ({len(repeated) - 1:,} more lines repeat an id)" if len(repeated) > 1 else ""
+        return (
+            f"the id {name!r} stands twice, at {wheres[0]} and {wheres[1]}{more}: results differ by their numbers only"
+        )
+
+    def _line(self, number: int, where: str, path: Path, line: bytes) -> Line:
+        """Reads a line; what is wrong with it is in place of its fields."""
         try:
             text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
-            return {"prompt": ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})")}
+            return Line(number, where, ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})"))
         if "\0" in text:
-            return {"prompt": ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8")}
-        if not is_json:
-            return {"prompt": self._message(text)}
+            return Line(number, where, ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8"))
+        if not files.is_json_lines(path.name):
+            return Line(number, where, self._messages({PROMPT: text}))
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return {"prompt": ValueError(f"the line is no JSON ({error})")}
+            return Line(number, where, ValueError(f"the line is no JSON ({error})"))
         if not isinstance(row, Mapping):
-            return {"prompt": ValueError(f"the line is {text[:60]}: expected a JSON object")}
-        particular = {name: row[name] for name in ("id", "max_new_tokens") if name in row}
+            return Line(number, where, ValueError(f"the line is {text[:60]}: expected a JSON object"))
+        for name in row:
+            try:
+                if name == "id" or fields.is_own(name):
+                    json.dumps(row[name], allow_nan=False)
+            except (ValueError, RecursionError) as error:  # 1e999 is read as infinity, which JSON has not
+                return Line(number, where, ValueError(f"the line's {name} cannot be written ({error})"))
+        name, row = row.get("id"), {field: value for field, value in row.items() if field != "id"}
         try:
-            json.dumps(row.get("id"), allow_nan=False)
-        except (ValueError, RecursionError) as error:  # 1e999 is read as infinity, which JSON has not
-            return {"prompt": ValueError(f"the line's id cannot be written ({error})")}
-        if wrong := next((name for name in OF_ALL_LINES if name in row), None):
-            message = f"the line has {wrong!r}, and options hold for all lines: it may have an id and max_new_tokens"
-            return particular | {"prompt": ValueError(message)}
-        is_default = self.field == Source._field_defaults["field"]  # another one was chosen, whatever else there is
-        if self.field in row and not (is_default and "messages" in row):
-            return particular | {"prompt": self._message(row[self.field])}
-        if is_default and "messages" in row:  # beside a prompt it is refused
-            return particular | {name: row[name] for name in (self.field, "messages") if name in row}
-        message = f"the line has no {self.field!r}, but {sorted(row)}: choose one of these with --field"
-        return particular | {"prompt": ValueError(message)}
+            if openai.is_request(row):
+                name = row["custom_id"]
+                row = openai.fields_of(row)
+            return Line(number, where, *self._content(row), id=name)
+        except ValueError as error:
+            return Line(number, where, error, id=name)
 
-    def _message(self, prompt: Any) -> Any:
-        if not self.chat or not isinstance(prompt, str):
-            return prompt
+    def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the fields of a line, with the prompt under its usual name, and those that only look like fields.
+
+        Raises:
+            ValueError: there is no prompt.
+        """
+        is_default = self.field == PROMPT  # another one was chosen, whatever else there is
+        alike = {"number"} if is_default else {"number", *fields.CONTENT} - {self.field}
+        others = {name: row.pop(name) for name in alike & row.keys()}
+        if self.field not in row and not (is_default and "messages" in row):
+            names = sorted({**row, **others})
+            raise ValueError(f"the line has no {self.field!r}, but {names}: choose one of these with --field")
+        if not is_default:
+            row[PROMPT] = row.pop(self.field)
+        return self._messages(row), others
+
+    def _messages(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Makes a prompt that is text a message, if that is asked for."""
+        if not self.chat or not isinstance(row.get(PROMPT), str) or "messages" in row:
+            return row
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*before, {"role": "user", "content": prompt}]
+        message = {"role": "user", "content": row.pop(PROMPT)}
+        return row | {"messages": [*before, message]}
 
 
-class Summary:
-    """Counts of the results that a job has written.
-
-    They are those of the whole job wherever it was stopped, since they are counted from its rows, in any order.
-
-    Attributes:
-        first_error: the number of the first prompt that has one, and the error; None if none has.
-    """
-
-    def __init__(self) -> None:
-        self.first_error: tuple[int, str] | None = None
-        self._counts = dict.fromkeys(
-            ("prompts", "failed", "truncated", "prompt_tokens", "new_tokens", "rounds", "drafted"), 0
-        )
-        self._finish = dict.fromkeys((reason.name.lower() for reason in Finish), 0)
-        self._histogram = list[int]()
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Counts a row."""
-        counts = {**row, "prompts": 1, "failed": row["error"] is not None, "truncated": bool(row.get("truncated"))}
-        for name in self._counts:
-            self._counts[name] += counts[name]
-        self._finish[row["finish"]] += 1
-        if row["error"] is not None:
-            error = row["number"], row["error"]
-            self.first_error = min(self.first_error or error, error)
-        columns = itertools.zip_longest(self._histogram, row.get("acceptance_histogram", ()), fillvalue=0)
-        self._histogram = list(map(sum, columns))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The counts as plain values, with the `metrics` of `Generation.to_dict`."""
-        metrics = display.metrics_of(self._histogram, self._counts["drafted"])
-        return self._counts | {"finish": self._finish, "metrics": metrics}
+def _digest(name: Any) -> int:
+    """A number of 64 bits that tells ids apart."""
+    spelled = json.dumps(name, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(spelled.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 class Output(NamedTuple):
@@ -204,6 +242,15 @@ class Output(NamedTuple):
     def summary(self) -> Path:
         """The path of this part's summary, which is there when all chunks are."""
         return self.folder / f"summary-{self.shard.suffix}.json"
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Holds this part for this process; see `folders.locked`.
+
+        Raises:
+            OSError: another process holds it.
+        """
+        part = f"a process that decodes part {self.shard.index} of {self.shard.count}"
+        return folders.locked(self.folder, part, f".lock-{self.shard.suffix}")
 
     def check(self, *, resume: bool) -> None:
         """Refuses a folder that cannot be written, or holds a job that is not to be resumed.
@@ -246,13 +293,13 @@ class Output(NamedTuple):
         else:
             self._write_whole(self.manifest, manifest, "no chunk was begun")
 
-    def finish(self, summary: Summary) -> None:
+    def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary of a job whose chunks are all there.
 
         Raises:
             OSError: the disk is full.
         """
-        self._write_whole(self.summary, summary.to_dict(), "all chunks are whole")
+        self._write_whole(self.summary, summary, "all chunks are whole")
 
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
         with folders.full_disk(self.folder, outcome):

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
 from jaxspec.core.checks import integer, one_of
 from jaxspec.decode import display, inputs, stopping
 from jaxspec.decode.request import Prepared, prepare
-from jaxspec.jobs.prompts import Reader, Request, limits_of
+from jaxspec.jobs import fields as job_fields
+from jaxspec.jobs.prompts import JobPrompt, Reader, limits_of
 from jaxspec.jobs.slots import Report, Rounds, Slots
-from jaxspec.sampling.params import OPTIONS
+from jaxspec.sampling.params import OPTIONS, is_set
 
 ROUNDS = 64  # between two looks of the host at the slots, at most
 STOP_ROUNDS = 8  # the same where it looks for stop strings: what is decoded past one is thrown away
 BLOCKS = 4  # prompts that are read ahead, in multiples of the slots
 AHEAD = 64  # prompts that may be begun after the first that is not done, in multiples of the slots
+LONG_TIMES, LONG = 4, 2048  # a prompt is long if it is so many times as wide as others, and wider than so many tokens
+NOTED = 2**28  # bytes: slots that become wider and take more are told about
+LONGEST_PAUSE = 2e-3  # seconds between two looks at whether a program has ended
 ON_ERROR = ("raise", "yield")
 FAILURES = {
     Failure.LOGITS: "the target's logits are not finite, or all tokens are ruled out",
@@ -32,20 +39,23 @@ FAILURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """One prompt's result.
+    """One text of a prompt.
 
     Attributes:
-        id: of the prompt: what the caller gave, or its number.
-        number: of the prompt in the job; its random key is folded from it.
-        text: without the prompt, cut before a stop string; None if the target has no tokenizer.
+        id: the prompt's id: what the caller gave, or its number.
+        number: the prompt's number in the job; its random key is folded from it.
+        text: the text without the prompt, cut before a stop string; None if the target has no tokenizer.
         tokens: the new tokens.
         finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
         prompt_tokens: how many the prompt has; 0 if it was not decoded.
-        truncated: how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not.
         rounds, drafted, accepted: as in `core.Stats`.
         acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
         error: what went wrong; None if nothing did.
-        log_probs: of the tokens, if they were asked for; see `core.LogProbs`.
+        log_probs: the log probabilities of the tokens, if they were asked for; see `core.LogProbs`.
+        truncated: how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not.
+        sample: which of the prompt's texts this is, from 0.
+        samples: how many texts the prompt gets.
+        fields: the caller's own fields of the prompt.
     """
 
     id: Any
@@ -61,46 +71,88 @@ class Completion:
     error: str | None = None
     log_probs: LogProbs | None = None
     truncated: int = 0
+    sample: int = 0
+    samples: int = 1
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON; log probabilities are named as in `Generation.records`."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        log_probs, histogram = fields.pop("log_probs"), fields.pop("acceptance_histogram")
-        fields |= {"acceptance_histogram": list(histogram)} if histogram else {}
-        return fields | ({} if log_probs is None else display.log_probs(log_probs))
+        """Everything as plain values, for JSON, and for a table: `pandas.DataFrame(row.to_dict() for row in rows)`.
+
+        Log probabilities are columns, named as in `Generation.records`, with a list for each row: `raw_log_probs`,
+        `sampled_log_probs`, and with `top_log_probs` also `top_tokens` and `top_log_probs`. Values of NumPy become
+        Python's.
+        """
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        log_probs, histogram = columns.pop("log_probs"), columns.pop("acceptance_histogram")
+        columns |= {"id": plain(self.id), "fields": plain(self.fields), "new_tokens": len(self.tokens)}
+        for name in (("sample", "samples") if self.samples == 1 else ()) + (() if self.fields else ("fields",)):
+            del columns[name]
+        columns |= {"acceptance_histogram": list(histogram)} if histogram else {}
+        return columns | ({} if log_probs is None else display.log_probs(log_probs))
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with Python's lists and numbers in place of NumPy's and JAX's.
+
+    >>> plain({"id": np.int64(3), "scores": (np.float32(0.5), np.ones(2))})
+    {'id': 3, 'scores': [0.5, [1.0, 1.0]]}
+    """
+    if isinstance(value, Mapping):
+        return {plain(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 class Progress(NamedTuple):
-    """The state of a job, for whoever shows it.
+    """Counts of a job's results, wherever it stands; also those of a whole job that was stopped and resumed.
 
     Attributes:
-        done, failed: prompts that are done, and those of them that have an error.
-        tokens, rounds: the new tokens of the prompts that are done, and the rounds that made them.
+        done, failed, truncated: texts that are done, those of them that are errors, and those of prompts that were cut.
+        prompt_tokens, new_tokens: tokens of the prompts, and of the texts.
+        rounds, drafted, accepted: the rounds that made them, draft tokens in these, and those that were emitted.
+        finish: how many texts ended for each reason.
+        acceptance_histogram: at n how many of the rounds emitted n draft tokens.
         live: rows that are being decoded.
         idle: rounds of slots in which they had no row to decode.
-        drafted, accepted: draft tokens of these rounds, and those of them that were emitted.
-        acceptance_histogram: of these rounds, as in `Completion`.
     """
 
     done: int = 0
     failed: int = 0
-    tokens: int = 0
+    truncated: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
     rounds: int = 0
-    live: int = 0
-    idle: int = 0
     drafted: int = 0
     accepted: int = 0
+    finish: Mapping[str, int] = MappingProxyType(dict.fromkeys((reason.name.lower() for reason in Finish), 0))
     acceptance_histogram: tuple[int, ...] = ()
+    live: int = 0
+    idle: int = 0
+
+    def plus(self, row: Mapping[str, Any]) -> Progress:
+        """Returns the counts with one more result, a line of a job's files."""
+        sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
+        pairs = itertools.zip_longest(self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0)
+        return self._replace(
+            done=self.done + 1,
+            failed=self.failed + (row["error"] is not None),
+            truncated=self.truncated + bool(row.get("truncated")),
+            finish={**self.finish, row["finish"]: self.finish[row["finish"]] + 1},
+            acceptance_histogram=tuple(map(sum, pairs)),
+            **{name: getattr(self, name) + row[name] for name in sums},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON, with the `metrics` of `Generation.to_dict` in place of the histogram.
 
-        >>> progress = Progress(done=1, tokens=6, rounds=2, drafted=6, accepted=3, acceptance_histogram=(1, 0, 0, 1))
+        >>> progress = Progress(done=1, new_tokens=6, rounds=2, drafted=6, acceptance_histogram=(1, 0, 0, 1))
         >>> progress.to_dict()["metrics"]["speculative_decoding"]["mean_acceptance_length"]
         2.5
         """
-        fields = self._asdict()
-        return fields | {"metrics": display.metrics_of(fields.pop("acceptance_histogram"), self.drafted)}
+        counts = {name: value for name, value in self._asdict().items() if name != "acceptance_histogram"}
+        metrics = display.metrics_of(self.acceptance_histogram, self.drafted)
+        return counts | {"finish": dict(self.finish), "metrics": metrics}
 
 
 def generate_many(
@@ -119,6 +171,8 @@ def generate_many(
     progress: Callable[[Progress], Any] | None = None,
     skipped: Callable[[int], Any] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    num_samples: int = 1,
+    varying: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Completion]:
     """Generates from any number of prompts, and yields each text when it is done.
@@ -131,8 +185,11 @@ def generate_many(
     Args:
         target: the model whose distribution the texts have.
         prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of messages, written in the
-            model's chat template), or dicts with "prompt" or "messages", and perhaps "id", "max_new_tokens" (at most
-            the job's), and "number" in place of the prompt's place in the iterable. Four prompts a slot are waited for
+            model's chat template), or dicts with "prompt" or "messages". A dict may also have an "id", a "number" in
+            place of the prompt's place in the iterable, and settings of its own in place of the job's:
+            "max_new_tokens" (at most the job's), "stop", "seed", "n" (texts of this prompt), "tools",
+            "chat_template_kwargs" and all options of sampling. Options that cannot differ from prompt to prompt are
+            errors; fields with other names come back in `Completion.fields`. Four prompts a slot are waited for
             before the first is decoded, and then always read ahead; rows stand still while the iterable is waited for.
             An error that it raises is raised when the results of all prompts before it were yielded.
         slots: rows that are decoded together; those that no prompt is left for stay idle.
@@ -141,8 +198,9 @@ def generate_many(
             results may wait for it; by default 64 times the slots. Slots are idle while all that may be begun are done.
         stop: strings that end a row, cut from its text.
         max_new_tokens: most new tokens of a prompt.
-        max_prompt_tokens: the longest prompt to accept. By default what the models can read; then a prompt that is
-            wider than all before waits until the slots are empty, which are then made wider.
+        max_prompt_tokens: the longest prompt to accept, for which the slots are made. By default what the models can
+            read. Then a prompt that is wider than all before waits until the slots are empty, which are then made
+            wider. Prompts that are very long beside the others get fewer slots of their own, after a warning.
         too_long: what happens to longer prompts: "error", "truncate" or "skip" (there is no result). "truncate" cuts
             the beginning of the text, for an encoder-decoder its end. What the tokenizer puts around the text stays.
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
@@ -150,6 +208,10 @@ def generate_many(
         progress: called with a `Progress` whenever the host looks at the slots.
         skipped: called with the number of each prompt that is skipped.
         chat_template_kwargs: values for the template of chats, such as {"enable_thinking": False}.
+        num_samples: texts of each prompt. Their keys are folded from the prompt's; the first text is that of
+            `num_samples=1`. A job yields each as it is done, with its `Completion.sample`.
+        varying: options of sampling that some prompts set, each with the largest value, such as {"temperature": 1.0,
+            "top_k": 50}. The job compiles for them at its beginning; otherwise when it meets the first such prompt.
         **options: `drafter`, `gamma`, `rule`, `policy`, `prefix`, `key`, `eos_ids`, `log_probs`, `top_log_probs`, and
             options of sampling, as `generate` has them, with one value for all prompts. Prompts that follow a `prefix`
             count its tokens as theirs, and are cut after it.
@@ -184,8 +246,13 @@ def generate_many(
     _check_single(options)
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
+    samples = integer(num_samples, "num_samples", "an integer, 1 or more")
+    if samples < 1 or (samples > 1 and not prepared.is_sampled):
+        raise ValueError(f"num_samples is {samples}: expected 1, or more at a temperature above 0")
+    prepared = prepared.replace(**job_fields.missing(prepared, varying or {}, is_set(options.get("top_k"))))
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
-    reader = Reader(target, prompts, limits, BLOCKS * slots, options.get("prefix"), chat_template_kwargs, skipped)
+    described = options | {"num_samples": samples}
+    reader = Reader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
     job = _Job(prepared, reader, stopper, slots, group, width, max_ahead if in_order else None, progress)
@@ -194,27 +261,30 @@ def generate_many(
 
 def _check_single(options: dict[str, Any]) -> None:
     """Refuses what would have to differ from prompt to prompt."""
-    if options.get("num_samples", 1) != 1:
-        raise ValueError(f"num_samples is {options['num_samples']}: give a prompt as often as texts of it are wanted")
     for name in ("key", *OPTIONS):
         of_all_rows = 1 if name in ("logit_bias", "banned") else 0  # dimensions of a value that is the same for all
         if options.get(name) is None:
             continue
         value = inputs.key_of(options[name]) if name == "key" else options[name]  # of PRNGKey an array
         if np.ndim(value) > of_all_rows:
-            raise ValueError(f"{name} has a value for each of several prompts: expected one for all of the job")
+            raise ValueError(f"{name} has a value for each of several prompts: give it in the dicts of the prompts")
 
 
 class _Live(NamedTuple):
     """A row that is being decoded."""
 
-    request: Request
+    request: JobPrompt
     searched: int = 0  # of its tokens, those that are known to hold no stop string
     rounds: tuple[np.ndarray, ...] = ()  # drafted, accepted and committed tokens of its rounds, to cut at a stop
 
 
 class _Job:
-    """The host's side of a job."""
+    """The host's side of a job.
+
+    It goes through stages, each with slots of its own, which are empty before the next begins. A stage ends when the
+    next prompt is too wide for its slots, or asks for an option of sampling that their program lacks. Prompts that are
+    very long beside the others wait, and get a stage of fewer slots.
+    """
 
     def __init__(
         self,
@@ -229,12 +299,14 @@ class _Job:
     ):
         self._prepared, self._reader, self._stop = prepared, reader, stop
         self._slots, self._group = slots, group
-        self._width = 0 if width is None else prepared.widths(width)[0]
+        self._bounded = "top_k" in reader.defaults
+        self._is_fixed = width is not None  # the caller has said how long prompts are
+        self._width = 0 if width is None else prepared.widths(width)[0]  # of slots that are not for long prompts
+        self._usual = self._width  # width of most prompts, beside which others are long
         self._report = report
         self._progress = Progress()
         self._max_ahead = max_ahead  # None: results are yielded as they are done
         self._nodes = prepared.decoder.nodes
-        self._emitted = np.zeros((slots, self._nodes + 1), int)  # a histogram of the rounds of each slot's row
         self._finished = dict[int, Completion]()  # by place; not yielded yet
         self._first = 0  # of the places, the first that is not done, if results are yielded in order
 
@@ -242,39 +314,61 @@ class _Job:
         """Yields every prompt's result."""
         while self._reader.peek(1):
             if slots := self._slots_for(self._ahead()):
-                yield from self._until_wider(slots)
+                yield from self._until_empty(slots)
             yield from self._ready()
         if self._reader.error is not None:
             raise self._reader.error
 
-    def _slots_for(self, ahead: list[Request]) -> Slots | None:
-        """Makes slots as wide as the next prompts; of these, the ones that memory has no room for are finished."""
-        rounds = STOP_ROUNDS if self._stop.strings else ROUNDS
-        slots_of = functools.partial(Slots, self._prepared, slots=self._slots, group=self._group, rounds=rounds)
+    def _slots_for(self, ahead: list[JobPrompt]) -> Slots | None:
+        """Makes slots for the next prompts; of these, the ones that memory has no room for are finished."""
         while ahead:
-            widest = max(map(self._width_of, ahead))
+            self._usual = self._width or sorted(map(self._width_of, ahead))[(len(ahead) - 1) // 2]
+            ordinary = [request for request in ahead if not self._is_long(request)]
+            stage = ordinary or ahead
+            for request in stage:
+                if missing := self._missing(request):
+                    self._prepared = self._prepared.replace(**missing)
+            widest = max(stage, key=self._width_of)
+            width = max(self._width if ordinary else 0, self._width_of(widest))
+            count = self._slots if ordinary else max(1, self._slots * self._usual // width)
             try:
-                slots = slots_of(max(self._width, widest))
+                slots = self._make_slots(width, count)
             except inputs.NotEnoughMemory as error:
-                slots_of(max(self._width, self._prepared.widths(1)[0]))  # too many slots for any prompt: raises
-                too_wide = [request for request in ahead if self._width_of(request) == widest]
+                # Where there are too many slots for any prompt, this raises.
+                self._make_slots(max(self._width if ordinary else 0, self._prepared.widths(1)[0]), count)
+                too_wide = [request for request in stage if self._width_of(request) == self._width_of(widest)]
                 self._reader.take(too_wide)
-                self._refuse([request._replace(error=str(error)) for request in too_wide])
+                self._refuse([request._replace(error=request.at + str(error)) for request in too_wide])
                 ahead = self._ahead()
             else:
-                self._width = slots.width
+                if not ordinary or (width > self._usual and slots.needed > NOTED):
+                    warnings.warn(_note(widest, slots, self._usual), stacklevel=2)
+                if ordinary:
+                    self._width = self._usual = width
                 return slots
         return None
+
+    def _make_slots(self, width: int, count: int) -> Slots:
+        group = min(self._group, max(1, count // 4)) if count < self._slots else self._group
+        return Slots(self._prepared, width, count, group, ROUNDS, self._reader.defaults)
+
+    def _is_long(self, request: JobPrompt) -> bool:
+        """Says whether a prompt would make all slots so wide that it gets slots of its own."""
+        return not self._is_fixed and self._width_of(request) > max(LONG_TIMES * self._usual, LONG)
+
+    def _missing(self, request: JobPrompt) -> dict[str, Any]:
+        return job_fields.missing(self._prepared, request.needs, self._bounded)
 
     def _ready(self) -> Iterator[Completion]:
         """Takes out the results to yield: all there are, or in order those before the first that is not done."""
         for place in sorted(place for place in self._finished if self._max_ahead is None or place < self._first):
             yield self._finished.pop(place)
 
-    def _until_wider(self, slots: Slots) -> Iterator[Completion]:
-        """Decodes until all prompts are done, or the next one is wider than the slots."""
+    def _until_empty(self, slots: Slots) -> Iterator[Completion]:
+        """Decodes until the slots are empty, and the next prompt is none for them."""
         live, free = dict[int, _Live](), list(range(slots.slots))
-        group, new = list[Request](), None
+        group, new = list[JobPrompt](), None
+        emitted = np.zeros((slots.slots, self._nodes + 1), int)  # a histogram of the rounds of each slot's row
         while True:
             while True:
                 group = group or self._next_group(slots)
@@ -283,32 +377,38 @@ class _Job:
                 places = [free.pop() for _ in group]
                 new = slots.prefill([request.row for request in group]) if new is None else new
                 slots.insert(new, places)
-                self._emitted[places] = 0
+                emitted[places] = 0
                 live |= {place: _Live(request) for place, request in zip(places, group, strict=True)}
                 group, new = [], None
             if live:
-                report = slots.run(len(group) or min(len(free) + slots.group, slots.slots))
+                rounds = STOP_ROUNDS if any(self._stop_of(row).strings for row in live.values()) else ROUNDS
+                report = slots.run(len(group) or min(len(free) + slots.group, slots.slots), rounds)
                 if group and new is None:
                     new = slots.prefill([request.row for request in group])  # while the rounds are run
             yield from self._ready()
             if not live:
                 return
-            free += self._collect(slots, live, sharding.fetch(report))
+            _wait_for(report.length)
+            free += self._collect(slots, live, emitted, sharding.fetch(report))
 
-    def _next_group(self, slots: Slots) -> list[Request]:
-        """Takes the next prompts to prefill together: the first, and others of its width.
+    def _next_group(self, slots: Slots) -> list[JobPrompt]:
+        """Takes the next prompts to prefill together: the first for these slots, and others of its width.
 
         So what prefill computes of a prompt, to the last bit, does not depend on the others.
         """
-        ahead = self._ahead()
-        width = self._width_of(ahead[0]) if ahead else 0
-        if not ahead or width > slots.width:
+        are_long = slots.width > max(LONG_TIMES * self._usual, LONG) and not self._is_fixed
+        ahead = [request for request in self._ahead() if self._is_long(request) == are_long]
+        if not ahead or not self._fits(ahead[0], slots):
             return []
-        group = [request for request in ahead if self._width_of(request) == width][: slots.group]
+        width = self._width_of(ahead[0])
+        group = [r for r in ahead if self._width_of(r) == width and self._fits(r, slots)][: slots.group]
         self._reader.take(group)
         return group
 
-    def _ahead(self) -> list[Request]:
+    def _fits(self, request: JobPrompt, slots: Slots) -> bool:
+        return self._width_of(request) <= slots.width and not self._missing(request)
+
+    def _ahead(self) -> list[JobPrompt]:
         """Reads prompts ahead, and finishes those of them that cannot be decoded."""
         ahead = self._reader.peek(BLOCKS * self._slots)
         if self._max_ahead is not None:
@@ -318,34 +418,37 @@ class _Job:
         self._refuse(wrong)
         return [request for request in ahead if request.error is None]
 
-    def _refuse(self, wrong: list[Request]) -> None:
+    def _refuse(self, wrong: list[JobPrompt]) -> None:
         """Finishes prompts that cannot be decoded."""
         for request in wrong:
             self._finish(request, _refused(request))
         if wrong:
             self._tell()
 
-    def _width_of(self, request: Request) -> int:
+    def _width_of(self, request: JobPrompt) -> int:
         return self._prepared.widths(len(request.row.tokens))[0]
 
-    def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
+    def _stop_of(self, row: _Live) -> stopping.Stop:
+        return self._stop if row.request.stop is None else row.request.stop
+
+    def _collect(self, slots: Slots, live: dict[int, _Live], emitted: np.ndarray, report: Report) -> list[int]:
         """Takes out the rows that are done, and returns their slots."""
         free = []
         rounds = np.any(report.rounds.committed > 0, axis=1)
-        self._emitted += _histograms(report.rounds, self._nodes)
+        emitted += _histograms(report.rounds, self._nodes)
         for place, row in list(live.items()):
             tokens = report.tokens[place, : report.length[place]].tolist()
-            needed = None
-            if self._stop.strings:
+            needed, stop = None, self._stop_of(row)
+            if stop.strings:
                 columns = zip(row.rounds or [np.zeros(0, np.int32)] * 3, report.rounds, strict=True)
                 counts = tuple(np.concatenate([old, new[rounds, place]]) for old, new in columns)
-                needed = stopping.tokens_needed(self._stop, tokens, row.searched)
+                needed = stopping.tokens_needed(stop, tokens, row.searched)
                 live[place] = row = _Live(row.request, len(tokens), counts)
             if needed is not None or report.finish[place]:
                 del live[place]
                 free.append(place)
                 stats = {name: int(counts[place]) for name, counts in report.stats._asdict().items()}
-                stats |= {"acceptance_histogram": tuple(self._emitted[place].tolist())}
+                stats |= {"acceptance_histogram": tuple(emitted[place].tolist())}
                 self._finish(row.request, self._completion(row, tokens, needed, stats, report, place))
         slots.end(free)
         idle = int(np.sum(report.rounds.committed[rounds] == 0))
@@ -372,7 +475,7 @@ class _Job:
         return Completion(
             id=request.id,
             number=request.row.number,
-            text=None if tokenizer is None else stopping.text_of(self._stop, tokens),
+            text=None if tokenizer is None else stopping.text_of(self._stop_of(row), tokens),
             tokens=tokens,
             finish=Finish(finish).name.lower(),
             prompt_tokens=len(request.row.tokens),
@@ -380,25 +483,39 @@ class _Job:
             drafted=stats["drafted"],
             accepted=stats["accepted"],
             acceptance_histogram=stats["acceptance_histogram"] if self._nodes else (),
-            error=FAILURES[Failure(failed)] if failed else None,
+            error=request.at + FAILURES[Failure(failed)] if failed else None,
             log_probs=log_probs,
             truncated=request.truncated,
+            sample=request.row.sample,
+            samples=request.samples,
+            fields=request.fields,
         )
 
-    def _finish(self, request: Request, completion: Completion) -> None:
+    def _finish(self, request: JobPrompt, completion: Completion) -> None:
         self._finished[request.place] = completion
         while self._first in self._finished:
             self._first += 1
-        p, counts = self._progress, completion.acceptance_histogram
-        self._progress = p._replace(
-            done=p.done + 1,
-            failed=p.failed + (completion.error is not None),
-            tokens=p.tokens + len(completion.tokens),
-            rounds=p.rounds + completion.rounds,
-            drafted=p.drafted + completion.drafted,
-            accepted=p.accepted + completion.accepted,
-            acceptance_histogram=tuple(map(sum, itertools.zip_longest(p.acceptance_histogram, counts, fillvalue=0))),
-        )
+        self._progress = self._progress.plus(vars(completion) | {"new_tokens": len(completion.tokens)})
+
+
+def _note(widest: JobPrompt, slots: Slots, usual: int) -> str:
+    """Says which prompt makes wide slots, what they take, and which option bounds them."""
+    name = widest.where or f"prompt {widest.id}"
+    size = filesize.decimal(slots.needed)
+    is_long = slots.width > max(LONG_TIMES * usual, LONG)
+    wide = f"{slots.slots} of its own are" if is_long else f"all {slots.slots} slots are"
+    return (
+        f"{name} has {len(widest.row.tokens):,} tokens, and most prompts at most {usual:,}: {wide} made for it, which "
+        f"take {size}. max_prompt_tokens bounds how long a prompt may be"
+    )
+
+
+def _wait_for(array: Any) -> None:
+    """Waits for a computation in Python, where an interruption is noticed; in the runtime it would not be."""
+    pause = 1e-4
+    while hasattr(array, "is_ready") and not array.is_ready():
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _histograms(rounds: Rounds, nodes: int) -> np.ndarray:
@@ -432,15 +549,26 @@ def _until(rounds: tuple[np.ndarray, ...], needed: int, nodes: int) -> dict[str,
     }
 
 
-def _refused(request: Request) -> Completion:
+def _refused(request: JobPrompt) -> Completion:
     """The result of a prompt that cannot be decoded."""
-    return Completion(request.id, request.row.number, None, [], "failure", 0, error=request.error)
+    return Completion(
+        id=request.id,
+        number=request.row.number,
+        text=None,
+        tokens=[],
+        finish="failure",
+        prompt_tokens=0,
+        error=request.error,
+        sample=request.row.sample,
+        samples=request.samples,
+        fields=request.fields,
+    )
 
 
 def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completion]:
     """Yields results, and raises the error of the first that has one, if it is to be raised."""
     for completion in results:
         if completion.error is not None and on_error == "raise":
-            kind = FloatingPointError if completion.error in FAILURES.values() else ValueError
-            raise kind(f"prompt {completion.id}: {completion.error}")
+            error = FloatingPointError if completion.error.endswith(tuple(FAILURES.values())) else ValueError
+            raise error(f"prompt {completion.id}: {completion.error}")
         yield completion

@@ -4,30 +4,59 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integer, one_of
-from jaxspec.decode import inputs
+from jaxspec.decode import inputs, stopping
 from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.decode.shared_prefix import SharedPrefix
+from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.slots import Row
+from jaxspec.sampling.params import OPTIONS, is_set, sizes_of, values_of
 
+IDS = 2**20  # ids that are compared with later ones
 TOO_LONG = ("error", "truncate", "skip")
-FIELDS = ("id", "number", "prompt", "messages", "max_new_tokens")  # of a prompt that is a dict
 
 
-class Request(NamedTuple):
-    """A prompt of a job, read and checked.
+class Line(NamedTuple):
+    """A line of a file as a prompt.
 
     Attributes:
-        id: what the caller calls it; by default its number.
-        row: its tokens and limit; without tokens if it is not to be decoded.
-        error: why it is not; None if it is.
-        place: among the prompts of the job that have a result.
+        number: its number in the whole input.
+        where: the file and the line, for messages.
+        fields: the fields of a prompt, as a dict has them, or what is wrong with the line.
+        others: the caller's own fields that only look like those of a prompt.
+        id: the line's name for it; None for its number.
+    """
+
+    number: int
+    where: str
+    fields: Mapping[str, Any] | Exception
+    others: Mapping[str, Any] = MappingProxyType({})
+    id: Any = None
+
+
+class JobPrompt(NamedTuple):
+    """A prompt of a job, read and checked; several texts of one are several of these.
+
+    Attributes:
+        id: the caller's name for it; by default its number.
+        row: its tokens and settings; without tokens if it is not to be decoded.
+        error: why it is not decoded; None if it is.
+        place: its place among those of the job that have a result.
         truncated: how many of the prompt's tokens were cut.
+        stop: the strings that end its text; None for the job's.
+        needs: the options of sampling that its program must have, each with a value.
+        fields: the caller's own fields.
+        where: the file and the line that it comes from; empty if it comes from elsewhere.
+        samples: how many texts the prompt gets.
     """
 
     id: Any
@@ -35,6 +64,20 @@ class Request(NamedTuple):
     error: str | None = None
     place: int = 0
     truncated: int = 0
+    stop: stopping.Stop | None = None
+    needs: Mapping[str, Any] = MappingProxyType({})
+    fields: Mapping[str, Any] = MappingProxyType({})
+    where: str = ""
+    samples: int = 1
+
+    @property
+    def at(self) -> str:
+        """The beginning of messages about it."""
+        return f"{self.where}: " if self.where else ""
+
+    def refused(self, error: str) -> JobPrompt:
+        """Returns the prompt with what is wrong with it, which is said once for all of its texts."""
+        return self._replace(error=self.at + error, samples=1)
 
 
 class Limits(NamedTuple):
@@ -69,17 +112,40 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
 
 
+class Numbers:
+    """A set of numbers that takes a bit for each, where most of a range are in it.
+
+    >>> numbers = Numbers()
+    >>> [numbers.add(number) for number in (5, 70_000, 5)]
+    [True, True, False]
+    """
+
+    def __init__(self) -> None:
+        self._pages = dict[int, int]()
+
+    def add(self, number: int) -> bool:
+        """Adds a number, and says whether it is new."""
+        page, bit = number >> 10, 1 << (number & 1023)
+        before = self._pages.get(page, 0)
+        self._pages[page] = before | bit
+        return not before & bit
+
+
 class Reader:
     """Reads prompts ahead, a block at a time, which is tokenised at once.
 
     Args:
-        target: whose tokenizer reads text.
-        prompts: texts, rows of ids, chats (lists of messages), or dicts of one of these; see `generate_many`.
+        target: the model whose tokenizer reads text.
+        prompts: texts, rows of ids, chats (lists of messages), dicts of one of these, or `Line`s; see `generate_many`.
         limits: what is too long.
         block: prompts that are read at a time.
-        prefix: what all prompts follow; None: nothing.
+        options: the job's options, as `prepare` takes them: `prefix`, `key` and those of sampling are read.
         template: values for the template of chats.
         skipped: called with the number of each prompt that is skipped.
+
+    Attributes:
+        defaults: the values of sampling of prompts that have none of their own, as `Row.sampling` has them.
+        error: the error that the iterable has raised; None if there is none.
     """
 
     def __init__(
@@ -88,18 +154,23 @@ class Reader:
         prompts: Iterable[Any],
         limits: Limits,
         block: int,
-        prefix: SharedPrefix | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
         template: Mapping[str, Any] | None = None,
         skipped: Callable[[int], Any] | None = None,
     ):
         self._target, self._limits, self._block = target, limits, block
-        self._prefix, self._template, self._skipped = prefix, template, skipped
+        self._prefix: SharedPrefix | None = options.get("prefix")
+        self._template, self._skipped = dict(template or {}), skipped
+        self._samples, self._has_key = options.get("num_samples", 1), options.get("key") is not None
+        self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
+        self._sizes, self._numbers, self._ids = sizes_of(target, 1), Numbers(), set[int]()
+        self.defaults = values_of(self._options, self._sizes)
         self._source = enumerate(prompts)
-        self._read = deque[Request]()
+        self._read = deque[JobPrompt]()
         self._exhausted, self._places = False, itertools.count()
         self.error: Exception | None = None
 
-    def peek(self, count: int) -> list[Request]:
+    def peek(self, count: int) -> list[JobPrompt]:
         """Returns the next prompts, at most so many, without taking them.
 
         An error of the iterable ends the prompts; it is `error`, to be raised when those before it are done.
@@ -118,58 +189,96 @@ class Reader:
             self.error, self._source = error, enumerate(())
         return block
 
-    def take(self, chosen: Iterable[Request]) -> None:
+    def take(self, chosen: Iterable[JobPrompt]) -> None:
         """Takes some of the prompts that `peek` returned."""
         chosen_ids = {id(request) for request in chosen}
         self._read = deque(request for request in self._read if id(request) not in chosen_ids)
 
-    def _requests(self, block: list[tuple[int, Any]]) -> Iterator[Request]:
+    def _requests(self, block: list[tuple[int, Any]]) -> Iterator[JobPrompt]:
         requests = [self._described(place, value) for place, value in block]
         texts = [index for index, (_, content) in enumerate(requests) if isinstance(content, str)]
         encoded = dict(zip(texts, self._encoded([requests[i][1] for i in texts]), strict=True))
         for index, (request, content) in enumerate(requests):
-            if request.error is not None:
-                yield request
-            else:
+            if request.error is None:
                 kind = "text" if index in encoded else "ids"
-                yield from self._checked(request, encoded.get(index, content), kind)
+                request = self._with_tokens(request, encoded.get(index, content), kind)
+            if request is None:
+                continue
+            if request.error is not None:
+                yield request.refused(request.error)
+            else:
+                for sample in range(request.samples):
+                    yield request._replace(row=request.row._replace(sample=sample))
 
-    def _described(self, place: int, value: Any) -> tuple[Request, Any]:
+    def _described(self, place: int, value: Any) -> tuple[JobPrompt, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
-        fields: dict[str, Any] = (
-            dict(value) if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
-        )
-        number, limit = fields.get("number", place), fields.get("max_new_tokens", self._limits.new)
+        fields: Any = value if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
+        where, number, others = "", fields.get("number", place), {}
+        if isinstance(value, Line):
+            where, number, fields, others = value.where, value.number, value.fields, value.others
         # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
         is_number = inputs.is_id(number) and 0 <= number < 2**31
-        request = Request(fields.get("id", number), Row(int(number) if is_number else place, (), self._limits.new))
+        name = value.id if isinstance(value, Line) else fields.get("id")
+        row = Row(int(number) if is_number else place, (), self._limits.new)
+        request = JobPrompt(number if name is None else name, row, where=where)
         try:
-            if unknown := sorted(set(fields) - set(FIELDS)):
-                raise ValueError(f"the prompt has the field {unknown[0]!r}: expected some of {', '.join(FIELDS)}")
-            for name, wanted, least, most in (
-                ("number", number, 0, 2**31 - 1),
-                ("max_new_tokens", limit, 1, self._limits.new),
-            ):
-                if not inputs.is_id(wanted) or not least <= wanted <= most:
-                    raise ValueError(f"{name} is {wanted!r}: expected an integer from {least} to {most}")
-            request = request._replace(row=request.row._replace(number=int(number), max_new_tokens=int(limit)))
-            if ("prompt" in fields) == ("messages" in fields):
+            if isinstance(fields, Exception):
+                raise fields
+            others = {field: fields[field] for field in fields if job_fields.is_own(field)} | dict(others)
+            request = request._replace(fields=others)
+            if not is_number:
+                raise ValueError(f"number is {number!r}: expected an integer from 0 to {2**31 - 1}")
+            if not self._numbers.add(row.number):
+                raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
+            if name is not None and not isinstance(value, Line):
+                self._check_id(name, row.number)
+            settings = job_fields.read(fields, self._limits.new)
+            request = self._with_settings(request, settings)
+            prompt, messages = (fields.get(name) for name in job_fields.CONTENT)
+            if (prompt is None) == (messages is None) and ("prompt" not in fields or messages is not None):
                 raise ValueError(f"the prompt has the fields {sorted(fields)}: expected either prompt or messages")
-            return request, self._content(request.row.number, fields.get("prompt"), fields.get("messages"))
+            return request, self._content(row.number, prompt, messages, self._template | settings.template)
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
-    def _content(self, number: int, prompt: Any, messages: Any) -> Any:
+    def _check_id(self, name: Any, number: int) -> None:
+        """Warns of an id that an earlier prompt had; so many are remembered as fit into little memory."""
+        digest = hash(repr(name))
+        if digest in self._ids:
+            warnings.warn(f"the id {name!r} of prompt {number} is that of an earlier one, too", stacklevel=2)
+        elif len(self._ids) < IDS:
+            self._ids.add(digest)
+
+    def _with_settings(self, request: JobPrompt, settings: job_fields.Settings) -> JobPrompt:
+        """Returns a prompt with its own settings, or the job's."""
+        sampling = self._options | settings.sampling
+        samples = self._samples if settings.samples is None else settings.samples
+        row = request.row._replace(seed=settings.seed)
+        if settings.max_new_tokens is not None:
+            row = row._replace(max_new_tokens=settings.max_new_tokens)
+        temperature = sampling.get("temperature", 0.0)
+        if settings.sampling:
+            row = row._replace(sampling=values_of(sampling, self._sizes))
+        if not np.any(np.asarray(temperature) > 0):
+            if samples > 1:
+                raise ValueError(f"n is {samples} at temperature 0: the texts would be the same. Set a temperature")
+            sampling = {name: value for name, value in sampling.items() if OPTIONS[name].processor is not None}
+        elif not self._has_key and settings.seed is None:
+            raise ValueError(
+                f"temperature is {temperature} and there is no key: give the job a key, or this prompt a seed"
+            )
+        stop = None if settings.stop is None else stopping.checked(settings.stop, self._target)
+        return request._replace(row=row, stop=stop, needs=sampling if settings.sampling else {}, samples=samples)
+
+    def _content(self, number: int, prompt: Any, messages: Any, template: Mapping[str, Any]) -> Any:
         """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they are."""
-        if isinstance(prompt, Exception):  # of whoever read it
-            raise prompt
         if messages is None and inputs.is_chat(prompt):
             messages = prompt
         if messages is not None:
             if not inputs.is_chat(messages) or not all(isinstance(message, Mapping) for message in messages):
                 raise ValueError(f"the chat is {messages!r:.80}: expected a list of messages, each with a role")
             try:
-                ids = inputs.chat_ids(self._target, messages, template=self._template)
+                ids = inputs.chat_ids(self._target, messages, template=template)
             except ValueError:
                 raise
             except Exception as error:  # the template is a program, and may end in any way
@@ -185,8 +294,8 @@ class Reader:
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return self._target.tokenizer(texts)["input_ids"] if texts else []
 
-    def _checked(self, request: Request, content: Any, kind: str) -> Iterator[Request]:
-        """Yields the prompt with its tokens, or what is wrong with it; nothing if it is to be skipped."""
+    def _with_tokens(self, request: JobPrompt, content: Any, kind: str) -> JobPrompt | None:
+        """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be skipped."""
         try:
             row, shared = inputs.ids_of(content, request.row.number), 0
             if not row:
@@ -198,24 +307,22 @@ class Reader:
             if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
         except (ValueError, TypeError) as error:
-            yield request._replace(error=str(error))
-            return
+            return request._replace(error=str(error))
         most = self._longest(request.row.max_new_tokens)
         if most is not None and len(row) > most:
             if self._limits.too_long == "skip":
                 if self._skipped is not None:
                     self._skipped(request.row.number)
-                return
+                return None
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
             keeps_end = self._target.lm.start_token is None
             cut = self._limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
             if not cut:
                 new = request.row.max_new_tokens
                 message = f"the prompt has {len(row)} tokens: expected at most {most}, with {new} new ones"
-                yield request._replace(error=message)
-                return
+                return request._replace(error=message)
             request, row = request._replace(truncated=len(row) - len(cut)), cut
-        yield request._replace(row=request.row._replace(tokens=row))
+        return request._replace(row=request.row._replace(tokens=row))
 
     @functools.cached_property
     def _frame(self) -> token_ids.Frame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,10 @@ from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Stat
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
+from jaxspec.sampling.params import OPTIONS
 
+# What a row without an option has in a program that reads it. Not a number: the row's own temperature.
+NEUTRAL = {entry.field: np.float64("nan" if entry.neutral is None else entry.neutral) for entry in OPTIONS.values()}
 Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mesh; None without one
 
 
@@ -31,14 +34,35 @@ class Row(NamedTuple):
     """A row to decode: what is particular to it; all else is the generation's.
 
     Attributes:
-        number: of its prompt in the whole job. Its random key is folded from it, as `generate` does with a row's place.
-        tokens: of the prompt.
+        number: the prompt's number in the whole job. The row's random key is folded from it, as `generate` does with a
+            row's place.
+        tokens: the prompt's ids.
         max_new_tokens: its limit.
+        sample: which of the prompt's texts this is, from 0; each has a key of its own.
+        seed: makes the row's key in place of the job's key and `number`. None: those.
+        sampling: its values of sampling where they are not the job's, by field of `SamplingParams`, [1] or [1, vocab];
+            "draft" is the drafter's temperature.
     """
 
     number: int
     tokens: Sequence[int]
     max_new_tokens: int
+    sample: int = 0
+    seed: int | None = None
+    sampling: Mapping[str, np.ndarray] | None = None
+
+
+class KeySources(NamedTuple):
+    """The sources of rows' random keys.
+
+    Attributes:
+        key: the bits of the key that each row's own is folded from.
+        number, sample: as in `Row`.
+    """
+
+    key: Int[Array, "group bits"]
+    number: Int[Array, " group"]
+    sample: Int[Array, " group"]
 
 
 class Rounds(NamedTuple):
@@ -82,21 +106,35 @@ class Slots:
         slots: rows that are decoded together.
         group: rows that are prefilled together.
         rounds: most rounds of a call of `run`.
+        sampling: the values of rows that have none of their own, as `Row.sampling` has them. None: those of `prepared`.
+
+    Attributes:
+        needed: bytes of the state of all slots.
 
     Raises:
         ValueError: the state of so many rows is larger than memory.
     """
 
-    def __init__(self, prepared: Prepared, width: int, slots: int, group: int, rounds: int):
+    def __init__(
+        self,
+        prepared: Prepared,
+        width: int,
+        slots: int,
+        group: int,
+        rounds: int,
+        sampling: Mapping[str, np.ndarray] | None = None,
+    ):
         self.width, self.slots, self.group = width, slots, group
         self._prepared, self._rounds = prepared, rounds
         self._mesh = sharding.mesh_of(prepared.weights)
         self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         self._capacity = self._row_length(width) + self._growth
         self._shapes_at = functools.cache(self._shapes_of)
-        needed = inputs.size_of(self._shapes_at(width)) // group * slots
+        self._key = np.asarray(jax.random.key_data(_key(prepared)))
+        self._sampling = sampling
+        self.needed = inputs.size_of(self._shapes_at(width)) // group * slots
         devices = 1 if self._mesh is None else self._mesh.size
-        parts = {"weights": inputs.size_of(prepared.weights), "caches and rows": needed}
+        parts = {"weights": inputs.size_of(prepared.weights), "caches and rows": self.needed}
         inputs.check_memory(parts, f"slots={slots} of {self._capacity} tokens", "slots", devices)
         self._ended = np.zeros(slots, bool)
         self._state: State | None = None
@@ -111,13 +149,20 @@ class Slots:
         longest = max(len(row.tokens) for row in rows)
         width = self._width_of(longest)
         prompt = token_rows.pad([row.tokens for row in rows], width)
-        number = np.array([row.number for row in rows], np.int32)
+        sources: Any = KeySources(
+            jnp.asarray(np.stack([self._key if row.seed is None else self._key_of(row.seed) for row in rows])),
+            jnp.asarray([row.number if row.seed is None else 0 for row in rows], jnp.int32),
+            jnp.asarray([row.sample for row in rows], jnp.int32),
+        )
         limit = np.array([row.max_new_tokens for row in rows], np.int32)
+        arrays = prompt, sources, limit, self._sampling_of(rows)
         if self._mesh is not None:
-            prompt, number, limit = sharding.place((prompt, number, limit), self.group, self._mesh)
+            arrays = sharding.place(arrays, self.group, self._mesh)
+        prompt, sources, limit, sampling = arrays
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
         before = self._before(self._prepared.widths(longest)[1])
-        return prefill(**self._common(width), prompt=prompt, number=number, limit=limit, before=before, shapes=shapes)
+        common = self._common(width) | dict(before=before, shapes=shapes)
+        return prefill(prompt=prompt, sources=sources, limit=limit, sampling=sampling, **common)
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
@@ -138,7 +183,7 @@ class Slots:
         assert self._state is not None
         return self._state
 
-    def run(self, wanted: int) -> Report:
+    def run(self, wanted: int, rounds: int | None = None) -> Report:
         """Decodes until `wanted` slots are done, or for a number of rounds, and does not wait for it."""
         p = self._prepared
         self._state, report = run_rounds(
@@ -147,6 +192,7 @@ class Slots:
             self._state,
             self._ended,
             np.int32(wanted),
+            np.int32(self._rounds if rounds is None else rounds),
             self._rounds,
             p.max_new_tokens,
             self._layout,
@@ -172,7 +218,33 @@ class Slots:
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
         start = functools.partial(_start, **self._common(width), before=self._before(self._prepared.widths(1)[1]))
-        return jax.eval_shape(start, prompt=prompt, number=count, limit=count)
+        key = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)
+        sources, sampling = KeySources(key, count, count), self._sampling_of([Row(0, (0,), 1)] * self.group)  # type: ignore[arg-type]
+        return jax.eval_shape(start, prompt=prompt, sources=sources, limit=count, sampling=sampling)
+
+    def _key_of(self, seed: int) -> np.ndarray:
+        """The bits of a seed's key, which is of the job's kind."""
+        impl = jax.random.key_impl(_key(self._prepared))
+        return np.asarray(jax.random.key_data(jax.random.key(seed, impl=impl)))
+
+    def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
+        """The values of sampling of some rows: the target's, and the drafter's where those are others."""
+        request = self._prepared.request
+        target, draft = request.sampling_params, request.draft_sampling_params
+
+        def column(field: str, like: Array) -> np.ndarray:
+            values = [self._sampling if row.sampling is None else row.sampling for row in rows]
+            default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:])) if self._sampling is not None else like
+            return np.concatenate([np.asarray((fields or {}).get(field, default)) for fields in values]).astype(
+                like.dtype
+            )
+
+        fields: Any = {name: None if like is None else column(name, like) for name, like in target._asdict().items()}
+        if draft is None:
+            return type(target)(**fields), None
+        temperature, drafts = fields["temperature"], column("draft", draft.temperature)
+        drafts = np.where(temperature > 0, np.where(np.isnan(drafts), temperature, drafts), temperature)
+        return type(target)(**fields), type(target)(**fields | {"temperature": drafts})
 
     def _common(self, width: int) -> dict[str, Any]:
         """The arguments of `_start` that are the same for all prompts of a width."""
@@ -180,7 +252,7 @@ class Slots:
         return dict(
             decoder=p.decoder,
             weights=p.weights,
-            request=p.request._replace(keys=None),
+            request=p.request._replace(keys=None, sampling_params=None, draft_sampling_params=None),
             key=_key(p),
             headroom=self._capacity - self._row_length(width),
             growth=self._growth,
@@ -196,6 +268,18 @@ def _key(prepared: Prepared) -> Key[Array, ""]:
     """The key that rows' own are folded from."""
     key = prepared.options["key"]
     return jax.random.key(0) if key is None else inputs.key_of(key)
+
+
+def _row_keys(sources: KeySources, impl: Any) -> Key[Array, " group"]:
+    """The rows' keys: folded from the job's by the number of the prompt, and of the later texts by theirs.
+
+    A prompt's first text is that of a job which asks for one. Positions, which are folded in next, are below 2**31.
+    """
+    fold = jax.vmap(jax.random.fold_in)
+    keys = fold(jax.random.wrap_key_data(sources.key, impl=impl), sources.number)
+    later = fold(jax.random.clone(keys), sources.sample.astype(jnp.uint32) + jnp.uint32(2**31))
+    bits = jnp.where((sources.sample > 0)[:, None], jax.random.key_data(later), jax.random.key_data(keys))
+    return jax.random.wrap_key_data(bits, impl=impl)
 
 
 def _laid_out(state: State, layout: Layout) -> State:
@@ -228,8 +312,9 @@ def _start(
     request: Request,
     key: Key[Array, ""],
     prompt: Prompt,
-    number: Int[Array, " group"],
+    sources: KeySources,
     limit: Int[Array, " group"],
+    sampling: tuple[Any, Any],
     headroom: int,
     growth: int,
     before: Before | None,
@@ -239,17 +324,19 @@ def _start(
 
     Args:
         decoder, weights: what starts them.
-        request: of one row: the options of each.
-        key: that the rows' own are folded from, by their numbers.
-        prompt, number, limit: of each row; `limit` is the most new tokens.
+        request: the options of one row, which all have.
+        key: a key of the rows' kind.
+        prompt, sources, limit: one entry for each row; `limit` is the most new tokens.
+        sampling: the rows' values of sampling, and those of the drafter; None for the target's.
         headroom: fills the slots' capacity after a prompt of this width.
         growth: tokens of it that a row uses.
         before: what was read before; None: nothing.
         shapes: of the leaves of the state; smaller ones get zeros at their end. None: as they are.
     """
-    request = token_rows.repeat_rows(request, number.shape[0])
-    keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
-    state = decoder.init(weights, prompt, request._replace(keys=keys, max_new_tokens=limit), headroom, before)
+    request = token_rows.repeat_rows(request, limit.shape[0])
+    request = request._replace(sampling_params=sampling[0], draft_sampling_params=sampling[1])
+    request = request._replace(keys=_row_keys(sources, jax.random.key_impl(key)), max_new_tokens=limit)
+    state = decoder.init(weights, prompt, request, headroom, before)
     state = state._replace(log_probs=log_probs.window(state.log_probs, 0, growth))
     if shapes is None:
         return state
@@ -281,16 +368,18 @@ def run_rounds(
     state: State,
     ended: Bool[Array, " slots"],
     wanted: Int[Array, ""],
+    limit: Int[Array, ""],
     rounds: int,
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until `wanted` slots are done, or so many rounds. The state given is consumed.
+    """Runs rounds until `wanted` slots are done, or `limit` rounds. The state given is consumed.
 
     Args:
         decoder, weights, state: what is run.
         ended: rows to end before the first round.
         wanted: slots; those that were free before count.
+        limit: most rounds, at most `rounds`.
         rounds, max_new_tokens: sizes of the report.
         layout: of the state.
     """
@@ -299,7 +388,7 @@ def run_rounds(
 
     def goes_on(carry: tuple[Int[Array, ""], State, Rounds]) -> Bool[Array, ""]:
         index, state, _ = carry
-        return jnp.logical_and(index < rounds, jnp.sum(state.done, dtype=jnp.int32) < wanted)
+        return jnp.logical_and(index < limit, jnp.sum(state.done, dtype=jnp.int32) < wanted)
 
     def one_round(carry: tuple[Int[Array, ""], State, Rounds]) -> Any:
         index, state, history = carry

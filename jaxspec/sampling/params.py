@@ -14,6 +14,8 @@ from jaxspec.core.checks import integer
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
 
+ALL = 2**31 - 1  # as top_k: every token is kept
+
 
 class Sizes(NamedTuple):
     """The number of prompts, the width of the logits and the tokenizer's largest id plus one: bounds of options."""
@@ -33,6 +35,8 @@ class Option(NamedTuple):
         processor: the logits processor that reads the field, if it is one of its own; they run in the order of the
             options.
         kind: the type of its value on the command line; None: it has no option there.
+        neutral: the value that changes nothing, for rows without the option in a program that has it. None: the
+            drafter's temperature, for which a row has its own temperature.
     """
 
     field: str
@@ -40,6 +44,7 @@ class Option(NamedTuple):
     help: str
     processor: LogitsProcessor | None = None
     kind: type | None = float
+    neutral: float | None = 0.0
 
 
 def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
@@ -158,7 +163,14 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Annotated[Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)]
     banned: Annotated[Sequence[int], Option("bias", _banned, "ids never generated", penalties.logit_bias, kind=None)]
     repetition_penalty: Annotated[
-        Any, Option("repetition", _positive, "Divides logits of tokens that occurred.", penalties.repetition_penalty)
+        Any,
+        Option(
+            "repetition",
+            _positive,
+            "Divides logits of tokens that occurred.",
+            penalties.repetition_penalty,
+            neutral=1.0,
+        ),
     ]
     presence_penalty: Annotated[
         Any,
@@ -171,10 +183,12 @@ class SamplingOptions(TypedDict, total=False):
         Option("frequency", _finite, "The same, for each time.", penalties.presence_and_frequency_penalties),
     ]
     temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 the model's own distribution.")]
-    top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int)]
-    top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.")]
+    top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)]
+    top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)]
     min_p: Annotated[Any, Option("min_p", _share, "Keep tokens this many times as probable as the best.")]
-    draft_temperature: Annotated[Any, Option("draft", _temperature, "The drafter's own; by default the target's.")]
+    draft_temperature: Annotated[
+        Any, Option("draft", _temperature, "The drafter's own; by default the target's.", neutral=None)
+    ]
 
 
 OPTIONS: dict[str, Option] = {
@@ -207,31 +221,18 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     Raises:
         ValueError: an option out of range; every token ruled out.
     """
-    vocab = target.lm.vocab_size
-    sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
-    set_options = {name: value for name, value in options.items() if value is not None and not _is_empty(value)}
-    values: dict[str, np.ndarray] = {}
-    processors: dict[LogitsProcessor, None] = {}  # in order, each once
-    for name, option in OPTIONS.items():
-        if name in set_options:
-            array = option.convert(set_options[name], name, sizes)
-            values[option.field] = values[option.field] + array if option.field in values else array
-            if option.processor is not None:
-                processors[option.processor] = None
-    if "bias" in values:
-        silent = np.flatnonzero(np.isneginf(values["bias"][:, : sizes.ids]).all(axis=1))
-        if silent.size:
-            raise ValueError(
-                f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave at least one"
-            )
+    sizes = sizes_of(target, batch)
+    set_options = {name: value for name, value in options.items() if is_set(value)}
+    values = values_of(set_options, sizes)
+    processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
     params = SamplingParams(**jax.tree.map(jnp.asarray, values))
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
-    bound = 1 << (int(values["top_k"].max()) - 1).bit_length() if "top_k" in values else None
-    end = greedy() if is_greedy else at_temperature(bound and min(vocab, bound), "top_p" in values, "min_p" in values)
-    sampler = chain(*processors, to=end)
-    if sizes.ids < vocab:
+    bound = _top_k_bound(values, sizes.vocab)
+    end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
+    sampler = chain(*(processor for processor in processors if processor is not None), to=end)
+    if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
     if draft_params is None or is_greedy:
         return Sampling(sampler, params, None)
@@ -240,5 +241,48 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     )
 
 
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, Sequence | Mapping) and len(value) == 0
+def sizes_of(target: Model, batch: int) -> Sizes:
+    """Returns the bounds of options for so many prompts of a target."""
+    vocab = target.lm.vocab_size
+    return Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
+
+
+def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
+    """Converts options that are set to values, by field of `SamplingParams`; "draft" is the drafter's temperature.
+
+    Raises:
+        ValueError: an option is out of range; every token is ruled out.
+
+    >>> values_of({"banned": [1], "logit_bias": {0: 2.0}}, Sizes(1, 3, 3))["bias"].tolist()
+    [[2.0, -inf, 0.0]]
+    """
+    values: dict[str, np.ndarray] = {}
+    for name, option in OPTIONS.items():
+        if name in options:
+            array = option.convert(options[name], name, sizes)
+            values[option.field] = values[option.field] + array if option.field in values else array
+    if "bias" in values:
+        silent = np.flatnonzero(np.isneginf(values["bias"][:, : sizes.ids]).all(axis=1))
+        if silent.size:
+            raise ValueError(
+                f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave at least one"
+            )
+    return values
+
+
+def is_set(value: Any) -> bool:
+    """Says whether an option has a value; None and empty collections are none."""
+    return value is not None and not (isinstance(value, Sequence | Mapping) and len(value) == 0)
+
+
+def _top_k_bound(values: Mapping[str, np.ndarray], vocab: int) -> int | None:
+    """Returns how many of the largest logits a program finds for top_k, a power of two; None without that option.
+
+    Rows that keep every token need none of them, unless top_p then looks for its mass among all.
+    """
+    if "top_k" not in values:
+        return None
+    counts = values["top_k"][values["top_k"] < vocab]
+    if not counts.size or ("top_p" in values and counts.size < values["top_k"].size):
+        return vocab
+    return min(vocab, 1 << (int(counts.max()) - 1).bit_length())

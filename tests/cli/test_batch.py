@@ -20,7 +20,7 @@ from jaxspec.cli.main import INTERRUPTED, TERMINATED, app
 from jaxspec.cli.prompts import heldout
 from jaxspec.files import folders
 from jaxspec.jobs import chunks as job_chunks
-from jaxspec.jobs.files import Source
+from jaxspec.jobs.files import Output, Shard, Source
 from tests.conftest import tokenizer
 
 PROMPTS = heldout("translation", 7)
@@ -40,6 +40,11 @@ def batch(loading, tmp_path):
     return batch
 
 
+def written_in(folder):
+    """What a job has written, by the names of its files; the lock is no part of it."""
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
+
+
 def rows_in(folder):
     return [json.loads(line) for path in sorted(folder.glob("part-*")) for line in path.read_text().splitlines()]
 
@@ -50,10 +55,10 @@ def test_a_job_is_written_in_chunks_and_goes_on_at_the_first_that_is_missing(bat
     assert [len(path.read_text().splitlines()) for path in chunks] == [3, 3, 1]
     rows, contents = rows_in(tmp_path / "out"), [path.read_bytes() for path in chunks]
     assert [row["id"] for row in rows] == [f"p{n}" for n in range(7)]
-    assert "7 prompts" in result.stderr
+    assert "7 texts" in result.stderr and result.stderr.endswith("; 0 of 7 failed\n")
     summary = tmp_path / "out" / "summary-00000-of-00001.json"
     whole, written = json.loads(summary.read_text()), summary.read_text()
-    assert (whole["prompts"], whole["failed"], sum(whole["finish"].values())) == (7, 0, 7)
+    assert (whole["done"], whole["failed"], sum(whole["finish"].values())) == (7, 0, 7)
     assert whole["new_tokens"] == sum(len(row["tokens"]) for row in rows)
     chunks[1].unlink()
     chunks[2].unlink()
@@ -69,7 +74,7 @@ def test_lines_say_how_far_a_job_is_where_there_is_no_terminal(batch, monkeypatc
     monkeypatch.setattr(bars, "EVERY", 0.0)
     lines = batch().stderr.splitlines()
     shown = r"[\d,]+ tokens/s, \d\.\d\d a round, [0-2] live: [0-7] of 7, \d:\d\d:\d\d(, \d:\d\d:\d\d left)?"
-    assert len(lines) > 2 and all(re.fullmatch(shown, line) for line in lines[:-1])
+    assert len(lines) > 2 and all(re.fullmatch(shown, line) for line in lines[:-1]), lines
     assert ", 0 live: 7 of 7, " in lines[-2]
 
 
@@ -99,14 +104,14 @@ def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):
     path = tmp_path / "wrong.jsonl"
     lines = [b'{"text": "a file"}', b"text", b'{"text": "\xff"}', b'{"other": 1}', b'{"text": ""}', b"[3]"]
     path.write_bytes(b"\n".join(lines))
-    assert (result := batch("--input", str(path))).exit_code == 0, result.output
+    assert (result := batch("--input", str(path))).exit_code == 3, result.output
     wrong = rows_in(tmp_path / "out")[7:]
     assert [row["error"] is None for row in wrong] == [True, False, False, False, True, False]
     said = ["no JSON", "not UTF-8", "--field", "expected a JSON object"]
     assert all(word in row["error"] for word, row in zip(said, [*wrong[1:4], wrong[5]], strict=True))
     assert [row["number"] for row in wrong] == list(range(7, 13))
-    assert "13 prompts" in result.stderr
-    assert "4 of 13 prompts have errors; the first, number 8: the line is no JSON" in result.stderr
+    assert "the first error: wrong.jsonl: line 2: the line is no JSON" in result.stderr
+    assert "13 texts" in result.stderr and result.stderr.endswith("; 4 of 13 failed\n")
 
 
 @pytest.mark.parametrize("name", ["prompts.json", "prompts.json.gz", "prompts.jsonl.zst", "A.CSV", "a.tsv.gz"])
@@ -123,13 +128,13 @@ def test_what_is_wrong_with_a_line_is_its_own_in_shards_and_restarts(batch, tmp_
         "".join(json.dumps({"text": "a file", "max_new_tokens": 99 * (n == 10) + 1}) + "\n" for n in range(12))
     )
     shard = ("--input", str(path), "--shard", "1", "--num-shards", "2")
-    assert (result := batch(*shard)).exit_code == 0, result.output
+    assert (result := batch(*shard)).exit_code == 3, result.output
     rows = rows_in(tmp_path / "out")
     assert [row["number"] for row in rows] == list(range(1, 19, 2))
     assert [row["number"] for row in rows if row["error"]] == [17]  # seven lines of the fixture come before
     for chunk in sorted((tmp_path / "out").glob("part-*"))[1:]:
         chunk.unlink()
-    assert (result := batch(*shard, "--resume")).exit_code == 0, result.output
+    assert (result := batch(*shard, "--resume")).exit_code == 3, result.output
     assert rows_in(tmp_path / "out") == rows
 
 
@@ -160,7 +165,7 @@ def test_a_pipe_is_no_input(batch, tmp_path):
 
 
 def test_an_input_that_has_become_shorter_is_no_end(batch, tmp_path, monkeypatch):
-    monkeypatch.setattr(Source, "count", lambda _: 9)
+    monkeypatch.setattr(Source, "count", lambda *_: 9)
     result = batch()
     assert result.exit_code == 2 and "had 9 lines when they were counted, and 7 when" in " ".join(result.stderr.split())
 
@@ -219,7 +224,8 @@ def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name
     path = tmp_path / "more.jsonl"
     path.write_text("".join(json.dumps({"text": f"a file {n}"}) + "\n" + "no JSON\n" * (n % 3 == 0) for n in range(9)))
     options = (*JOBS[name], "--input", str(path), "--output")
-    assert (result := batch(*options, str(tmp_path / "reference"))).exit_code == 0, result.output
+    code = 0 if name == "a shard" else 3  # the wrong lines are in the other one
+    assert (result := batch(*options, str(tmp_path / "reference"))).exit_code == code, result.output
     append, written = job_chunks.append, 0
 
     def killed(file, line):
@@ -233,14 +239,16 @@ def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name
         patched.setattr(job_chunks, "append", killed)
         assert batch(*options, str(tmp_path / "out")).exit_code == INTERRUPTED
     result = batch(*options, str(tmp_path / "out"), "--resume", "--json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     rows = rows_in(tmp_path / "reference")
     assert json.loads(result.stdout)["run"]["done"] == len(rows) - (kill - 1)
     if name == "rows that agree":
         neutral = dict.fromkeys(COUNTS)
         assert [row | neutral for row in rows_in(tmp_path / "out")] == [row | neutral for row in rows]
     else:
-        contents = [{p.name: p.read_bytes() for p in (tmp_path / folder).iterdir()} for folder in ("reference", "out")]
+        contents = [
+            {p.name: p.read_bytes() for p in (tmp_path / folder).glob("[!.]*")} for folder in ("reference", "out")
+        ]
         assert contents[0] == contents[1]
 
 
@@ -335,7 +343,7 @@ def test_costs_are_those_of_slots_full_of_the_jobs_prompts(batch, zoo, tmp_path,
             *(() if prefix is None else ("--prefix", prefix)),
         ],
     )
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
     shared = [] if prefix is None else jaxspec.prefix(target, prefix).tokens
     ((tokens, start),) = states
     for row, text in enumerate(("a file", "a", "a file")):  # of the first three lines, one of which is wrong
@@ -419,14 +427,14 @@ def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path
     monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: costs)
     options = ("--tokens", "--slots", "1", "--policy", "adaptive", "--output")
     assert batch(*options, str(tmp_path / "reference")).exit_code == 0
-    reference, folder = ({path.name: path for path in (tmp_path / "reference").iterdir()}, tmp_path / "out")
+    reference, folder = ({path.name: path for path in (tmp_path / "reference").glob("[!.]*")}, tmp_path / "out")
     disk = FullDisk(monkeypatch, name, step)
     for resume in ((), ("--resume",)):  # it stays full
         result = batch(*options, str(folder), *resume)
         assert result.exit_code == 2 and "Traceback" not in result.output, result.output
         said = " ".join(result.stderr.split())
         assert f"the disk is full, and {FULL.get(name, job_chunks.KEPT)}" in said
-        for path in folder.iterdir():
+        for path in folder.glob("[!.]*"):
             assert path.name == JOURNAL or path.read_bytes() == reference[path.name].read_bytes()
         chunks = sorted(path.name for path in folder.glob("part-*"))
         before = CHUNK if name == JOURNAL else name
@@ -435,7 +443,7 @@ def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path
     result = batch(*options, str(folder), "--resume", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["run"]["done"] == LEFT.get(name, len(PROMPTS))
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+    assert {path.name: path.read_bytes() for path in folder.glob("[!.]*")} == {
         name: path.read_bytes() for name, path in reference.items()
     }
 
@@ -483,7 +491,7 @@ LINES = {  # of a job: what the error of each says; None where it has a text
     '{"id": "b3", "messages": [{"role": "user", "content": "\\ud800"}]}': "chat",
     '{"id": "b4", "prompt": {"role": "user"}}': "chat",
     '{"id": "b5", "messages": [{"role": "user", "content": null}]}': "chat",
-    '{"prompt": "a file", "temperature": 1}': "the line has 'temperature', and options hold for all lines",
+    '{"prompt": "a file", "temperature": "warm"}': "temperature is 'warm'",
     '{"id": "b6", "prompt": "a file", "messages": [{"role": "user", "content": "a"}]}': "either prompt or messages",
     "\0{\0}\0": "the line has a NUL character",
 }
@@ -496,7 +504,7 @@ def test_no_line_ends_a_job(batch, zoo, tmp_path, monkeypatch, template):
     path = tmp_path / "bad.jsonl"
     path.write_text("".join(line + "\n" for line in LINES) + '{"id": "last", "prompt": "a file"}')
     arguments = ("--input", str(path), "--field", "prompt")
-    assert (result := batch(*arguments)).exit_code == 0, result.output
+    assert (result := batch(*arguments)).exit_code == 3, result.output
     rows = rows_in(tmp_path / "out")[len(PROMPTS) :]
     for row, (line, said) in zip(rows, [*LINES.items(), ("{}", None)], strict=True):
         assert (row["error"] is None) == (said is None), (line, row["error"])
@@ -583,5 +591,158 @@ def test_errors_count_for_no_rounds(batch, tmp_path):
     path = tmp_path / "wrong.jsonl"
     path.write_text("no JSON\n" * 200)
     result = batch("--input", str(path), "-n", "2")
-    assert result.exit_code == 0
+    assert result.exit_code == 3
     assert float(" ".join(result.stderr.split()).split("a second, ")[1].split(" a round")[0]) >= 0
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}{% if tools %}{{ tools | length }} file{% endif %}"
+
+
+def lines_of(tmp_path, *rows):
+    """Writes a file of lines; returns the options that read it alone."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return ["batch", "--input", str(path), "--output", str(tmp_path / "out"), "-n", "12", "--slots", "2"]
+
+
+def run(arguments, *more):
+    return CliRunner().invoke(app, [*arguments, *more], env={"COLUMNS": "200"})
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "a file"}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ([MESSAGES] * 70, (), "has no chat template"),
+        ([{"text": "a file"}] * 3, (), "choose one of these with --field"),
+        ([{"prompt": "a file", "n": 2}] * 3, (), "n is 2 at temperature 0"),
+        ([{"prompt": "a file"}] * 3, ("--max-prompt-tokens", "1"), "tokens: expected at most 1"),
+        ([{"prompt": "a file"}] * 3, ("--max-prompt-tokens", "1", "--too-long", "skip"), "All prompts are too long"),
+    ],
+)
+def test_a_job_that_no_line_survives_is_refused_before_anything_is_written(loading, tmp_path, rows, options, said):
+    result = run(lines_of(tmp_path, *rows), *options)
+    assert result.exit_code == 2 and f"none of the {len(rows)} lines can be decoded" in result.stderr, result.output
+    assert said in result.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_job_ends_at_the_most_errors_that_are_allowed(loading, tmp_path):
+    arguments = lines_of(tmp_path, {"prompt": "a file"}, "no JSON", *[{"prompt": 3}] * 30, {"prompt": "a file"})
+    result = run(arguments, "--max-errors", "3", "--json")
+    assert result.exit_code == 3 and "ended, since more than 3 texts are errors" in result.stderr, result.output
+    assert json.loads(result.stdout)["whole"]["failed"] == 4 and "the first error: lines.jsonl: line 2" in result.stderr
+    assert not list((tmp_path / "out").glob("summary*"))
+    result = run(arguments, "--resume", "--max-errors", "31")
+    assert result.exit_code == 3 and result.stderr.endswith("; 31 of 33 failed\n"), result.output
+    assert len(rows_in(tmp_path / "out")) == 33
+
+
+def test_ids_that_stand_twice_are_noticed(loading, tmp_path):
+    rows = [{"id": name, "prompt": "a file"} for name in ("a", {"b": 1}, 2, "a", {"b": 1}, "2")]
+    result = run(lines_of(tmp_path, *rows))
+    assert result.exit_code == 0, result.output
+    assert (
+        "the id 'a' stands twice, at lines.jsonl: line 1 and lines.jsonl: line 4 (1 more lines repeat" in result.stderr
+    )
+    rows = [{"custom_id": "a", "body": {"prompt": "a file"}}] * 2
+    refused = run([*lines_of(tmp_path, *rows), "--output", str(tmp_path / "other"), "--openai"])
+    assert refused.exit_code == 2 and "expected each custom_id once" in refused.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_second_process_on_one_part_of_a_folder_is_refused(loading, tmp_path):
+    """Another part is not; and the lock ends with the process."""
+    arguments = lines_of(tmp_path, {"prompt": "a file"}, {"prompt": "a file"})
+    output = Output(tmp_path / "out", Shard(0, 2), 1024)
+    part = ("--num-shards", "2", "--shard")
+    with output.locked():
+        result = run(arguments, *part, "0")
+        assert result.exit_code == 2 and f"(process {os.getpid()})" in result.stderr, result.output
+        assert run(arguments, *part, "1").exit_code == 0
+    assert run(arguments, *part, "0").exit_code == 0
+    with output.locked():
+        result = run(arguments, *part, "0", "--resume")
+        assert result.exit_code == 2 and "is using this folder" in result.stderr
+
+
+def test_several_texts_of_a_prompt_are_lines_of_their_own(loading, tmp_path):
+    """Each with its number; a job that goes on has all of them, and a line may ask for another number of texts."""
+    rows = [{"prompt": "a file"}, {"prompt": "files", "n": 1}, {"prompt": "", "n": 3}, {"prompt": "a", "n": 2}]
+    arguments = [*lines_of(tmp_path, *rows), "--num-samples", "3", "-t", "5", "--tokens", "--chunk", "2"]
+    result = run(arguments, "--json")
+    assert result.exit_code == 0, result.output
+    whole, lines = json.loads(result.stdout)["whole"], rows_in(tmp_path / "out")
+    numbers = [(row["number"], row.get("sample", 0)) for row in lines]
+    assert numbers == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)]
+    assert whole["done"] == 9 and len({tuple(row["tokens"]) for row in lines[:3]}) > 1
+    chunk = sorted((tmp_path / "out").glob("part-*"))[0]
+    content = chunk.read_bytes()
+    chunk.unlink()
+    again = json.loads(run(arguments, "--json", "--resume").stdout)
+    assert again["whole"] == whole and chunk.read_bytes() == content
+
+
+def test_requests_in_the_form_of_openai_are_answered_in_it(loading, zoo, tmp_path, monkeypatch):
+    monkeypatch.setattr(zoo["debian-t5-large"].tokenizer, "chat_template", TEMPLATE)
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "file"}]
+    chat = {"model": "m", "messages": [{"role": "user", "content": parts}], "max_completion_tokens": 3}
+    image = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+
+    def request(name, body, url="/v1/chat/completions"):
+        return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+    rows = [
+        request("a", chat),
+        request("b", {"prompt": "a file", "max_tokens": 4, "n": 2, "temperature": 1}, "/v1/completions"),
+        request("c", image),
+        request("d", {"input": "a"}, "/v1/embeddings"),
+        request("e", chat | {"response_format": {"type": "json_object"}}),
+        request("f", chat | {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}),
+    ]
+    arguments = lines_of(tmp_path, *rows)
+    result = run([*arguments, "--openai", "--json"])
+    assert result.exit_code == 3, result.output
+    a, b, c, d, e, f = rows_in(tmp_path / "out")
+    assert [line["custom_id"] for line in (a, b, c, d, e, f)] == list("abcdef")
+    assert a["response"]["body"]["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    choice = a["response"]["body"]["choices"][0]
+    assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length" and a["error"] is None
+    assert a["jaxspec"][0]["fields"] == {"url": "/v1/chat/completions", "model": "m"}
+    assert [choice["index"] for choice in b["response"]["body"]["choices"]] == [0, 1]
+    assert b["response"]["body"]["object"] == "text_completion" and "text" in b["response"]["body"]["choices"][1]
+    said = ["a part of type 'image_url'", "url is '/v1/embeddings'", "the field 'response_format' is not obeyed"]
+    assert all(word in line["error"]["message"] for word, line in zip(said, (c, d, e), strict=True))
+    assert all(line["response"] is None for line in (c, d, e))
+    assert f["response"]["body"]["usage"]["prompt_tokens"] > 3  # the template has written the tools
+    whole, content = json.loads(result.stdout)["whole"], written_in(tmp_path / "out")
+    next((tmp_path / "out").glob("part-*")).unlink()
+    assert json.loads(run([*arguments, "--openai", "--json", "--resume"]).stdout)["whole"] == whole
+    assert written_in(tmp_path / "out") == content
+
+
+def test_settings_of_a_line_are_obeyed_refused_or_carried_through(loading, zoo, tmp_path):
+    bias = {"logit_bias": {"5": 30, "1": -100}}  # as JSON has it: ids are names
+    rows = [
+        {"prompt": "a file", "label": {"x": [1]}, "number": 9, "max_tokens": 2},
+        {"prompt": "a file", **bias},
+        {"prompt": "a file", "eos_token_id": 3},
+        {"prompt": "a file", "topP": 0.5},
+        {"prompt": "a file", "max_tokens": 2, "max_new_tokens": 2},
+        {"prompt": "a file", "tools": []},
+        {"prompt": "a file", "tools": [{}]},
+        {"prompt": "a file", "label": float("nan")},
+    ]
+    result = run(lines_of(tmp_path, *rows), "--tokens")
+    assert result.exit_code == 3, result.output
+    lines = rows_in(tmp_path / "out")
+    assert lines[0]["fields"] == {"label": {"x": [1]}, "number": 9} and lines[0]["new_tokens"] <= 2
+    assert lines[1]["tokens"] == [5] * 12
+    said = ["'eos_token_id' is not obeyed", "is spelled 'top_p'", "mean the same", "give messages", "give messages"]
+    said.append("label cannot be written")
+    rows = lines[2:5] + lines[6:]
+    assert lines[5]["error"] is None and "fields" not in lines[5]
+    said = said[:3] + said[4:]
+    assert all(word in line["error"] for word, line in zip(said, rows, strict=True)), [line["error"] for line in rows]
+    assert [line["error"].split(": ")[1] for line in rows] == [f"line {n}" for n in (3, 4, 5, 7, 8)]

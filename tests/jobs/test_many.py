@@ -204,7 +204,7 @@ def test_wrong_prompts_are_errors_of_their_own():
         [],
         [9],
         "text",
-        {"prompt": [1], "tokens": 3},
+        {"prompt": [1], "eos_token_id": 3},
         {"id": "x"},
         {"prompt": [2], "max_new_tokens": 99},
         [1, 2.5],
@@ -213,7 +213,14 @@ def test_wrong_prompts_are_errors_of_their_own():
         jaxspec.generate_many(LARGE_TARGET, prompts, slots=2, on_error="yield", in_order=True, max_new_tokens=4)
     )
     assert [row.finish for row in rows] == ["length", *["failure"] * 7]
-    said = ["empty", "expected ids from 0 to 5", "no tokenizer", "'tokens'", "either prompt or messages", "from 1 to 4"]
+    said = [
+        "empty",
+        "expected ids from 0 to 5",
+        "no tokenizer",
+        "'eos_token_id'",
+        "either prompt or messages",
+        "from 1 to 4",
+    ]
     said.append("prompt 7 is a list of more than integers")
     assert all(word in row.error for word, row in zip(said, rows[1:], strict=True)), [row.error for row in rows]
     with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
@@ -241,13 +248,13 @@ def test_an_error_of_the_iterable_comes_after_the_results_before_it():
 
 
 def test_a_prompt_that_memory_has_no_room_for_ends_nothing(monkeypatch):
-    """One row in all slots is wide; slots that no prompt fits into are refused."""
-    prompts, options = [[1], [2] * 5000, [3]], dict(on_error="yield", in_order=True, max_new_tokens=4, eos_ids=())
+    """A wide row that not even a slot of its own has room for; slots that no prompt fits into are refused."""
+    prompts, options = [[1], [2] * 50_000, [3]], dict(on_error="yield", in_order=True, max_new_tokens=4, eos_ids=())
     drafter = LARGE["a tree"]
     monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=400_000))
     rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, drafter=drafter, slots=8, **options))
     assert [row.finish for row in rows] == ["length", "failure", "length"]
-    assert "slots=8 of" in rows[1].error and "of memory" in rows[1].error
+    assert "slots=1 of" in rows[1].error and "of memory" in rows[1].error
     monkeypatch.setattr(inputs.psutil, "virtual_memory", lambda: types.SimpleNamespace(total=4_000))
     with pytest.raises(ValueError, match=r"slots=8 of .* of memory"):
         list(jaxspec.generate_many(LARGE_TARGET, prompts, drafter=drafter, slots=8, **options))
@@ -290,7 +297,7 @@ def test_a_row_that_fails_does_not_end_the_job():
     [
         (dict(slots=0), "slots is 0"),
         (dict(slots=2, group=3), "group 3"),
-        (dict(num_samples=2), "as often as"),
+        (dict(num_samples=2), "at a temperature above 0"),
         (dict(temperature=[0.0, 1.0]), "temperature has a value for each"),
         (dict(key=jax.random.split(KEY)), "key has a value for each"),
         (dict(too_long="cut"), "too_long is 'cut'"),
@@ -372,15 +379,17 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
     path.write_text("".join(f"line {n}\n\n" for n in range(7)))
     for index, numbers in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
         source = Source([path], shard=Shard(index, 3))
-        assert source.count() == len(numbers)
-        assert [(row["number"], row["prompt"]) for row in source.prompts()] == [(n, f"line {n}") for n in numbers]
-        assert [row["number"] for row in source.prompts(numbers[:1])] == numbers[1:]
+        assert source.count(source.survey().lines) == len(numbers)
+        lines = list(source.prompts())
+        assert [(line.number, line.fields["prompt"]) for line in lines] == [(n, f"line {n}") for n in numbers]
+        assert [line.where for line in lines] == [f"prompts.txt: line {2 * n + 1}" for n in numbers]
+        assert [line.number for line in source.prompts(numbers[:1])] == numbers[1:]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt_but_at_the_beginning(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
-    assert [row["prompt"] for row in Source([path]).prompts()] == ["one", "\ufefftwo"]
+    assert [line.fields["prompt"] for line in Source([path]).prompts()] == ["one", "\ufefftwo"]
 
 
 COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-small", "--draft", "prompt_lookup"]
@@ -440,7 +449,7 @@ def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path, kills)
     assert set(codes) <= {0, -signal.SIGKILL} and 2 * codes.count(-signal.SIGKILL) > len(codes), codes
     last = start("killed", "--resume", "--json", stdout=subprocess.PIPE)
     assert json.loads(last.communicate()[0])["run"]["done"] == 200 - len(rows) and last.returncode == 0
-    names = [[path.name for path in sorted((tmp_path / folder).iterdir())] for folder in ("killed", "whole")]
+    names = [[path.name for path in sorted((tmp_path / folder).glob("[!.]*"))] for folder in ("killed", "whole")]
     assert names[0] == names[1]  # nothing half-written has stayed
     for name in names[0]:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -36,7 +36,7 @@ def model_of(around, encoder=False, **options):
 
 
 def read(model, prompt, most, too_long="truncate", prefix=None):
-    return Reader(model, [prompt], Limits(most, None, 4, too_long), 1, prefix).peek(1)[0]
+    return Reader(model, [prompt], Limits(most, None, 4, too_long), 1, {"prefix": prefix}).peek(1)[0]
 
 
 @pytest.mark.parametrize("around", AROUND)

@@ -1,0 +1,211 @@
+"""The fields of a job's prompts: one table, for dicts in Python and for the lines of files.
+
+A field is obeyed, or refused by name; any other is the caller's own, and comes back with the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.core.checks import integer
+from jaxspec.decode import inputs
+from jaxspec.decode.request import Prepared
+from jaxspec.sampling.params import ALL, OPTIONS, is_set
+
+CONTENT = ("prompt", "messages")
+OTHER_NAMES = {  # in other libraries: here
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "num_samples": "n",
+    "num_return_sequences": "n",
+}
+OBEYED = ("id", "number", *CONTENT, "max_new_tokens", "n", "seed", "stop", "tools", "chat_template_kwargs", *OPTIONS)
+CLOSE = {name for name in (*OBEYED, *OTHER_NAMES) if "_" in name or name in ("temperature", "stop", "seed")}
+NEUTRAL = {  # refused fields: the value that asks for nothing, which is therefore fine
+    "best_of": 1,
+    "do_sample": False,
+    "echo": False,
+    "ignore_eos": False,
+    "logprobs": False,
+    "log_probs": False,
+    "min_tokens": 0,
+    "num_beams": 1,
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "stream": False,
+    "tool_choice": "auto",
+    "top_log_probs": 0,
+    "top_logprobs": 0,
+    "use_beam_search": False,
+}
+ALL_ROWS = "it holds for all of the job, and is an option of it"
+STRUCTURE = "text is not yet held to a grammar or a schema here"
+REFUSED = {  # name: why, or what to do
+    **dict.fromkeys(
+        ("drafter", "gamma", "rule", "policy", "eos_ids", "prefix", "log_probs", "top_log_probs"), ALL_ROWS
+    ),
+    **dict.fromkeys(("logprobs", "top_logprobs"), "log probabilities are an option of the job: log_probs"),
+    **dict.fromkeys(("eos_token_id", "stop_token_ids", "ignore_eos"), "end tokens are an option of the job: eos_ids"),
+    **dict.fromkeys(("grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), STRUCTURE),
+    **dict.fromkeys(("response_format", "structured_outputs", "json_schema"), STRUCTURE),
+    **dict.fromkeys(
+        ("tool_choice", "parallel_tool_calls", "functions", "function_call"), "tools are offered, not forced"
+    ),
+    **dict.fromkeys(("num_beams", "use_beam_search"), "jaxspec.beam_search searches"),
+    **dict.fromkeys(("suppress_tokens", "bad_words_ids"), "use banned, a list of ids"),
+    "key": "give seed, an integer",
+    "generator": "give seed, an integer",
+    "do_sample": "temperature 0 is greedy, and a positive one samples",
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "stop_strings": "use stop",
+    "stream": "a job writes whole texts",
+    "echo": "a result has no prompt",
+    **{name: inputs.NOT_HERE[name] for name in ("best_of", "length_penalty", "min_new_tokens", "no_repeat_ngram_size")},
+    "min_tokens": inputs.NOT_HERE["min_new_tokens"],
+}
+
+
+class Settings(NamedTuple):
+    """The settings of one prompt; None where the job's own hold.
+
+    Attributes:
+        max_new_tokens: its limit.
+        samples: how many texts it gets.
+        seed: the seed of its random key.
+        stop: strings that end its text.
+        template: values for the chat template, tools among them.
+        sampling: its `SamplingOptions`.
+    """
+
+    max_new_tokens: int | None
+    samples: int | None
+    seed: int | None
+    stop: Any
+    template: dict[str, Any]
+    sampling: dict[str, Any]
+
+
+def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
+    """Reads the settings of a prompt among its fields; a field that is null says nothing.
+
+    Args:
+        fields: all of the prompt's fields by their names.
+        most: the job's limit of new tokens.
+
+    Raises:
+        ValueError: a field cannot be obeyed, or is given twice under two names, or its value is wrong.
+
+    >>> settings = read({"prompt": "a", "temperature": 0.5, "max_tokens": 7, "label": "x"})
+    >>> settings.max_new_tokens, settings.sampling
+    (7, {'temperature': 0.5})
+    >>> read({"prompt": "a", "eos_token_id": 2})
+    Traceback (most recent call last):
+    ValueError: the field 'eos_token_id' is not obeyed: end tokens are an option of the job: eos_ids
+    """
+    values, names = dict[str, Any](), dict[str, str]()
+    for name, value in fields.items():
+        meant = OTHER_NAMES.get(name, name)
+        if meant in OBEYED:
+            if value is None:
+                continue
+            if meant in values:
+                raise ValueError(f"the fields {names[meant]!r} and {name!r} mean the same: give one of them")
+            values[meant], names[meant] = value, name
+        elif name in REFUSED:
+            if value is not None and not (name in NEUTRAL and _is_same(value, NEUTRAL[name])):
+                raise ValueError(f"the field {name!r} is not obeyed: {REFUSED[name]}")
+        elif (close := _snake(name)) in CLOSE and close not in fields:
+            raise ValueError(f"the field {name!r} is spelled {close!r} here")
+    template = values.get("chat_template_kwargs", {})
+    if not isinstance(template, Mapping):
+        raise ValueError(f"chat_template_kwargs is {template!r:.80}: expected an object of values for the template")
+    if "tools" in values:
+        if not isinstance(values["tools"], list | tuple) or not all(isinstance(x, Mapping) for x in values["tools"]):
+            raise ValueError(f"tools is {values['tools']!r:.80}: expected a list of objects")
+        template = {**template, "tools": list(values["tools"])} if values["tools"] else template
+    if template and "messages" not in values and not inputs.is_chat(values.get("prompt")):
+        name = "tools" if "tools" in values else "chat_template_kwargs"
+        raise ValueError(f"the field {name!r} is for the template of a chat: give messages with it")
+    return Settings(
+        _whole(values, "max_new_tokens", names, 1, most),
+        _whole(values, "n", names, 1, 2**16),
+        _whole(values, "seed", names, 0, 2**32 - 1),
+        values.get("stop"),
+        dict(template),
+        {name: _sampling(name, values[name]) for name in OPTIONS if name in values},
+    )
+
+
+def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict[str, Any]:
+    """Returns the options that a generation must also have so that its program serves rows with some options.
+
+    Their values are no row's, since rows bring their own. They say what the program can do: draw, and find so many of
+    the largest logits.
+
+    Args:
+        prepared: the generation.
+        needs: the options of a row.
+        bounded: whether every row has a top_k, because the job has one.
+    """
+    options, vocab, added = prepared.options, prepared.target.lm.vocab_size, dict[str, Any]()
+    temperature = options.get("temperature")
+    for name, value in needs.items():
+        old = options.get(name)
+        if name == "temperature":
+            if value and np.ndim(0.0 if temperature is None else temperature) == 0 and not temperature:
+                added[name] = np.zeros(1, np.float32)  # one for each row: a program that draws
+        elif name in ("logit_bias", "banned"):
+            if not is_set(options.get("logit_bias")) and not is_set(options.get("banned")):
+                added["logit_bias"] = np.zeros(vocab, np.float32)
+        elif name == "top_k":
+            if old is None or int(old) < value:
+                added[name] = min(ALL, 1 << (int(value) - 1).bit_length())
+        elif not is_set(old):
+            added[name] = value
+    both = {**options, **added}
+    top_k = both.get("top_k")
+    if is_set(both.get("top_p")) and top_k is not None and not bounded and int(top_k) < vocab:
+        added["top_k"] = ALL  # rows without a top_k look for their mass among all tokens
+    return added
+
+
+def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, most: int | None) -> int | None:
+    """Reads an integer, if it is there."""
+    if name not in values:
+        return None
+    expected = f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}"
+    number = integer(values[name], names[name], expected)
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{names[name]} is {number}: expected {expected}")
+    return number
+
+
+def _sampling(name: str, value: Any) -> Any:
+    """Reads an option of sampling; JSON has ids as text where they are names of an object."""
+    if name == "logit_bias" and isinstance(value, Mapping):
+        return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
+    if name not in ("logit_bias", "banned") and np.ndim(value):
+        raise ValueError(f"{name} is {value!r:.80}: expected a number")
+    return value
+
+
+def is_own(name: str) -> bool:
+    """Says whether a field is the caller's own: it is neither obeyed nor refused."""
+    return name not in OBEYED and name not in OTHER_NAMES and name not in REFUSED
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    return type(value) is type(neutral) and value == neutral
+
+
+def _snake(name: str) -> str:
+    """Spells a name as Python would.
+
+    >>> _snake("maxTokens"), _snake("top-p"), _snake("Temperature")
+    ('max_tokens', 'top_p', 'temperature')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).replace("-", "_").lower()

@@ -1,0 +1,84 @@
+"""The form of OpenAI's batches: requests {"custom_id", "method", "url", "body"} in, responses out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COMPLETIONS = "/v1/completions"
+URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # what the body of each has
+FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+def is_request(row: Mapping[str, Any]) -> bool:
+    """Says whether a line is a request of this form."""
+    return "custom_id" in row and "body" in row
+
+
+def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a request: those of its body, and others beside it.
+
+    Raises:
+        ValueError: it asks for something else than text.
+
+    >>> fields_of({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}})
+    {'url': '/v1/completions', 'prompt': 'one', 'max_tokens': 7}
+    """
+    method, url, body = row.get("method", "POST"), row.get("url"), row["body"]
+    if method != "POST":
+        raise ValueError(f"method is {method!r}: expected 'POST'")
+    if url is not None and url not in URLS:
+        raise ValueError(f"url is {url!r}: expected {' or '.join(map(repr, URLS))}")
+    if not isinstance(body, Mapping):
+        raise ValueError(f"body is {body!r:.80}: expected an object")
+    if url is not None and URLS[url] not in body:
+        raise ValueError(f"body has no {URLS[url]!r}, but {sorted(body)}: {url} expects it")
+    others = {name: value for name, value in row.items() if name not in ("custom_id", "method", "body")}
+    return {**others, **body}
+
+
+def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
+    """Returns the line for a request: a response whose choices are the texts of the prompt.
+
+    Counts that the form has no place for are under "jaxspec". No time is given, so that a job which was resumed writes
+    what one which was not does.
+
+    Args:
+        rows: the results of one prompt, as a job writes them otherwise.
+        model: the name of the model.
+
+    >>> row = dict(id="a", number=4, text="One.", finish="eos", error=None, prompt_tokens=3, new_tokens=2)
+    >>> line = response([row], "small")
+    >>> line["custom_id"], line["response"]["body"]["choices"][0]["message"]["content"], line["error"]
+    ('a', 'One.', None)
+    """
+    first, name = rows[0], f"batch_req_{rows[0]['number']}"
+    kept = [{key: value for key, value in row.items() if key not in ("id", "text")} for row in rows]
+    line = {"id": name, "custom_id": first["id"], "response": None, "error": None, "jaxspec": kept}
+    if wrong := next((row["error"] for row in rows if row["error"] is not None), None):
+        return line | {"error": {"code": "failure", "message": wrong}}
+    is_chat = first.get("fields", {}).get("url") != COMPLETIONS
+    choices = [
+        {
+            "index": index,
+            **({"message": {"role": "assistant", "content": row["text"]}} if is_chat else {"text": row["text"]}),
+            "logprobs": None,
+            "finish_reason": FINISH[row["finish"]],
+        }
+        for index, row in enumerate(rows)
+    ]
+    read, new = first["prompt_tokens"], sum(row["new_tokens"] for row in rows)
+    body = {
+        "id": name,
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": 0,
+        "model": model,
+        "choices": choices,
+        "usage": {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new},
+    }
+    return line | {"response": {"status_code": 200, "request_id": name, "body": body}}
+
+
+def rows_of(line: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Returns the results of a line that a job has written, in this form or its own."""
+    return line.get("jaxspec", [line])
