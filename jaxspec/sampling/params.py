@@ -167,7 +167,7 @@ class SamplingOptions(TypedDict, total=False):
         Option(
             "repetition",
             _positive,
-            "Divides logits of tokens that occurred.",
+            "Makes tokens that occurred less likely: divides their logits.",
             penalties.repetition_penalty,
             neutral=1.0,
         ),
@@ -175,19 +175,27 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: Annotated[
         Any,
         Option(
-            "presence", _finite, "Taken from tokens that were generated.", penalties.presence_and_frequency_penalties
+            "presence",
+            _finite,
+            "Subtracted from the logits of generated tokens.",
+            penalties.presence_and_frequency_penalties,
         ),
     ]
     frequency_penalty: Annotated[
         Any,
-        Option("frequency", _finite, "The same, for each time.", penalties.presence_and_frequency_penalties),
+        Option(
+            "frequency",
+            _finite,
+            "Subtracted once for each time a token was generated.",
+            penalties.presence_and_frequency_penalties,
+        ),
     ]
-    temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 the model's own distribution.")]
+    temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 is the model's own distribution.")]
     top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)]
     top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)]
-    min_p: Annotated[Any, Option("min_p", _share, "Keep tokens this many times as probable as the best.")]
+    min_p: Annotated[Any, Option("min_p", _share, "Keep tokens at least this many times as probable as the best.")]
     draft_temperature: Annotated[
-        Any, Option("draft", _temperature, "The drafter's own; by default the target's.", neutral=None)
+        Any, Option("draft", _temperature, "The drafter's temperature; by default the target's.", neutral=None)
     ]
 
 
