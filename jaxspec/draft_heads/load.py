@@ -24,7 +24,7 @@ from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder_layers, stack
-from jaxspec.weights import huggingface, orbax, parameters, tensors, tokenizers
+from jaxspec.weights import huggingface, orbax, parameters, quantised_files, tensors, tokenizers
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
@@ -302,7 +302,10 @@ def describe(
     have = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     have = {name: shape for name, shape in have.items() if name != D2T or D2T in paths}
     if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, have):
-        raise CheckpointError(f"{folder}: the weights are not those of the {form.title} of its {CONFIG}:{complaint}")
+        quantised = quantised_files.unread(folder, have)
+        raise CheckpointError(
+            f"{folder}: {quantised or f'the weights are not those of the {form.title} of its {CONFIG}:{complaint}'}"
+        )
     return Description(form, config, {held[name].name: (name, path) for name, path in paths.items()})
 
 
@@ -318,6 +321,8 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
             held[canonical] = Tensor(shape, name)
         if form.matches(table, {name: tensor.shape for name, tensor in held.items()}):
             return form, held
+    if quantised := quantised_files.unread(folder, (name for shard in files for name in shard.shapes)):
+        raise FamilyError(quantised)
     titles = ", ".join(kind.format.title for kind in KINDS)
     raise FamilyError(f"its tensors match no known format: expected one of {titles}")
 

@@ -430,7 +430,8 @@ def _check(
     }
     wrong = f"{folder}: the weights are not those of the {family.title} of its {_described(folder)}:"
     if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(have), str):
-        raise CheckpointError(wrong + complaint)
+        quantised = quantised_files.unread(folder, (name for shard in files for name in shard.shapes))
+        raise CheckpointError(f"{folder}: {quantised}" if quantised else wrong + complaint)
     try:
         expected = parameters.shapes(config)
     except Exception as error:  # tracing a network of impossible sizes fails in any way

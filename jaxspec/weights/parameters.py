@@ -30,6 +30,7 @@ from jaxspec.weights.tensors import CheckpointError, Stored, chunks
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
 ALIGNMENT = 64  # in bytes, of memory that jax's CPU devices take without a copy
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights may be
+NARROW = ("float8", "float4", "int8", "uint8", "int4", "int32")  # what quantised ones are
 
 Shape = tuple[int, ...]
 
@@ -52,7 +53,8 @@ def check_float(where: Path, name: str, dtype: str) -> None:
         CheckpointError: the dtype is none of `FLOATS`.
     """
     if dtype not in FLOATS:
-        raise CheckpointError(f"{where}: {name} is {dtype}, expected one of {', '.join(FLOATS)}")
+        quantised = ", so it is quantised, and no scales lie beside it" if dtype.startswith(NARROW) else ""
+        raise CheckpointError(f"{where}: {name} is {dtype}{quantised}: expected one of {', '.join(FLOATS)}")
 
 
 def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtype: str) -> Any:

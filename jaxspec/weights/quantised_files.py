@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.files.folders import some
 from jaxspec.weights.hf_families.common import FamilyError
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
@@ -39,6 +41,17 @@ WORD = 32  # bits
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where output i of eight lies in a word
 FP8 = "float8_e4m3fn"
 IGNORED = (".input_scale", ".output_scale", ".k_scale", ".v_scale")  # of activations
+
+ENDS = (  # of the names of quantised tensors, in any method's words
+    *("qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed"),
+    *("input_scale", "absmax", "quant_map", "SCB", "W_q", "q_weight", "._data", "._scale", "_blocks"),
+)
+ELSEWHERE = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # ModelOpt's; of old GPTQ and AWQ
+EXPECTED = (
+    "Expected none, GPTQ or AWQ of 4 bits (GPTQ also of 8), compressed-tensors' integers of 4 or 8 bits around "
+    'activations in full (W4A16, W8A16), or fp8 (e4m3): load the model that it was made of, with dtype="int4" or '
+    'dtype="int8", or a GGUF file of it'
+)
 
 Array = np.ndarray | Stored
 
@@ -135,12 +148,19 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
 
 
 def _refuse(*description: str) -> Any:
-    raise FamilyError(
-        f"its weights are quantised ({CONFIG}): {', '.join(filter(None, description))}. Expected none, GPTQ or AWQ of "
-        "4 bits (GPTQ also of 8), compressed-tensors' integers of 4 or 8 bits around activations in full (W4A16, "
-        'W8A16), or fp8 (e4m3): load the model that it was made of, with dtype="int4" or dtype="int8", or a GGUF file '
-        "of it"
-    )
+    raise FamilyError(f"its weights are quantised ({CONFIG}): {', '.join(filter(None, description))}. {EXPECTED}")
+
+
+def unread(folder: Path, names: Iterable[str]) -> str:
+    """Says that tensors which nobody reads are those of a quantisation, where their names show it; else it is empty.
+
+    >>> unread(Path(), ["fc.weight"]), unread(Path(), ["fc.qweight"])[:55]
+    ('', 'its weights are quantised (fc.qweight), and config.json')
+    """
+    shown = [name for name in names if name.endswith(ENDS)]
+    beside = [f"{file} is not read. " for file in ELSEWHERE if (folder / file).is_file()]
+    says = f"its weights are quantised ({some(shown)}), and config.json does not say how. {''.join(beside)}{EXPECTED}"
+    return says if shown else ""
 
 
 def _of_compressed_tensors(config: Mapping[str, Any]) -> Scheme:

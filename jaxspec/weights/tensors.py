@@ -297,8 +297,10 @@ def _numpy(x: Any) -> np.ndarray:
     import torch
 
     x = x.detach()  # parameters that were saved as such
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+    name = str(x.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):  # NumPy itself has no bfloat16 and no float8
+        as_integers = x.view({1: torch.uint8, 2: torch.int16}[x.element_size()])
+        return as_integers.numpy().view(getattr(ml_dtypes, name)).copy()
     return x.numpy().copy()
 
 

@@ -131,6 +131,31 @@ def test_options_that_a_drafter_has_no_use_for(folder, target, tmp_path, publish
     assert set(np.flatnonzero(np.isfinite(log_probs[0]))) == set(trim.draft_tokens(few).tolist())
 
 
+def as_float8(x):
+    return x.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"fc.weight": as_float8}, "fc.weight is float8_e4m3fn, so it is quantised, and no scales"),
+        ({"fc.weight": as_float8, "fc.weight_scale": torch.ones(1)}, r"its weights are quantised \(fc.weight_scale\)"),
+        (
+            {"fc.weight": None, "fc.qweight": torch.ones((1, 8), dtype=torch.int32)},
+            r"its weights are quantised \(fc.qweight\)",
+        ),
+    ],
+)
+def test_a_quantised_drafter_is_said_to_be_quantised(folder, target, tmp_path, published, tensors, said):
+    where = published["EAGLE"].write(tmp_path / "it", folder)
+    file = where / "pytorch_model.bin"
+    have = torch.load(file)
+    have |= {name: x(have["fc.weight"]) if callable(x) else x for name, x in tensors.items()}
+    torch.save({name: x for name, x in have.items() if x is not None}, file)
+    with pytest.raises(CheckpointError, match=said):
+        jaxspec.load_drafter(where, target=target)
+
+
 def damaged_file(where: Path):
     file = where / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-200])

@@ -111,6 +111,7 @@ def changed(**weights):
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq, gemv, 4 bits"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8, e5m2"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes, 4 bits"),
         (changed(num_bits=3), "compressed-tensors, pack-quantized, int, 3 bits, channel"),
         (changed(strategy="tensor_group"), "int, 8 bits, tensor_group"),
@@ -376,6 +377,43 @@ def test_float8_matrices_are_what_they_stand_for(tmp_path, config, ends, shape):
     for name, (module, part) in PLACES.items():
         np.testing.assert_array_equal(params[module][part]["weight"], kept[name])
     assert huggingface.stored_dtype(folder) == "bfloat16"
+
+
+def without_description(folder):
+    """Leaves out what config.json says of the quantisation."""
+    table = json.loads((folder / "config.json").read_text())
+    del table["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("described", [False, True])
+def test_float8_without_scales_is_said_to_be_quantised(tmp_path, dtype, described):
+    config = {"quant_method": "fp8", "fmt": "e4m3"}
+    folder = folder_of(tmp_path / "it", config, lambda _, x: {"weight": float8(x, np.ones(()))})
+    if not described:
+        without_description(folder)
+    with pytest.raises(CheckpointError, match=r"_proj.weight is float8_e4m3fn, so it is quantised, and no scales"):
+        jaxspec.load(folder, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("file", "tensors"),
+    [
+        ("hf_quant_config.json", {"weight_scale": np.ones((), np.float32), "input_scale": np.ones((), np.float32)}),
+        ("quantize_config.json", {"qweight": np.ones((8, 8), np.int32), "scales": np.ones((1, 8), np.float16)}),
+        (None, {"weight": np.ones((8, 1), np.uint8), "weight.absmax": np.ones(8, np.float32)}),
+    ],
+)
+def test_files_that_config_json_does_not_describe_are_said_to_be_quantised(tmp_path, file, tensors):
+    """ModelOpt's, which says how in a file of its own; old GPTQ's; bitsandbytes'."""
+    folder = folder_of(tmp_path / "it", {}, lambda _, x: {"weight": float8(x, np.ones(()))} | tensors)
+    without_description(folder)
+    if file is not None:
+        (folder / file).write_text("{}")
+    message = f"config.json does not say how. {'' if file is None else file + ' is not read. '}Expected none, GPTQ"
+    with pytest.raises(CheckpointError, match=rf"its weights are quantised \(model.layers.0.* {message}"):
+        jaxspec.load(folder)
 
 
 def test_a_layer_without_one_of_its_tensors_is_named(tmp_path):
