@@ -66,7 +66,8 @@ class Axes(NamedTuple):
     layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
-WHOLE = Axes()  # of a model that is none of `jaxspec.nets`
+WHOLE = Axes()
+"""The axes of a model with another network than those of `jaxspec.nets`."""
 
 
 def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:

@@ -146,15 +146,15 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
         readings["cache"] = Reading(cached, plain[begin:])
 
     # One pass over the rest; and one in which row i has other tokens from its place i + 1 on.
-    whole, _ = fed(started(alike(2), other)[1], jnp.stack([rest, rest]))
-    readings["one pass"] = Reading(whole[0], cached)
+    at_once, _ = fed(started(alike(2), other)[1], jnp.stack([rest, rest]))
+    readings["one pass"] = Reading(at_once[0], cached)
     changed = jnp.where(jnp.tri(count, dtype=bool), rest[None], other[None, begin:])
     ahead, _ = fed(started(alike(count), other)[1], changed)
-    readings["causality"] = Reading(jnp.diagonal(ahead, axis1=0, axis2=1).T, whole[0])
+    readings["causality"] = Reading(jnp.diagonal(ahead, axis1=0, axis2=1).T, at_once[0])
 
     # Rows of a batch that differ in all tokens; and rows of different lengths, each of which is fed its next token.
     mixed, _ = fed(started(alike(2), other)[1], jnp.stack([rest, other[begin:]]))
-    readings["batch"] = Reading(mixed[0], whole[0])
+    readings["batch"] = Reading(mixed[0], at_once[0])
     if is_decoder:
         _, ragged = started(jnp.arange(begin, length, dtype=jnp.int32), other)
     else:
