@@ -43,15 +43,13 @@ NEUTRAL = {  # refused fields: the value that asks for nothing, which is therefo
     "use_beam_search": False,
 }
 ALL_ROWS = "it holds for all of the job, and is an option of it"
-STRUCTURE = "text is not yet held to a grammar or a schema here"
 REFUSED = {  # name: why, or what to do
     **dict.fromkeys(
         ("drafter", "gamma", "rule", "policy", "eos_ids", "prefix", "log_probs", "top_log_probs"), ALL_ROWS
     ),
     **dict.fromkeys(("logprobs", "top_logprobs"), "log probabilities are an option of the job: log_probs"),
     **dict.fromkeys(("eos_token_id", "stop_token_ids", "ignore_eos"), "end tokens are an option of the job: eos_ids"),
-    **dict.fromkeys(("grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), STRUCTURE),
-    **dict.fromkeys(("response_format", "structured_outputs", "json_schema"), STRUCTURE),
+    **{name: inputs.NOT_HERE[name] for name in inputs.STRUCTURED if name != "regex"},  # a field of the caller's own
     **dict.fromkeys(
         ("tool_choice", "parallel_tool_calls", "functions", "function_call"), "tools are offered, not forced"
     ),
