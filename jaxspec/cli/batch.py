@@ -27,6 +27,7 @@ from jaxspec.cli.options import (
     PREFIX,
     TARGET,
     ChatTemplate,
+    Gamma,
     flag,
     group_of,
     number,
@@ -61,7 +62,7 @@ class Settings(NamedTuple):
     output: Annotated[Path, text("FOLDER", "Where the results are written.")]
     target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
     draft: Annotated[str | None, text("NAME", "What drafts; by default what suits the target.", "--draft", "-d")] = None
-    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
+    gamma: Gamma = 3
     policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, ...")] = ""
     rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
     field: Annotated[str, text("NAME", "Of a JSON line, that has the prompt.")] = "prompt"

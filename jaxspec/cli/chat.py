@@ -19,7 +19,23 @@ from rich.text import Text
 
 from jaxspec import files
 from jaxspec.cli import console, entries, pair
-from jaxspec.cli.options import TARGET, ChatTemplate, group_of, number, sampling_options, seed_number, text
+from jaxspec.cli.options import (
+    TARGET,
+    ChatTemplate,
+    Draft,
+    DraftDType,
+    DType,
+    Gamma,
+    MeshShape,
+    Policy,
+    Rule,
+    Stop,
+    group_of,
+    number,
+    sampling_options,
+    seed_number,
+    text,
+)
 from jaxspec.cli.prefill import LONG
 from jaxspec.decode import inputs
 from jaxspec.decode.chat import Chat
@@ -31,17 +47,17 @@ class Settings(NamedTuple):
     """The options of `chat`, but for those of sampling."""
 
     target: Annotated[str, text("MODEL", "A model tuned to chat: a folder, a hub id, a .gguf file.")] = TARGET
-    draft: Annotated[str | None, text("NAME", "What drafts, as in `jaxspec generate`.", "--draft", "-d")] = None
-    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
-    policy: Annotated[str, text("NAME", "How many to draft: confidence=0.4, heuristic, entropy.")] = ""
-    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
+    draft: Draft = None
+    gamma: Gamma = 3
+    policy: Policy = ""
+    rule: Rule = ""
     system: Annotated[str | None, text("TEXT", "The system's message.")] = None
     max_new_tokens: Annotated[int, number("Most tokens of an answer.", "--max-new-tokens", "-n")] = 512
-    stop: Annotated[list[str] | None, text("TEXT", "Ends an answer; may be repeated.")] = None
-    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same answers.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
-    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
-    mesh: Annotated[str | None, text("MESH", "Devices to split the models over: model=4.")] = None
+    stop: Stop = None
+    seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same answers.")] = 0
+    dtype: DType = "float32"
+    draft_dtype: DraftDType = ""
+    mesh: MeshShape = None
     chat_template: ChatTemplate = None
 
 

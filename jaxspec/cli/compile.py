@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec.cli import console, drafter_names, options
-from jaxspec.cli.options import Json, NewTokens, number, text
+from jaxspec.cli.options import Json, number, text
 
 if TYPE_CHECKING:
     from jaxspec.analysis.aot import Estimate, Program
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 5
     batch: Annotated[int, number("Rows.")] = 1
     prompt: Annotated[int, number("Tokens of a prompt.")] = 64
-    max_new_tokens: NewTokens = 128
+    max_new_tokens: Annotated[int, number("Most new tokens.", "--max-new-tokens", "-n", least=2)] = 128
     temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8 or int4.")] = "bfloat16"
     alpha: Annotated[float | None, text("RATE", "Acceptance rate, for tokens/s and the speed-up.")] = None
@@ -144,7 +144,7 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
             cells[2] = "?"
         cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
         view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
-    out.print(view)
+    console.show(out, view)
     heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
     if estimated.on_gpus:
         heads = ["kernels", "the host\nwaits", "ms, by\nreads alone", *heads[2:]]
@@ -153,7 +153,7 @@ def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
         counted = [f"{row.kernels}", f"{row.host_reads}"] if estimated.on_gpus else [f"{row.cycles / 1e6:.3f}"]
         view.add_row(row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor)
-    out.print(view)
+    console.show(out, view)
     for sentence in table.estimate_notes(estimated, inputs.alpha):
         out.print(Text(sentence))
     if inputs.prompt > chunks.LONGEST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -43,7 +45,7 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
     if first is not None:
         view.add_column(first, no_wrap=True)
     for head in heads:
-        view.add_column(head, justify="right", vertical="bottom")
+        view.add_column(head, justify="right", vertical="bottom", no_wrap=True)
     return view
 
 
@@ -53,16 +55,50 @@ def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
     with progress(remaining=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda doing: bar.update(task, advance=1, description=doing)
+        bar.update(task, completed=total)
 
 
-def show(out: Console, view: Table, markdown: bool) -> None:
+@contextlib.contextmanager
+def sharing(what: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]]:
+    """Shows a bar in percent; yields it, and a function to call with what is being done and the share that is done."""
+    with progress(remaining=True) as bar:
+        task = bar.add_task(what, total=100)
+        yield bar, lambda doing, share: bar.update(task, description=doing, completed=round(100 * share))
+        bar.update(task, completed=100)
+
+
+def show(out: Console, view: Table, markdown: bool = False) -> None:
     """Prints a table on a screen, or for a document."""
     if markdown:
         out.print(f"\n**{view.title}**\n" if view.title else "")
         view.title, view.box = None, box.MARKDOWN
         for column in view.columns:  # a document's table has one line of heads, however wide
             column.header, column.no_wrap = one_line(str(column.header)), True
-    out.print(view)
+        out.print(view)
+    else:
+        out.print(*fitting(view, out.width), sep="\n")
+
+
+def fitting(view: Table, width: int) -> list[Table]:
+    """Splits a table whose first column has names into tables that are no wider than so many characters.
+
+    >>> view = table(["parameters", "memory"], first="name", title="Sizes")
+    >>> view.add_row("small", "1.0M", "4.0 MB")
+    >>> [[str(column.header) for column in part.columns] for part in fitting(view, 25)]
+    [['name', 'parameters'], ['name', 'memory']]
+    """
+    names, *columns = view.columns
+    parts, unlimited = list[Table](), Console(width=1000)
+    while columns:
+        for count in range(len(columns), 0, -1):
+            part = Table(title=None if parts else view.title, title_justify="left", title_style="bold", box=view.box)
+            part.columns = [dataclasses.replace(column) for column in (names, *columns[:count])]
+            part.rows = view.rows
+            if count == 1 or unlimited.measure(part).maximum <= width:
+                break
+        parts.append(part)
+        columns = columns[count:]
+    return parts
 
 
 def one_line(head: str) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import filesize
 from rich.console import Console
-from rich.text import Text
 
 from jaxspec.cli import console, options
 from jaxspec.cli.options import Json
@@ -73,7 +72,7 @@ def convert(
         report = {"folder": to, "format": form, "dtype": stored_as, "parameters": count, "bytes": size}
         return console.print_json(report)
     numbers = f"{console.count(count)} parameters, {stored_as}, {filesize.decimal(size)}"
-    Console(highlight=False).print(Text(f"{to}: {numbers}, {form}"), soft_wrap=True)
+    console.say(Console(highlight=False), f"{to}: {numbers}, {form}")
 
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:

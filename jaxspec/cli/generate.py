@@ -19,6 +19,14 @@ from jaxspec.cli.options import (
     PREFIX,
     TARGET,
     ChatTemplate,
+    Draft,
+    DraftDType,
+    DType,
+    Gamma,
+    MeshShape,
+    Policy,
+    Rule,
+    Stop,
     flag,
     group_of,
     number,
@@ -35,29 +43,31 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import Prefix, TracedRound
 
 COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
-DRAFTS = "What drafts: a model, prompt_lookup, retrieval:DIR, trim=4096:MODEL, tree:MODEL, ..."
+NEXT = """\
+Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
+Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"""
 STOPS = {"no": False, "yes": True, "never": "never"}
 
 
 class Settings(NamedTuple):
     """The options of `generate`, but for those of sampling."""
 
-    target: Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")] = TARGET
-    draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
-    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
-    policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, ...")] = ""
-    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
-    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 96
+    target: Annotated[str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")] = TARGET
+    draft: Draft = None
+    gamma: Gamma = 3
+    policy: Policy = ""
+    rule: Rule = ""
+    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
-    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    stop: Stop = None
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
-    ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
+    ban: Annotated[list[int] | None, text("ID", "A token id that is never generated; repeatable.")] = None
     log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
-    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4; int8/bfloat16.")] = "float32"
-    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
-    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
+    top_log_probs: Annotated[int | None, number("With --json: also the N best tokens at each place.", least=0)] = None
+    seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
+    dtype: DType = "float32"
+    draft_dtype: DraftDType = ""
+    mesh: MeshShape = None
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
     chat_template: ChatTemplate = None
 
@@ -66,8 +76,8 @@ class Search(NamedTuple):
     """Options of a search, as those of the command line: see `jaxspec.beam_search`."""
 
     beams: Annotated[int | None, number("Search for the N best texts.")] = None
-    length_penalty: Annotated[float, text("P", "Of --beams: score / length ** P.")] = 1.0
-    early_stopping: Annotated[str, text("WHEN", "Of --beams: no, yes or never.")] = "no"
+    length_penalty: Annotated[float, text("P", "With --beams: the score is divided by length ** P.")] = 1.0
+    early_stopping: Annotated[str, text("WHEN", "With --beams: no, yes or never.")] = "no"
 
 
 @group_of("settings", Settings)
@@ -95,7 +105,7 @@ def generate(
 
     \b
         jaxspec generate "translate English to German: A fast editor."
-        jaxspec generate --temperature 1 --trace --compare
+        jaxspec generate --trace --compare
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
     # A pass over the drafted beams pays on accelerators only.
@@ -150,7 +160,7 @@ def generate(
         if is_example and drafter is not None:
             with err.status("timing plain decoding beside it"):
                 sentence = comparing.in_a_sentence(prepared, settings, [record["tokens"] for record in records])
-            out.print("", Text(sentence, "bold"), sep="\n")
+            out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
     results = None
     if compare:
         with err.status("comparing with plain decoding"):

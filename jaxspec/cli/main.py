@@ -19,22 +19,23 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from jaxspec.cli import console
+from jaxspec.cli import console, options
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
-    "chat": "Talk with a model, which keeps what it has read of the conversation.",
-    "batch": "Decode a file of prompts; a job that was stopped goes on where it was.",
-    "bench": "Compare the speed of drafters, gammas, policies, rules and dtypes.",
-    "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is.",
-    "plan": "Whether to speculate here, with which γ or tree, and how much faster that will be.",
-    "compile": "Compile a generation for TPUs that are not here, and estimate its times.",
-    "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
-    "models": "List the shipped checkpoints, and the sizes of networks with their memory.",
+    "chat": "Talk with a model that keeps what it has read.",
+    "batch": "Decode a file of prompts; a stopped job goes on where it was.",
+    "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes.",
+    "measure": "Measure a pair: α, c and v, the speed-up predicted and measured.",
+    "plan": "Tell whether to speculate here, with which γ, how much faster.",
+    "compile": "Compile for TPUs and GPUs that are not here, and estimate times.",
+    "verify": "Compute how far each rule's text is from the target's.",
+    "models": "List the shipped checkpoints, and networks with their memory.",
     "convert": "Write a model in the other format, or in another dtype.",
     "train": "Train a model, or a head on a model, by a recipe.",
-    "datastore": "Build a datastore of texts such as the target writes, to draft from.",
+    "datastore": "Build a datastore of texts such as the target writes.",
 }
+HELP_COLUMN = 28  # characters of an option before its help begins
 ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
 INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
 
@@ -58,6 +59,20 @@ class Command(TyperCommand):
             console.say(Console(stderr=True, highlight=False), f"error: {_message(error, ctx.command)}", "red")
             raise typer.Exit(REFUSED) from None
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help of the options, of many of them in groups."""
+        params, sections = self.get_params(ctx), dict[str, list[tuple[str, str]]]()
+        is_many = len(params) > options.MANY
+        for param in sorted(params, key=lambda param: options.place(str(param.name))[1] if is_many else 0):
+            if (record := param.get_help_record(ctx)) is not None:
+                title = options.place(str(param.name))[0] if is_many else "Options"
+                sections.setdefault("Arguments" if param.param_type_name == "argument" else title, []).append(record)
+        width = min(HELP_COLUMN, max(len(name) for rows in sections.values() for name, _ in rows))
+        for title in ("Arguments", "Options", *options.GROUPS, "Other"):
+            if title in sections:
+                with formatter.section(title):
+                    formatter.write_dl([(f"{name:{width}}", text) for name, text in sections[title]], width)
+
 
 class Commands(TyperGroup):
     """The commands. What lists them sees their names and first lines; a file is imported when its command is called."""
@@ -72,6 +87,11 @@ class Commands(TyperGroup):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*arguments, **options)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands with the whole of their lines."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)

@@ -35,24 +35,38 @@ def models(as_json: Json = False) -> None:
         sizes_of_heads = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in heads}
     if as_json:
         return console.print_json({"shipped": checkpoints, "heads": sizes_of_heads, "families": families})
-    out, cache = Console(highlight=False), "cache per token,\n"
+    out, cache = Console(highlight=False), "cache a\ntoken,\n"
     table = console.table(
         ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
     )
     for checkpoint in checkpoints:
         cells = console.count(checkpoint["parameters"]), checkpoint["stored_as"], filesize.decimal(checkpoint["bytes"])
         table.add_row(checkpoint["name"], *cells, filesize.decimal(checkpoint["cache_bytes_per_token"]["float32"]))
-    out.print(table if checkpoints else "no checkpoints come with this installation")
+    if checkpoints:
+        console.show(out, table)
+    else:
+        out.print("no checkpoints come with this installation")
     if sizes_of_heads:
         named = ", ".join(f"{name} ({filesize.decimal(size)})" for name, size in sizes_of_heads.items())
         out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
     for title, sizes in families.items():
-        heads = ("parameters", "float32", "bfloat16", "int8", "int4", cache + "float32")
+        heads = ("para-\nmeters", "float32", "bfloat16", "int8", "int4", cache + "float32")
         table = console.table(heads, first="name", title=title)
         for size in sizes:
-            cells = map(filesize.decimal, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
+            cells = map(short, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
             table.add_row(size.name, console.count(size.parameters), *cells)
-        out.print("", table, sep="\n")
+        out.print()
+        console.show(out, table)
+
+
+def short(size: int) -> str:
+    """Writes a number of bytes in at most three digits and a unit.
+
+    >>> short(448), short(24_576), short(307_764_224), short(999_900_000)
+    ('448 bytes', '24.6 kB', '308 MB', '1000 MB')
+    """
+    number, unit = filesize.decimal(size, precision=2).split()
+    return f"{float(number):.3g} {unit}" if float(number) < 999.5 else f"{float(number):.0f} {unit}"
 
 
 def shipped() -> list[dict[str, Any]]:

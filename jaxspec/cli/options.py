@@ -14,6 +14,30 @@ import typer
 
 TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 PREFIX = "What all prompts begin with, read once."
+DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
+GAMMA = "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is 5."
+NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
+GROUPS = {  # of a command with many options, by the names of their values, in the order in which help shows them
+    "Prompts": ("input", "field", "prompts", "count", "task", "prefix", "system", "chat", "chat_template", "prompt"),
+    "Model": ("target", "dtype", "mesh", "topology", "device"),
+    "Drafting": ("draft", "draft_dtype", "gamma", "policy", "rule", "tree", "nodes", "check"),
+    "Sampling": (
+        *("temperature", "draft_temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+        *("frequency_penalty", "ban", "seed", "num_samples", "max_new_tokens", "stop"),
+        *("beams", "length_penalty", "early_stopping"),
+    ),
+    "Costs": ("alpha", "c", "v", "c_hat", "compiled", "row_tokens"),
+    "Running": (
+        *("batch", "slots", "max_prompt_tokens", "too_long", "max_errors", "chunk", "shard", "num_shards", "rows"),
+        *("full_length", "repeats", "timed", "no_speed", "also", "minutes", "resume"),
+    ),
+    "Output": (
+        *("output", "openai", "trace", "compare", "stats", "log_probs", "top_log_probs", "tokens", "csv", "markdown"),
+        *("save", "as_json", "help"),
+    ),
+}
+METAVARS = {float: "X", int: "N"}
+MANY = 12  # options: more are shown in groups
 
 
 def number(help: str, *names: str, least: int = 1, most: int | None = None) -> Any:
@@ -36,7 +60,15 @@ def flag(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
-NewTokens = Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n", least=2)]
+Draft = Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")]
+Gamma = Annotated[int, text("N", GAMMA, "--gamma", "-g")]
+Policy = Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, confidence=0.4, ...")]
+Rule = Annotated[str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")]
+Stop = Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")]
+DType = Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")]
+DraftDType = Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")]
+MeshShape = Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")]
+NewTokens = Annotated[int, number(NEW_TOKENS, "--max-new-tokens", "-n", least=2)]
 Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
 Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")]
 Seed = Annotated[int, seed_number("Of the random numbers.")]
@@ -48,6 +80,15 @@ Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")
 def spelling(name: str) -> str:
     """Spells an option by the name of its value."""
     return "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+
+
+def place(name: str) -> tuple[str, int]:
+    """Returns the group of an option, by the name of its value, and its place there.
+
+    >>> place("draft"), place("gamma"), place("unknown")
+    (('Drafting', 0), ('Drafting', 2), ('Other', 0))
+    """
+    return next(((title, names.index(name)) for title, names in GROUPS.items() if name in names), ("Other", 0))
 
 
 def typed(context: typer.Context, names: Iterable[str]) -> list[str]:
@@ -139,9 +180,13 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     from jaxspec.sampling.params import OPTIONS
 
-    short = {"temperature": ("--temperature", "-t")}
+    flags = {"temperature": ("--temperature", "-t")}
     members = [
-        _option(name, Annotated[typing.Optional[entry.kind], typer.Option(*short.get(name, ()), help=entry.help)], None)  # noqa: UP045
+        _option(
+            name,
+            Annotated[entry.kind | None, text(METAVARS[entry.kind], entry.help, *flags.get(name, ()))],
+            None,
+        )
         for name, entry in OPTIONS.items()
         if entry.kind is not None
     ]

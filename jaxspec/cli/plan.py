@@ -162,7 +162,8 @@ def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[Bench
             name = f"tree\nof {len(draft.shape)}" if draft.is_tree else f"{draft.gamma or 'plain'}"
             gains = f"{draft.tokens_per_round:.2f}", f"{draft.improvement:.2f}×", f"{draft.operations:.2f}×"
             table.add_row(f"{plan.batch}", f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{v:.2f}", name, *gains)
-    out.print(Text(heading, "bold"), table, sep="\n")
+    out.print(Text(heading, "bold"))
+    console.show(out, table)
     for plan in plans:
         said = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
         out.print(Text(said), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
@@ -186,7 +187,5 @@ def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:
             drafter, name = drafters.tree(draft, shape=tree.shape, draw=tree.draw), f"tree of {len(tree.shape)}"
             settings.append(setting._replace(drafter=drafter, gamma=tree.gamma, name=name))
     config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
-    with console.progress(remaining=True) as bar:
-        bar_task = bar.add_task("timing", total=100)
-        doing = lambda what, share: bar.update(bar_task, description=what, completed=round(100 * share))  # noqa: E731
+    with console.sharing("timing") as (_, doing):
         return list(bench.run(prepared.target, settings, config=config, doing=doing))

@@ -71,14 +71,15 @@ def verify(
         console.print_json({"gamma": gamma, "steps": steps, "rules": certificates, "pair": pair})
     else:
         out = Console(highlight=False)
-        out.print(_rules_table(certificates))
+        console.show(out, _rules_table(certificates))
         out.print(
             f"By enumeration: {steps} tokens of {exactness.VOCAB}, γ = {gamma}, a tree of {exactness.TREE[0]} branches "
             f"that go on for {len(exactness.TREE)} tokens. Below {exactness.ROUNDING:g} is rounding. Inexact rules "
             "need only keep to their bound."
         )
         if target:
-            out.print(Text(f"\n{target} with {draft}:", "bold"), _texts_table(texts), sep="\n")
+            out.print(Text(f"\n{target} with {draft}:", "bold"))
+            console.show(out, _texts_table(texts))
     if not all(certificate.as_stated for certificate in certificates) or (target and texts[DTYPES[0]].mismatches):
         raise typer.Exit(1)
 

@@ -233,9 +233,7 @@ def run(
 
     if not (work.as_json or work.markdown):
         heading(environment.current())
-    with console.progress(remaining=True) as bar:
-        bar_task = bar.add_task("starting", total=100)
-        advance = lambda what, share: bar.update(bar_task, description=what, completed=round(100 * share))  # noqa: E731
+    with console.sharing("starting") as (bar, advance):
         total = len(bench.groups(settings))
         for number, group in enumerate(bench.run_groups(target, settings, store, config, doing=advance), start=1):
             results += group

@@ -275,6 +275,8 @@ def test_text_and_counts_are_printed(mode, report, run):
 )
 def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invoke, run):
     assert " times the speed of plain decoding, interleaved (" in run(*options) and said in run(*options)
+    assert run(*options).rstrip().splitlines()[-2:] == generate.NEXT.splitlines()  # what to do next
+    assert max(map(len, generate.NEXT.splitlines())) < 80
     for arguments in (("a",), ("--draft", "none"), ("--json",)):
         assert "interleaved (" not in invoke(*arguments).output
 

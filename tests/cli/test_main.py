@@ -1,5 +1,6 @@
 """The parts that all commands share: version, help, errors."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec.cli import main
+from jaxspec.cli import main, options
 
 runner = CliRunner()
 
@@ -48,14 +49,43 @@ ONE_SPELLING = {  # names that more than one command has, under another name now
 
 
 @pytest.mark.parametrize("command", list(main.COMMANDS))
-def test_every_command_and_option_has_help_that_fits_a_screen(command):
-    result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "100"})
-    assert result.exit_code == 0 and len(result.output.splitlines()) <= 75  # of 80 columns
+def test_every_command_and_option_has_help_in_groups_of_a_glance(command):
+    result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    parts = result.output.split("\n\n")
+    assert max(len(part.splitlines()) for part in parts) <= 26
     assert f"      jaxspec {command}" in result.output  # an example
     typer_command = main.command(command)
     assert typer_command.help
     assert [p.name for p in typer_command.params if not getattr(p, "help", None)] == []
     assert not {p.name for p in typer_command.params} & set().union(*ONE_SPELLING.values())
+    titles = [part.partition(":\n")[0].strip() for part in parts if ":\n  -" in part]
+    if len(typer_command.params) >= options.MANY:
+        assert titles == [title for title in options.GROUPS if title in titles], "options without a group in GROUPS"
+    else:
+        assert titles == ["Options"]
+
+
+def test_the_list_of_commands_is_whole_at_80_columns():
+    result = runner.invoke(main.app, ["--help"], env={"COLUMNS": "80"})
+    lines = [line.split(maxsplit=1) for line in result.output.partition("Commands:\n")[2].splitlines()]
+    assert {name: line for name, line in lines} == main.COMMANDS
+
+
+def default(function, name):
+    """Returns a default of a function of jaxspec, or of a command."""
+    return inspect.signature(function).parameters[name].default
+
+
+def test_defaults_are_those_of_python_or_help_says_why():
+    in_python = {"chat": jaxspec.chat, "batch": jaxspec.generate_many}
+    for command in main.COMMANDS:
+        params = {p.name: p for p in main.command(command).params}
+        function = in_python.get(command, jaxspec.generate)
+        if "gamma" in params and params["gamma"].default == 3:
+            assert f"Python's default is {default(jaxspec.generate, 'gamma')}" in params["gamma"].help, command
+        if "max_new_tokens" in params and params["max_new_tokens"].default != default(function, "max_new_tokens"):
+            assert "fewer than elsewhere (128)" in params["max_new_tokens"].help, command
 
 
 def test_help_imports_nothing_slow():
