@@ -23,7 +23,17 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-TYPES = ("language_model", "distribution", "draft", "rule", "drafter", "policy", "decoder")  # of core
+TYPES = (
+    "language_model",
+    "distribution",
+    "processor",
+    "draft",
+    "rule",
+    "drafter",
+    "policy",
+    "decoder",
+    "follower",
+)  # of core
 CORE = {"core", "sampling"}
 DECODING = CORE | {"rules", "drafters", "policies", "decode", "trace"}
 MODELS = {"nets", "weights", "vocab", "draft_heads"}

@@ -4,11 +4,13 @@ The types are one NamedTuple of pure functions per concept and one Protocol per 
 
     language_model  Prompt, Forward, LanguageModel: prefill, extend, rewind, select; Model, with its parameters
     distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
+    processor       Processor: a logits processor that remembers the row, such as an automaton
     draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
     rule            Rule: which draft tokens are accepted
     drafter         Drafter: init, propose, commit; the DraftContext of a round; BoundDrafter, with values
     policy          Policy: how many tokens to draft
     decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
+    follower        Follower: what is told of every round and remembers it (policy, processors, log probabilities)
 
 Import the types from `jaxspec.core`. What follows uses nothing but the types; import the modules:
 
@@ -42,6 +44,7 @@ from jaxspec.core.decoder import (
     Failure,
     Finish,
     LogProbs,
+    Memory,
     Request,
     RoundInfo,
     State,
@@ -64,6 +67,7 @@ from jaxspec.core.drafter import (
     TreeReader,
     TreeSize,
 )
+from jaxspec.core.follower import Follower, FollowerInit, FollowerUpdate
 from jaxspec.core.language_model import (
     Before,
     Cache,
@@ -96,6 +100,7 @@ from jaxspec.core.policy import (
     PolicyShouldContinue,
     PolicyUpdate,
 )
+from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, ProcessorInit
 from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
 
 __all__ = [
@@ -104,6 +109,7 @@ __all__ = [
     "Before",
     "BoundDrafter",
     "BoundPolicy",
+    "BoundProcessor",
     "Cache",
     "Caches",
     "Commit",
@@ -124,6 +130,9 @@ __all__ = [
     "Extend",
     "Failure",
     "Finish",
+    "Follower",
+    "FollowerInit",
+    "FollowerUpdate",
     "Forward",
     "Head",
     "Keys",
@@ -131,6 +140,7 @@ __all__ = [
     "Layers",
     "LogProbs",
     "LogitsProcessor",
+    "Memory",
     "Model",
     "Params",
     "Parts",
@@ -143,6 +153,9 @@ __all__ = [
     "Prefill",
     "PrefillEncoded",
     "Prefix",
+    "Processor",
+    "ProcessorAdvance",
+    "ProcessorInit",
     "Prompt",
     "Propose",
     "Request",

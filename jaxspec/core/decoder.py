@@ -111,6 +111,20 @@ class LogProbs(NamedTuple):
     top_raw: Float[Array, "batch new top"]
 
 
+class Memory(NamedTuple):
+    """The memories of a generation's followers (`core.Follower`), every leaf batch-first; None: there is no such one.
+
+    Attributes:
+        policy: the state of the draft-length policy.
+        sampler: what the logits processors remember of the committed row, a tuple with an entry for each.
+        log_probs: those of the new tokens, [batch, headroom].
+    """
+
+    policy: Any = None
+    sampler: Any = None
+    log_probs: LogProbs | None = None
+
+
 class State(NamedTuple):
     """Everything a decoder carries from round to round. Every leaf has the batch as its first axis.
 
@@ -121,7 +135,7 @@ class State(NamedTuple):
     tokens: Int[Array, "batch capacity"]
     length: Int[Array, " batch"]
     caches: Caches
-    memory: Any  # the decoder's own: a policy's state
+    memory: Memory
     # constant
     start: Int[Array, " batch"]  # length of the row before its first new token
     request: Request
@@ -129,7 +143,6 @@ class State(NamedTuple):
     done: Bool[Array, " batch"]
     failed: Int[Array, " batch"]  # a `Failure`; 0 for none
     stats: Stats
-    log_probs: LogProbs | None = None  # of the new tokens, [batch, headroom]; None where nobody asked for them
 
 
 class RoundInfo(NamedTuple):

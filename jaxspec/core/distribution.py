@@ -41,19 +41,25 @@ class Prefix(NamedTuple):
         draft_tokens: tokens after the committed ones; None where there are none.
         seen: `seen[b, t, j]` says that draft token j precedes position t of row b (a chain: j < t; a tree: its
             ancestors); batch may be 1.
+        memory: what the sampler's processors remember of the committed row. None: they read the row. A processor
+            with a memory finds its own here, see `core.Processor`.
     """
 
     row: Prompt
     start: Int[Array, " batch"]
     draft_tokens: Int[Array, "batch nodes"] | None = None
     seen: Bool[Array, "#batch step nodes"] | None = None
+    memory: Any = None
 
 
 class LogitsProcessor(Protocol):
     def __call__(
-        self, sampling_params: Any, logits: Float[Array, "batch step vocab"], prefix: Prefix | None
+        self, values: Any, logits: Float[Array, "batch step vocab"], prefix: Prefix | None, /
     ) -> Float[Array, "batch step vocab"]:
-        """Logits to logits, float32; -inf for a token that must not be generated. A part of `sampling.chain`."""
+        """Logits to logits, float32; -inf for a token that must not be generated. A part of `sampling.chain`.
+
+        `values` are the sampler's parameters; of the caller's own processors in `generate`, those of `BoundProcessor`.
+        """
         ...
 
 

@@ -14,7 +14,7 @@ from jaxspec import sharding
 from jaxspec.core import BoundPolicy, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
-from jaxspec.sampling.params import OPTIONS
+from jaxspec.sampling.params import OPTIONS, bound_processors
 
 
 class Batch(NamedTuple):
@@ -51,6 +51,9 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
         options["key"] = request.keys
     if isinstance(policy := options["policy"], BoundPolicy):
         options["policy"] = policy._replace(params=request.policy)
+    if processors := options.get("logits_processors"):
+        pairs = zip(bound_processors(processors, "logits_processors"), request.sampling_params.processors, strict=True)
+        options["logits_processors"] = tuple(bound._replace(params=values) for bound, values in pairs)
     return prepared._replace(prompt=prompt, request=request, options=options)
 
 

@@ -40,7 +40,7 @@ from jaxspec.decode import display, inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prepared, Prompts, devices, prepare, reported_tokens
 from jaxspec.drafters.model import known
-from jaxspec.sampling.params import OPTIONS
+from jaxspec.sampling.params import NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -467,7 +467,7 @@ def _keep(
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    sampled = [name for name in options if name in (*OPTIONS, "key", "rule", "policy")]
+    sampled = [name for name in options if name in (*NAMES, "key", "rule", "policy")]
     if sampled:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
     names = (

@@ -381,7 +381,16 @@ def _pieces(
     committed: list[int] = []
     shown = visible = ""
     for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None, begin):
-        row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, state.log_probs, info)
+        row = (
+            state.tokens,
+            state.length,
+            state.start,
+            state.done,
+            state.failed,
+            state.stats,
+            state.memory.log_probs,
+            info,
+        )
         tokens, length, start, done, failed, stats, log_probs, info = sharding.fetch(row)
         if failed[0]:
             raise _failure(failed, prepared)

@@ -59,7 +59,7 @@ NOT_HERE = {  # what other libraries have and this one does in another way, or n
     "early_stopping": "only jaxspec.beam_search has it",
     "generation_config": "give its values as options",
     "length_penalty": "only jaxspec.beam_search has it",
-    "logits_processor": "see logit_bias and banned, or give `speculative` a Sampler with a processor of your own",
+    "logits_processor": "see logit_bias, banned and logits_processors, which takes functions of your own",
     "min_new_tokens": "with eos_ids=() a text ends at max_new_tokens only",
     "no_repeat_ngram_size": "see repetition_penalty, presence_penalty and frequency_penalty",
     "pad_token_id": "rows are padded with 0, and `lengths` says what is text",

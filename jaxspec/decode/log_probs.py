@@ -1,7 +1,7 @@
 """Log probabilities of the tokens that a decoder commits; see `core.LogProbs`.
 
 They are read off the passes that a generation makes anyway: the target's logits after the fed token that a committed
-one follows are what teacher forcing would compute there. A state that has no buffers for them costs nothing.
+one follows are what teacher forcing would compute there. Where nobody asks for them they cost nothing.
 """
 
 from __future__ import annotations
@@ -10,43 +10,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
-from jaxspec.core import Distribution, Forward, LogProbs, State, Verdict, noise, token_rows
-from jaxspec.core.round import fed_before
+from jaxspec.core import Distribution, Follower, Forward, LogProbs, State, noise, token_rows
+from jaxspec.core.round import RoundResult, fed_before
 
 
-def empty(batch: int, capacity: int, top: int) -> LogProbs:
-    """Buffers for `capacity` new tokens of each row, and the `top` most probable ones beside each."""
-    zero, best = jnp.zeros((batch, capacity)), jnp.zeros((batch, capacity, top))
-    return LogProbs(zero, zero, best.astype(jnp.int32), best)
+def follower(top: int) -> Follower:
+    """Remembers the log probabilities of committed tokens, and those of the `top` most probable ones beside each."""
 
+    def init(state: State, headroom: int) -> LogProbs:
+        zero = jnp.zeros((len(state.length), headroom))
+        best = jnp.zeros((*zero.shape, top))
+        return LogProbs(zero, zero, best.astype(jnp.int32), best)
 
-def record(
-    state: State,
-    committed: Int[Array, " B"],
-    new: Int[Array, "B step"],
-    forward: Forward,
-    distribution: Distribution,
-    verdict: Verdict | None = None,
-) -> State:
-    """Writes the log probabilities of what was just committed, if the state has buffers for them.
+    def update(state: State, memory: LogProbs, result: RoundResult, committed: Int[Array, " B"]) -> LogProbs:
+        new, at = result.tokens, fed_before(result.verdict, result.tokens.shape[1] - 1)
+        values = of_tokens(new, result.target.forward, result.target.distribution, top, at)
+        is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
+        first = state.length - state.start - committed
+        kept = (jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in values)
+        return LogProbs(*(token_rows.append(buffer, first, new) for buffer, new in zip(memory, kept, strict=True)))
 
-    Args:
-        state: after `state.commit`.
-        committed: how many of the new tokens were committed; nothing is kept of the others.
-        new: as they were given to `state.commit`.
-        forward, distribution: the target's outputs at each position of its pass.
-        verdict: of a round. None where there was one position and one token.
-    """
-    if state.log_probs is None:
-        return state
-    at = None if verdict is None else fed_before(verdict, new.shape[1] - 1)
-    values = of_tokens(new, forward, distribution, state.log_probs.top_tokens.shape[-1], at)
-    is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
-    first = state.length - state.start - committed
-
-    kept = (jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in values)
-    written = (token_rows.append(buffer, first, new) for buffer, new in zip(state.log_probs, kept, strict=True))
-    return state._replace(log_probs=LogProbs(*written))
+    return Follower(init, update)
 
 
 def of_tokens(
@@ -88,12 +72,20 @@ def of_tokens(
 
 def forget_cut(state: State) -> State:
     """Clears what follows each row's end, for whoever has moved that to the front."""
-    if state.log_probs is None:
+    if (memory := state.memory.log_probs) is None:
         return state
-    place = jnp.arange(state.log_probs.raw.shape[1], dtype=state.length.dtype)
+    place = jnp.arange(memory.raw.shape[1], dtype=state.length.dtype)
     is_kept = place[None, :] < (state.length - state.start)[:, None]
-    kept = (jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in state.log_probs)
-    return state._replace(log_probs=LogProbs(*kept))
+    return _remember(state, LogProbs(*(jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in memory)))
+
+
+def cut(state: State, headroom: int) -> State:
+    """Takes room for `headroom` new tokens from larger buffers, if there are any."""
+    return _remember(state, window(state.memory.log_probs, 0, headroom))
+
+
+def _remember(state: State, log_probs: LogProbs | None) -> State:
+    return state._replace(memory=state.memory._replace(log_probs=log_probs))
 
 
 def window(log_probs: LogProbs | None, start: int, end: int) -> LogProbs | None:

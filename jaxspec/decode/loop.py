@@ -196,7 +196,7 @@ def _all_rounds(decoder: Decoder, weights: Weights, state: State, max_new_tokens
 def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
     """Returns the tokens, counts and reasons of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
-    reported = log_probs.window(state.log_probs, 0, max_new_tokens)
+    reported = log_probs.window(state.memory.log_probs, 0, max_new_tokens)
     length = state.length - state.start
     return Outcome(new, length, state.failed, state.stats, trace, states.finish(state), reported)
 

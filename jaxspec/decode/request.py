@@ -37,7 +37,7 @@ from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
-from jaxspec.sampling.params import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
+from jaxspec.sampling.params import NAMES, SamplingOptions, check_ids, per_row, sampling_of, values_per_row
 
 OWN = (  # those that are no sampling options
     *("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
@@ -216,7 +216,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         max_new_tokens=jnp.asarray(limit),
         eos=_eos(target, eos_ids, batch),
         draft_sampling_params=draft_params,
-        policy=None if bound is None or policy is None else _policy_values(policy, batch),
+        policy=None if bound is None or policy is None else values_per_row(policy.params, batch, "the policy"),
     )
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
@@ -284,7 +284,7 @@ def _check_names(options: Iterable[str]) -> None:
             "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
             "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
         )
-    inputs.check_names(options, [*OWN, "stop", *OPTIONS])
+    inputs.check_names(options, [*OWN, "stop", *NAMES])
 
 
 def devices(weights: Any) -> int:
@@ -358,18 +358,6 @@ def check_prompt(prompt: Prompt, vocab: int) -> None:
         outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
         if outside.size:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
-
-
-def _policy_values(policy: BoundPolicy, batch: int) -> Any:
-    """The policy's parameters with a row for each prompt."""
-
-    def rows(value: Any) -> Any:
-        array = np.asarray(value)
-        if array.ndim and array.shape[0] not in (1, batch):
-            raise ValueError(f"the policy has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
-        return jnp.asarray(np.broadcast_to(array, (batch, *array.shape[1:])))
-
-    return jax.tree.map(rows, policy.params)
 
 
 def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:

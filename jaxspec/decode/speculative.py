@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import sampling
 from jaxspec.core import (
     Before,
     Decoder,
-    Distribution,
     Drafter,
     DraftStart,
-    Failure,
     LanguageModel,
     Policy,
     Prompt,
@@ -30,10 +24,10 @@ from jaxspec.core import (
     kv_cache,
     token_rows,
 )
-from jaxspec.core.round import bucket_widths, check_trees, committed_caches, fed_on_path, run_round, size_of
-from jaxspec.decode import log_probs
+from jaxspec.core.round import bucket_widths, check_trees, committed_caches, run_round, size_of
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.decode.followers import followers
 
 
 @functools.lru_cache
@@ -73,7 +67,7 @@ def speculative(
         sampler: logits to distributions.
         gamma: draft tokens a round.
         policy: chooses the length of drafts.
-        top_log_probs: how many of the most probable tokens of each position `State.log_probs` reports, besides the
+        top_log_probs: how many of the most probable tokens of each position `core.LogProbs` reports, besides the
             emitted one. None: it reports nothing, and the program computes nothing for it.
 
     Raises:
@@ -91,6 +85,7 @@ def speculative(
             "the policy stops a draft token by token, and the drafter drafts trees: use a policy that "
             "sets a limit beforehand, such as policies.adaptive() or policies.constant(n)"
         )
+    followed_by = followers(sampler, target.vocab_size, top_log_probs, policy)
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
     def init(weights: Weights, prompt: Prompt, request: Request, headroom: int, before: Before | None = None) -> State:
@@ -102,50 +97,23 @@ def speculative(
             room = token_rows.room(target, prompt, headroom, nodes)
             draft = drafter.init(DraftStart(weights, prompt, room, prefilled[0], draft_before))
         prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
-        state = states.init_state(target, prompt, request, headroom, prefilled, sampler, top_log_probs)
-        if policy is not None:
-            state = state._replace(memory=policy.init(request.policy, prompt))
+        state = states.init_state(target, prompt, request, headroom, prefilled, sampler, followed_by)
         state = state._replace(caches=state.caches._replace(draft=draft))
         kv_cache.check_nodes(state.caches, nodes)
         return state
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
-        live = jnp.logical_not(state.done)
-
-        def to_distribution(
-            sampling_params: Any,
-            logits: Float[Array, "B T W"],
-            draft_tokens: Int[Array, "B N"] | None = None,
-            seen: Bool[Array, "#B T N"] | None = None,
-        ) -> Distribution:
-            prefix = states.prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
-            return sampler(sampling_params, sampling.match_vocab(logits, target.vocab_size), prefix)
-
-        params, draft_params = state.request.sampling_params, state.request.draft_sampling_params
-        drafts_from = functools.partial(to_distribution, params if draft_params is None else draft_params)
-        context = states.draft_context(policy, state, depth, drafts_from)
-        judges = functools.partial(to_distribution, params)
-        values, memory, left = state.request.policy, state.memory, states.tokens_left(state)
-        limit = None
-        if policy is not None and (shorten := policy.shorten) is not None:
-            limit = lambda draft: shorten(values, memory, draft, left)  # noqa: E731
-        done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths, limit)
-        draft, verdict, new, (forward, distribution, unusable), caches = done
+        of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)
+        context = states.draft_context(policy, state, depth, of_drafter)
+        limit = states.shorten(policy, state)
+        # Draft, verify in one pass, accept:
+        result = run_round(target, drafter, rule, weights, state.caches, context, of_target, widths, limit)
         with jax.named_scope("commit"):
-            # Rows end as failed where a position that was read is not finite, or the rule's answer is no token.
-            invalid = jnp.any(jnp.logical_and(unusable, fed_on_path(verdict, nodes + 1)), axis=1)
-            impossible = states.is_impossible(draft, verdict, target.vocab_size)
-            bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
-            state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)
-            state = log_probs.record(state, committed, new, forward, distribution, verdict)
+            state, info = states.end_round(state, result, followed_by, target.vocab_size)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
-            caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
+            caches = result.caches._replace(target=target.rewind(result.caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)
-            caches = committed_caches(drafter.commit(RoundEnd(weights, caches, row, verdict, forward)))
-            state = state._replace(caches=caches)
-            if policy is not None:
-                memory = policy.update(state.request.policy, state.memory, draft, verdict, committed)
-                state = state._replace(memory=memory)
-        return states.update_stats(state, live, draft, verdict, committed)
+            end = RoundEnd(weights, caches, row, result.verdict, result.target.forward)
+            return state._replace(caches=committed_caches(drafter.commit(end))), info
 
     return Decoder(init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact)

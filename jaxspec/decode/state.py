@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec import sampling
 from jaxspec.core import (
     Before,
     Cache,
@@ -14,9 +17,11 @@ from jaxspec.core import (
     Distribution,
     Draft,
     DraftContext,
+    Failure,
     Finish,
     Forward,
     LanguageModel,
+    Memory,
     Params,
     Policy,
     Prefix,
@@ -33,8 +38,8 @@ from jaxspec.core import (
     token_rows,
     tree,
 )
-from jaxspec.core.round import unusable
-from jaxspec.decode import log_probs
+from jaxspec.core.round import RoundResult, TargetPass, fed_on_path, unusable
+from jaxspec.decode.followers import Followers
 
 
 def read_prompt(
@@ -62,12 +67,11 @@ def init_state(
     headroom: int,
     prefilled: tuple[Forward, Cache],
     sampler: Sampler,
-    top_log_probs: int | None,
+    followers: Followers,
 ) -> State:
     """The state after prefill: every row with its first new token, drawn from prefill's own logits.
 
     Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
-    With `top_log_probs` it has buffers for log probabilities, which `log_probs.record` fills.
     """
     forward, cache = prefilled
     row = token_rows.decoder_prompt(lm, prompt)
@@ -76,19 +80,26 @@ def init_state(
         tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom))),
         length=row.length,
         caches=Caches(cache),
-        memory=(),
+        memory=Memory(),
         start=row.length,
         request=request,
         done=zero > 0,
         failed=jnp.zeros_like(zero, jnp.int32),
         stats=Stats(zero, zero, zero, zero),
-        log_probs=None if top_log_probs is None else log_probs.empty(len(zero), headroom, top_log_probs),
     )
-    distribution = sampler(request.sampling_params, forward.logits, prefix(state))
-    bad = unusable(forward, distribution)[:, 0]
-    first = sample(state, distribution)[:, None]
-    state, committed = commit(state, first, zero + 1, bad)
-    return log_probs.record(state, committed, first, forward, distribution)
+    state = followers.init(state, headroom)
+    # Nothing was drafted for this token, and so a policy has nothing to learn from it.
+    result = own_token(state, forward, cache, sampler)
+    return commit_round(state, result, followers._replace(policy=None), lm.vocab_size)[0]
+
+
+def own_token(state: State, forward: Forward, cache: Cache, sampler: Sampler) -> RoundResult:
+    """The result of a pass of the target without a draft: one token of each row, drawn from its own distribution."""
+    distribution = sampler(state.request.sampling_params, forward.logits, prefix(state))
+    token, none = sample(state, distribution), empty_draft(state.length)
+    target_pass = TargetPass(forward, distribution, unusable(forward, distribution))
+    verdict = Verdict(none.length, token, none.length)
+    return RoundResult(none, verdict, token[:, None], target_pass, state.caches._replace(target=cache))
 
 
 def samples(prompt: Prompt, request: Request) -> int:
@@ -98,7 +109,24 @@ def samples(prompt: Prompt, request: Request) -> int:
 
 def prefix(state: State) -> Prefix:
     """Returns what precedes the next token: the committed row."""
-    return Prefix(Prompt(state.tokens, state.length), state.start)
+    return Prefix(Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler)
+
+
+def distributions(state: State, sampler: Sampler, vocab: int) -> tuple[ToDistribution, ToDistribution]:
+    """Makes the distributions of a round, after the committed row and draft tokens: the target's and the drafter's."""
+
+    def to_distribution(
+        sampling_params: Any,
+        logits: Float[Array, "B T W"],
+        draft_tokens: Int[Array, "B N"] | None = None,
+        seen: Bool[Array, "#B T N"] | None = None,
+    ) -> Distribution:
+        after = prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
+        return sampler(sampling_params, sampling.match_vocab(logits, vocab), after)
+
+    params, draft_params = state.request.sampling_params, state.request.draft_sampling_params
+    draft_params = params if draft_params is None else draft_params
+    return functools.partial(to_distribution, params), functools.partial(to_distribution, draft_params)
 
 
 def sample(state: State, distribution: Distribution) -> Int[Array, " B"]:
@@ -110,21 +138,28 @@ def sample(state: State, distribution: Distribution) -> Int[Array, " B"]:
     return noise.categorical(at, distribution.log_probs[:, 0])
 
 
-def is_impossible(draft: Draft, verdict: Verdict, vocab: int) -> Bool[Array, " B"]:
-    """Rows in which a rule accepted more tokens than were drafted, or fewer than none, or chose what is no token.
+def failures(result: RoundResult, vocab: int) -> Int[Array, " B"]:
+    """Finds rows that cannot go on, a `core.Failure` for each: nothing can be drawn, or the verdict is impossible.
 
-    >>> draft, one = Draft(jnp.array([[3, 4]]), jnp.array([1])), jnp.array([1])
-    >>> [is_impossible(draft, Verdict(jnp.array([n]), one, one), vocab=5).tolist() for n in (0, 1, 2)]
-    [[False], [False], [True]]
+    A rule must not accept more tokens than were drafted, or fewer than none, or choose what is no token.
+
+    >>> draft, count = Draft(jnp.array([[3, 4]] * 3), jnp.array([1] * 3)), jnp.array([0, 1, 2])
+    >>> usable = TargetPass(None, None, jnp.zeros((3, 3), bool))
+    >>> failures(RoundResult(draft, Verdict(count, count, count), None, usable, None), vocab=5).tolist()
+    [0, 0, 2]
     """
+    draft, verdict, target_pass = result.draft, result.verdict, result.target
+    on_path = fed_on_path(verdict, target_pass.unusable.shape[1])
+    invalid = jnp.any(jnp.logical_and(target_pass.unusable, on_path), axis=1)
     accepted, token = verdict.num_accepted, verdict.next_token
     count = jnp.logical_or(accepted < 0, accepted > draft.length)
-    return jnp.logical_or(count, jnp.logical_or(token < 0, token >= vocab))
+    impossible = jnp.logical_or(count, jnp.logical_or(token < 0, token >= vocab))
+    return jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
 
 
 def draft_context(policy: Policy | None, state: State, gamma: int, to_distribution: ToDistribution) -> DraftContext:
     """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted."""
-    values, memory = state.request.policy, state.memory
+    values, memory = state.request.policy, state.memory.policy
     limit = jnp.minimum(max_useful_draft(state), gamma)
     context = DraftContext(
         state.request.keys,
@@ -145,6 +180,13 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
     return context._replace(confidence=policy.confidence, should_continue=should_continue)
 
 
+def shorten(policy: Policy | None, state: State) -> Callable[[Draft], Int[Array, " B"]] | None:
+    """Returns the policy's limit on what the target reads of a draft; None: it reads all."""
+    if policy is None or (shorten := policy.shorten) is None:
+        return None
+    return lambda draft: shorten(state.request.policy, state.memory.policy, draft, tokens_left(state))
+
+
 def max_useful_draft(state: State) -> Int[Array, " B"]:
     """Counts the draft tokens that can save a row a pass: one fewer than it may still generate.
 
@@ -157,6 +199,23 @@ def max_useful_draft(state: State) -> Int[Array, " B"]:
 def tokens_left(state: State) -> Int[Array, " B"]:
     """Counts the new tokens that each row may still get; 0 for one that has ended."""
     return jnp.where(state.done, 0, state.request.max_new_tokens - (state.length - state.start))
+
+
+def end_round(state: State, result: RoundResult, followers: Followers, vocab: int) -> tuple[State, RoundInfo]:
+    """Commits a round's tokens and reports the round; rows that had ended before it stay as they are.
+
+    The caches are still those from before the round.
+    """
+    after, committed = commit_round(state, result, followers, vocab)
+    live = jnp.logical_not(state.done)
+    return update_stats(after, live, result.draft, result.verdict, committed)
+
+
+def commit_round(state: State, result: RoundResult, followers: Followers, vocab: int) -> tuple[State, Int[Array, " B"]]:
+    """Commits a round's tokens, tells the followers, and counts the tokens committed."""
+    count = result.verdict.num_accepted + 1
+    state, committed = commit(state, result.tokens, count, failures(result, vocab))
+    return followers.update(state, result, committed), committed
 
 
 def commit(

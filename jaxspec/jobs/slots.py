@@ -239,7 +239,9 @@ class Slots:
                 like.dtype
             )
 
-        fields: Any = {name: None if like is None else column(name, like) for name, like in target._asdict().items()}
+        arrays = {name: like for name, like in target._asdict().items() if name != "processors"}
+        fields: Any = {name: None if like is None else column(name, like) for name, like in arrays.items()}
+        fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
         if draft is None:
             return type(target)(**fields), None
         temperature, drafts = fields["temperature"], column("draft", draft.temperature)
@@ -337,7 +339,7 @@ def _start(
     request = request._replace(sampling_params=sampling[0], draft_sampling_params=sampling[1])
     request = request._replace(keys=_row_keys(sources, jax.random.key_impl(key)), max_new_tokens=limit)
     state = decoder.init(weights, prompt, request, headroom, before)
-    state = state._replace(log_probs=log_probs.window(state.log_probs, 0, growth))
+    state = log_probs.cut(state, growth)
     if shapes is None:
         return state
     leaves, structure = jax.tree.flatten(state)
@@ -407,6 +409,6 @@ def run_rounds(
         state.failed,
         state.stats,
         history,
-        log_probs.window(state.log_probs, 0, max_new_tokens),
+        log_probs.window(state.memory.log_probs, 0, max_new_tokens),
     )
     return _laid_out(state, layout), report

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import LogitsProcessor, Model, Sampler, token_ids
+from jaxspec.core import BoundProcessor, LogitsProcessor, Model, Prefix, Processor, Prompt, Sampler, token_ids
 from jaxspec.core.checks import integer
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
@@ -42,7 +43,7 @@ class Option(NamedTuple):
     field: str
     convert: Callable[[Any, str, Sizes], np.ndarray]
     help: str
-    processor: LogitsProcessor | None = None
+    processor: LogitsProcessor | Processor | None = None
     kind: type | None = float
     neutral: float | None = 0.0
 
@@ -58,6 +59,25 @@ def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
     if array.dtype.kind in "iu" and array.size and np.max(np.abs(array.astype(np.float64))) >= 2**31:
         raise ValueError(f"{name} is {value!r}: expected a number below 2**31")
     return np.broadcast_to(array.astype(dtype), (batch,))
+
+
+def values_per_row(values: Any, batch: int, owner: str) -> Any:
+    """The values of a policy or a processor with an entry for each row.
+
+    Raises:
+        ValueError: one has entries for another number of rows.
+
+    >>> values_per_row({"limit": 3, "best": np.array([[1, 2]])}, 2, "the policy")["best"].tolist()
+    [[1, 2], [1, 2]]
+    """
+
+    def rows(value: Any) -> Any:
+        array = np.asarray(value)
+        if array.ndim and array.shape[0] not in (1, batch):
+            raise ValueError(f"{owner} has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
+        return jnp.asarray(np.broadcast_to(array, (batch, *array.shape[1:])))
+
+    return jax.tree.map(rows, values)
 
 
 def as_list(values: Any) -> list[Any]:
@@ -134,6 +154,81 @@ def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
     return biases
 
 
+def bound_processors(processors: Any, name: str) -> tuple[BoundProcessor, ...]:
+    """The caller's own logits processors, each with its values; of one alone a tuple of one.
+
+    Raises:
+        TypeError: something else is among them.
+    """
+    expected = "core.Processor, core.BoundProcessor or functions (values, logits, prefix) -> logits"
+    if isinstance(processors, Processor | BoundProcessor) or callable(processors):
+        processors = [processors]  # a named tuple is a sequence, too
+    if isinstance(processors, str | Mapping) or not isinstance(processors, Iterable):
+        raise TypeError(f"{name} is {processors!r}: expected a tuple of {expected}")
+    return tuple(_bound(processor, f"{name}[{index}]", expected) for index, processor in enumerate(processors))
+
+
+def _bound(processor: Any, name: str, expected: str) -> BoundProcessor:
+    bound = processor if isinstance(processor, BoundProcessor) else BoundProcessor(processor)
+    if isinstance(bound.functions, type) or not callable(bound.functions):
+        raise TypeError(f"{name} is {processor!r}: expected {expected}")
+    if not isinstance(bound.functions, Processor):
+        bound = bound._replace(functions=Processor(cast(LogitsProcessor, bound.functions)))
+    return bound._replace(name=bound.name or name)
+
+
+def _own_processors(processors: Any, name: str, sizes: Sizes) -> tuple[BoundProcessor, ...]:
+    """The caller's own logits processors, checked, with values for each row."""
+    checked = []
+    for bound in bound_processors(processors, name):
+        checked.append(bound._replace(params=values_per_row(bound.params, sizes.batch, bound.name)))
+        _check_processor(checked[-1], sizes)
+    return tuple(checked)
+
+
+def _check_processor(bound: BoundProcessor, sizes: Sizes) -> None:
+    """Refuses a processor whose memory or logits change their shape, before a program is made of it."""
+    process, values, owner = bound
+    if (process.init is None) != (process.advance is None):
+        raise ValueError(f"{owner} has one of init and advance: expected both, or neither for one without a memory")
+    count = jnp.zeros(sizes.batch, jnp.int32)
+    prefix = Prefix(Prompt(jnp.zeros((sizes.batch, 1), jnp.int32), count + 1), count + 1)
+    if process.init is not None and process.advance is not None:
+        init = process.init
+        memory = jax.eval_shape(lambda values, row, start: init(values, row, start, sizes.vocab), values, *prefix[:2])
+        advanced = jax.eval_shape(process.advance, values, memory, count)
+        makes = f"{owner} makes a memory of {_shapes(memory)}"
+        if any(leaf.shape[:1] != (sizes.batch,) for leaf in jax.tree.leaves(memory)):
+            raise ValueError(f"{makes}: expected {sizes.batch} rows as the first axis of each array")
+        if _shapes(advanced) != _shapes(memory):
+            raise ValueError(f"{makes}, and advance returns {_shapes(advanced)}: expected the same shapes and dtypes")
+    logits = jax.ShapeDtypeStruct((sizes.batch, 1, sizes.vocab), jnp.float32)
+    processed = jax.eval_shape(process, values, logits, prefix)
+    if _shapes(processed) != _shapes(logits):
+        raise ValueError(f"{owner} returns logits of {_shapes(processed)}: expected {_shapes(logits)}, as it was given")
+
+
+def _shapes(tree: Any) -> str:
+    """Spells the shapes and dtypes of a tree's leaves.
+
+    >>> _shapes((jnp.ones((2, 3)), jnp.ones(2, bool)))
+    "('float32[2, 3]', 'bool[2]')"
+    """
+    return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree))
+
+
+@functools.lru_cache
+def _with_own_values(process: Processor, index: int) -> Processor:
+    """The processor as a part of `chain`, with the values that `SamplingParams` has at its index."""
+
+    def of_own(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda sampling_params, *arguments: function(sampling_params.processors[index], *arguments)
+
+    if process.init is None or process.advance is None:
+        return Processor(of_own(process.apply))
+    return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide)
+
+
 _positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 is none), or None")
 _finite = _numbers(np.isfinite, "a finite number (0 is none), or None")
 _temperature = _numbers(lambda x: (x >= 0) & ~np.isinf(x), "0 (greedy) or a positive number")
@@ -153,6 +248,8 @@ class SamplingOptions(TypedDict, total=False):
         repetition_penalty: divides positive logits of tokens in prompt or text, multiplies negative ones
             (encoder-decoder: in the text).
         presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or each time.
+        logits_processors: your own, a tuple of functions `(values, logits, prefix) -> logits`, or of `core.Processor`,
+            which remember the text, or of `core.BoundProcessor`, with values. They come after the penalties.
         temperature: 0, the default, is greedy.
         top_k, top_p, min_p: keep the k most probable tokens; the most probable with this mass; those at least this
             many times as probable as the most probable.
@@ -190,6 +287,7 @@ class SamplingOptions(TypedDict, total=False):
             penalties.presence_and_frequency_penalties,
         ),
     ]
+    logits_processors: Any
     temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 is the model's own distribution.")]
     top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)]
     top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)]
@@ -199,9 +297,12 @@ class SamplingOptions(TypedDict, total=False):
     ]
 
 
-OPTIONS: dict[str, Option] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
-}
+_HINTS = get_type_hints(SamplingOptions, include_extras=True)
+NAMES = tuple(_HINTS)
+"""The names of all sampling options."""
+
+OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items() if hint is not Any}
+"""The sampling options that are numbers or arrays, in order; `logits_processors` are functions."""
 
 
 class Sampling(NamedTuple):
@@ -231,15 +332,17 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     """
     sizes = sizes_of(target, batch)
     set_options = {name: value for name, value in options.items() if is_set(value)}
+    own = _own_processors(set_options.pop("logits_processors", ()), "logits_processors", sizes)
     values = values_of(set_options, sizes)
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
-    params = SamplingParams(**jax.tree.map(jnp.asarray, values))
+    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=tuple(bound.params for bound in own))
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
-    sampler = chain(*(processor for processor in processors if processor is not None), to=end)
+    own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(own))
+    sampler = chain(*(processor for processor in processors if processor is not None), *own_processors, to=end)
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
     if draft_params is None or is_greedy:

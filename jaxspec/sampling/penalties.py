@@ -1,5 +1,5 @@
 """Logits processors that change some tokens' logits: bias and bans, and penalties for tokens that were generated
-before.
+before. Their counts of tokens are carried from round to round.
 
 F is the number of draft tokens of a pass; the other axis letters are those of `jaxspec.core`.
 """
@@ -7,11 +7,12 @@ F is the number of draft tokens of a pass; the other axis letters are those of `
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Prefix, Prompt
+from jaxspec.core import Prefix, Processor, Prompt
 from jaxspec.sampling.samplers import SamplingParams
 
 Adjust = Callable[[Float[Array, "B T N"], Int[Array, "B T N"]], Float[Array, "B T N"]]
@@ -30,21 +31,9 @@ def logit_bias(
     return logits + sampling_params.bias[:, None, :]
 
 
-def repetition_penalty(
+def _penalise_repetition(
     sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
 ) -> Float[Array, "B T V"]:
-    """Makes every token that occurs in the row, prompt included, less likely.
-
-    Its logit is divided by the penalty if positive and multiplied by it if negative. A decoder-only model's row begins
-    with the prompt; an encoder-decoder's is what the decoder reads, start token included, as in transformers.
-
-    >>> prefix = Prefix(Prompt(jnp.array([[0, 1]]), jnp.array([2])), jnp.array([2]))
-    >>> sampling_params = SamplingParams(jnp.ones(1), repetition=jnp.array([2.0]))
-    >>> repetition_penalty(sampling_params, jnp.array([[[3.0, -3.0, 3.0]]]), prefix).tolist()
-    [[[1.5, -6.0, 3.0]]]
-
-    Reference: Keskar et al., CTRL, arXiv 1909.05858, section 4.1 (for positive logits).
-    """
     assert sampling_params.repetition is not None
     penalty = sampling_params.repetition[:, None, None]
 
@@ -52,22 +41,12 @@ def repetition_penalty(
         penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
         return jnp.where(count > 0, penalised, logits)
 
-    return _by_count(logits, prefix, generated=False, adjust=adjust)
+    return _by_count(logits, prefix, adjust)
 
 
-def presence_and_frequency_penalties(
+def _penalise_presence_and_frequency(
     sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
 ) -> Float[Array, "B T V"]:
-    """logit - presence [count > 0] - frequency count, where count is how often the token was generated.
-
-    The prompt does not count. These are the penalties of OpenAI's API; negative ones make repetition likelier.
-
-    >>> prefix = Prefix(Prompt(jnp.array([[0, 1, 1]]), jnp.array([3])), jnp.array([1]))
-    >>> half = jnp.array([0.5])
-    >>> sampling_params = SamplingParams(jnp.ones(1), presence=half, frequency=half)
-    >>> presence_and_frequency_penalties(sampling_params, jnp.zeros((1, 1, 3)), prefix).tolist()
-    [[[0.0, -1.5, 0.0]]]
-    """
     presence, frequency = sampling_params.presence, sampling_params.frequency
 
     def adjust(logits, count):
@@ -75,7 +54,7 @@ def presence_and_frequency_penalties(
             logits = logits - jnp.where(count > 0, presence[:, None, None], 0.0)
         return logits if frequency is None else logits - frequency[:, None, None] * count.astype(jnp.float32)
 
-    return _by_count(logits, prefix, generated=True, adjust=adjust)
+    return _by_count(logits, prefix, adjust)
 
 
 def count_tokens(row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
@@ -91,18 +70,32 @@ def count_tokens(row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array,
     return counts.at[jnp.arange(batch)[:, None], row.tokens].add(real.astype(jnp.int32), mode="drop")
 
 
-def _by_count(
-    logits: Float[Array, "B T V"], prefix: Prefix | None, generated: bool, adjust: Adjust
-) -> Float[Array, "B T V"]:
-    """Logits adjusted by how often each token precedes each position: in the whole row, or among the new tokens.
+def _count_row(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
+    return count_tokens(row, jnp.zeros_like(start), vocab)
 
-    The committed row is counted once for all positions. What a position sees beyond it differs at no more than F
-    tokens, the draft tokens, whose logits are written over: there is no [B, T, V] array of counts.
+
+def _count_new(values: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
+    return count_tokens(row, start, vocab)
+
+
+def _count_one_more(values: Any, counts: Int[Array, "B V"], token: Int[Array, " B"]) -> Int[Array, "B V"]:
+    """Counts a token of each row; -1 is none.
+
+    >>> _count_one_more(None, jnp.zeros((2, 3), jnp.int32), jnp.array([2, -1])).tolist()
+    [[0, 0, 1], [0, 0, 0]]
     """
-    if prefix is None:
-        raise ValueError("a penalty reads the tokens before each position: call the sampler with a prefix")
-    start = prefix.start if generated else jnp.zeros_like(prefix.start)
-    counts = count_tokens(prefix.row, start, logits.shape[-1])
+    rows = jnp.arange(counts.shape[0])
+    return counts.at[rows, jnp.maximum(token, 0)].add((token >= 0).astype(counts.dtype), mode="drop")
+
+
+def _by_count(logits: Float[Array, "B T V"], prefix: Prefix | None, adjust: Adjust) -> Float[Array, "B T V"]:
+    """Logits adjusted by how often each token precedes each position.
+
+    The counts of the committed row are the same for all positions. What a position sees beyond it differs at no more
+    than F tokens, the draft tokens, whose logits are written over: there is no [B, T, V] array of counts.
+    """
+    assert prefix is not None
+    counts = prefix.memory
     adjusted = adjust(logits, counts[:, None, :])
     draft_tokens, seen = prefix.draft_tokens, prefix.seen
     if draft_tokens is None or seen is None:
@@ -113,3 +106,35 @@ def _by_count(
     count = jnp.take_along_axis(counts, draft_tokens, axis=1)[:, None, :] + again
     patch = adjust(jnp.take_along_axis(logits, index, axis=-1), count)
     return jnp.put_along_axis(adjusted, index, patch, axis=-1, inplace=False)
+
+
+repetition_penalty = Processor(_penalise_repetition, _count_row, _count_one_more, wide=True)
+"""Makes every token that occurs in the row, prompt included, less likely.
+
+Its logit is divided by the penalty if positive and multiplied by it if negative. A decoder-only model's row begins
+with the prompt; an encoder-decoder's is what the decoder reads, start token included, as in transformers.
+
+Reference: Keskar et al., CTRL, arXiv 1909.05858, section 4.1 (for positive logits).
+"""
+
+presence_and_frequency_penalties = Processor(_penalise_presence_and_frequency, _count_new, _count_one_more, wide=True)
+"""logit - presence [count > 0] - frequency count, where count is how often the token was generated.
+
+The prompt does not count. These are the penalties of OpenAI's API; negative ones make repetition likelier.
+"""
+
+__test__ = {
+    "repetition_penalty": """
+    >>> prefix = Prefix(Prompt(jnp.array([[0, 1]]), jnp.array([2])), jnp.array([2]))
+    >>> sampling_params = SamplingParams(jnp.ones(1), repetition=jnp.array([2.0]))
+    >>> repetition_penalty(sampling_params, jnp.array([[[3.0, -3.0, 3.0]]]), prefix).tolist()
+    [[[1.5, -6.0, 3.0]]]
+    """,
+    "presence_and_frequency_penalties": """
+    >>> prefix = Prefix(Prompt(jnp.array([[0, 1, 1]]), jnp.array([3])), jnp.array([1]))
+    >>> half = jnp.array([0.5])
+    >>> sampling_params = SamplingParams(jnp.ones(1), presence=half, frequency=half)
+    >>> presence_and_frequency_penalties(sampling_params, jnp.zeros((1, 1, 3)), prefix).tolist()
+    [[[0.0, -1.5, 0.0]]]
+    """,
+}

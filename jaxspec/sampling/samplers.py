@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Distribution, LogitsProcessor, Prefix, Sampler, noise
+from jaxspec.core import Distribution, LogitsProcessor, Prefix, Processor, Prompt, Sampler, noise
 from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
 
 
@@ -25,6 +26,7 @@ class SamplingParams(NamedTuple):
         repetition: logits of tokens in the row are divided by this if positive, multiplied if negative; 1 is none.
         presence: subtracted from the logits of tokens that were generated; 0 is none.
         frequency: subtracted from a token's logit once for each time it was generated; 0 is none.
+        processors: the values of each of the caller's own logits processors.
     """
 
     temperature: Float[Array, " batch"]
@@ -35,6 +37,7 @@ class SamplingParams(NamedTuple):
     repetition: Float[Array, " batch"] | None = None
     presence: Float[Array, " batch"] | None = None
     frequency: Float[Array, " batch"] | None = None
+    processors: tuple[Any, ...] = ()
 
 
 @functools.lru_cache
@@ -87,14 +90,54 @@ def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = 
     return sampler
 
 
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """A sampler that puts logits through processors first; `chain` makes it.
+
+    Attributes:
+        processors: in their order.
+        to: the sampler that makes a distribution of the logits.
+    """
+
+    processors: tuple[Processor, ...]
+    to: Sampler
+
+    @property
+    def remembers(self) -> bool:
+        """Says whether any processor has a memory."""
+        return any(processor.init is not None for processor in self.processors)
+
+    def __call__(
+        self, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix | None = None
+    ) -> Distribution:
+        logits = logits.astype(jnp.float32)
+        for index, process in enumerate(self.processors):
+            memory = None if prefix is None or prefix.memory is None else prefix.memory[index]
+            of_process = None if prefix is None else prefix._replace(memory=memory)
+            logits = process(sampling_params, logits, of_process)
+        return self.to(sampling_params, logits, prefix)
+
+    def init(self, sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> tuple[Any, ...]:
+        """Makes the memories of all processors after a whole row; None where there is none."""
+        inits = (process.init for process in self.processors)
+        return tuple(None if init is None else init(sampling_params, row, start, vocab) for init in inits)
+
+    def commit(
+        self, sampling_params: Any, memory: tuple[Any, ...], tokens: Int[Array, "B N"], count: Int[Array, " B"]
+    ) -> tuple[Any, ...]:
+        """Takes the first `count` tokens of each row into the memories of all processors."""
+        pairs = zip(self.processors, memory, strict=True)
+        return tuple(process.commit(sampling_params, old, tokens, count) for process, old in pairs)
+
+
 @functools.lru_cache
-def chain(*processors: LogitsProcessor, to: Sampler) -> Sampler:
+def chain(*processors: LogitsProcessor | Processor, to: Sampler) -> Sampler:
     """The sampler that puts logits through each processor in order, and then through `to`.
 
-    A processor is any function (sampling_params, logits, prefix) -> logits; see `core.LogitsProcessor`. What
-    `jaxspec.generate` uses is `chain(logit_bias, repetition_penalty, presence_and_frequency_penalties,
-    to=at_temperature(...))`, without the processors that are not needed. Chains of the same functions are the same
-    sampler, and share programs: define a processor once.
+    A processor is any function (sampling_params, logits, prefix) -> logits, see `core.LogitsProcessor`; or a
+    `core.Processor`, which remembers tokens. What `jaxspec.generate` uses is `chain(logit_bias, repetition_penalty,
+    presence_and_frequency_penalties, to=at_temperature(...))`, without the processors that are not needed. Chains of
+    the same functions are the same sampler, and share programs: define a processor once.
 
     >>> def shout(sampling_params, logits, prefix):
     ...     return 2 * logits
@@ -105,14 +148,10 @@ def chain(*processors: LogitsProcessor, to: Sampler) -> Sampler:
     """
     if not processors:
         return to
-
-    def sampler(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Distribution:
-        logits = logits.astype(jnp.float32)
-        for process in processors:
-            logits = process(sampling_params, logits, prefix)
-        return to(sampling_params, logits, prefix)
-
-    return sampler
+    in_order = [process if isinstance(process, Processor) else Processor(process) for process in processors]
+    if isinstance(to, Chain):
+        in_order, to = [*in_order, *to.processors], to.to
+    return Chain(tuple(in_order), to)
 
 
 @functools.lru_cache

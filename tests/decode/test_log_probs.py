@@ -258,8 +258,8 @@ def test_rows_of_a_state_are_taken_and_put_with_their_log_probs():
     swapped = batches.take(prepared, [1, 0])
     halfway, others = (next(iter(loop.iterate_rounds(part)))[0] for part in (prepared, swapped))
     taken = token_rows.put_rows(halfway, jnp.array([0, 1]), token_rows.take_rows(others, jnp.array([1, 0])))
-    jax.tree.map(np.testing.assert_array_equal, taken.log_probs, halfway.log_probs)
-    assert taken.log_probs.top_raw.shape[0] == 2 and states.finish(taken).tolist() == [0, 0]
+    jax.tree.map(np.testing.assert_array_equal, taken.memory.log_probs, halfway.memory.log_probs)
+    assert taken.memory.log_probs.top_raw.shape[0] == 2 and states.finish(taken).tolist() == [0, 0]
 
 
 def test_without_log_probs_nothing_is_computed_for_them():

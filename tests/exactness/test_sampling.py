@@ -56,7 +56,9 @@ SAMPLING = {
 
 def next_distribution(tokens, start, sampling_params):
     """Return the distribution [vocab] after the tokens; those from `start` on are new."""
-    temperature, _, top_p, min_p, bias, repetition, presence, frequency = (np.asarray(x)[0] for x in sampling_params)
+    temperature, _, top_p, min_p, bias, repetition, presence, frequency = (
+        np.asarray(x)[0] for x in sampling_params[:8]
+    )
     logits = np.asarray(TARGET.params, np.float64)[tokens[-2], tokens[-1]] + bias
     for token in set(tokens):
         logits[token] *= repetition if logits[token] < 0 else 1 / repetition
