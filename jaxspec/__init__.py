@@ -1,7 +1,8 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
-`load` a model, `generate` or `stream` from it; `drafters`, `rules` and `policies` hold the alternatives, `core` the
-types, `sharding` the placement on several devices, `testing` checks of your own models, rules and drafters.
+`load` a model, `generate` or `stream` from it, or `score` texts; `drafters`, `rules` and `policies` hold the
+alternatives, `core` the types, `sharding` the placement on several devices, `testing` checks of your own models, rules
+and drafters.
 `trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a model of another vocabulary, or of a part of it,
 draft.
 `speculate` does for any two slow functions what decoding does for a model.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from jaxspec.decode import (
         BeamSearch,
         Generation,
+        Score,
         autoregressive,
         beam_search,
         chat,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         prefix,
         prepare,
         rollout,
+        score,
         speculative,
         stream,
     )
@@ -52,6 +55,7 @@ __all__ = [
     "LanguageModel",
     "Model",
     "Prompt",
+    "Score",
     "autoregressive",
     "beam_search",
     "chat",
@@ -66,6 +70,7 @@ __all__ = [
     "prepare",
     "rollout",
     "rules",
+    "score",
     "sharding",
     "share_vocabulary",
     "speculate",
@@ -89,6 +94,7 @@ _HOMES = {
     "LanguageModel": "jaxspec.core",
     "Model": "jaxspec.core",
     "Prompt": "jaxspec.core",
+    "Score": "jaxspec.decode",
     "autoregressive": "jaxspec.decode",
     "beam_search": "jaxspec.decode",
     "chat": "jaxspec.decode",
@@ -103,6 +109,7 @@ _HOMES = {
     "prepare": "jaxspec.decode",
     "rollout": "jaxspec.decode",
     "rules": "",
+    "score": "jaxspec.decode",
     "share_vocabulary": "jaxspec.vocab.cross_tokenizer",
     "sharding": "",
     "speculate": "jaxspec.speculative_execution",

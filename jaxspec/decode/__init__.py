@@ -6,6 +6,7 @@ from jaxspec.decode.chat import Chat, chat
 from jaxspec.decode.generate import Generation, Piece, generate, prefix, stream
 from jaxspec.decode.request import prepare
 from jaxspec.decode.rollout import rollout
+from jaxspec.decode.scoring import Score, score
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 
@@ -14,6 +15,7 @@ __all__ = [
     "Chat",
     "Generation",
     "Piece",
+    "Score",
     "SharedPrefix",
     "autoregressive",
     "beam_search",
@@ -22,6 +24,7 @@ __all__ = [
     "prefix",
     "prepare",
     "rollout",
+    "score",
     "speculative",
     "stream",
 ]

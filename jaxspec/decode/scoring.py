@@ -1,0 +1,377 @@
+"""Scoring text that is given: the log probability of each of its tokens, after a prompt or by itself.
+
+Rows of one batch are about as long as each other. A row is read as a chat goes on with a conversation, in chunks
+through the model's cache (`core.chunks`). So memory does not grow with the square of its length. Logits are read off
+some positions at a time, and none are kept.
+
+Shapes: B batch, T tokens that are fed, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import sharding
+from jaxspec.core import (
+    Before,
+    Cache,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Weights,
+    chunks,
+    noise,
+    programs,
+    token_ids,
+    token_rows,
+)
+from jaxspec.core.checks import are_shapes, at_least, integer
+from jaxspec.decode import causality, inputs
+
+SORTED_BATCHES = 32  # rows of so many batches are sorted by their length before they are put into batches
+LOGITS = 2**25  # that are made at a time: 128 MB
+PAIR = 'expected a text, ids of tokens, or a pair (prompt, continuation) of these, such as ("2 + 2 =", " 4")'
+
+Text = str | Sequence[int] | tuple[Any, Any]
+"""A text or ids, or a pair of a prompt (text, ids, or a conversation) and what follows it (text or ids)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The log probabilities of one text, in nats.
+
+    Attributes:
+        tokens: the ids that were scored.
+        log_probs: the log probability of each, given all tokens before it: the model's own, at temperature 1.
+        greedy: whether each is the most probable token at its place.
+        num_bytes: bytes of the text that these tokens spell, in UTF-8; None for a text that was given as ids.
+
+    Example:
+        >>> score = Score([3, 1], np.log([0.5, 0.25]), np.array([True, False]), num_bytes=3)
+        >>> round(score.log_prob, 3), score.is_greedy, round(score.perplexity, 3), score.bits_per_byte
+        (-2.079, False, 2.828, 1.0)
+    """
+
+    tokens: list[int]
+    log_probs: np.ndarray
+    greedy: np.ndarray
+    num_bytes: int | None = None
+
+    @property
+    def log_prob(self) -> float:
+        """The log probability of the whole: the sum of those of its tokens."""
+        return float(np.sum(self.log_probs, dtype=np.float64))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Says whether greedy decoding would have written exactly these tokens."""
+        return bool(np.all(self.greedy))
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean negative log probability of a token."""
+        return float(np.exp(-self.log_prob / len(self.tokens)))
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The negative log probability in bits for each byte of the text; None where bytes are not known."""
+        return -self.log_prob / math.log(2) / self.num_bytes if self.num_bytes else None
+
+    def to_dict(self, tokens: bool = True) -> dict[str, Any]:
+        """Returns plain values for JSON.
+
+        Args:
+            tokens: whether to include the ids, and the log probability of each.
+        """
+        names = ("log_prob", "is_greedy", "perplexity", "bits_per_byte", "num_bytes")
+        values = {name: getattr(self, name) for name in names} | {"num_tokens": len(self.tokens)}
+        values = {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
+        if tokens:
+            finite = [None if value == -math.inf else value for value in np.asarray(self.log_probs).tolist()]
+            values |= {"tokens": self.tokens, "log_probs": finite, "greedy": np.asarray(self.greedy).tolist()}
+        return values
+
+
+def score(
+    target: Model,
+    texts: Text | Iterable[Text],
+    *,
+    batch_size: int = 16,
+    start: int | str | None = None,
+    end: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[Score]:
+    """Computes the log probabilities that a model gives to texts: perplexities, and answers to choose among.
+
+    A pair (prompt, continuation) scores the continuation. Text is encoded as evaluation harnesses do it: both together,
+    and what prompt and whole have in common is the prompt's. A token that spans the border belongs to the continuation.
+    A text by itself is scored from its second token on, or from its first one after a begin-of-sequence token: the
+    tokenizer's, if it puts one there, or `start`. Of an encoder-decoder the prompt is the source, and the continuation
+    its target text.
+
+    Args:
+        target: the model.
+        texts: one or several, each a text, ids of tokens, or a pair (prompt, continuation). A prompt may be a list of
+            messages for the model's chat template, too.
+        batch_size: rows read at a time. Their number does not change the scores, except by rounding.
+        start: a token that is put before texts and empty prompts, by id or name, such as "<|endoftext|>".
+        end: whether the end-of-sequence token after each text is scored, too.
+        chat_template_kwargs: as in `generate`.
+
+    Returns:
+        A `Score` for each text, in their order.
+
+    Raises:
+        ValueError, TypeError: a text cannot be read, has no token to score, or is longer than the model's positions.
+        FloatingPointError: the model's logits are not finite.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> out = jaxspec.generate(model, [[3, 1]], max_new_tokens=4, log_probs=True)
+        >>> (score,) = jaxspec.score(model, [([3, 1], out.tokens[0])])
+        >>> score.is_greedy, bool(np.allclose(score.log_probs, out.log_probs.raw[0]))
+        (True, True)
+    """
+    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) for part in texts):
+        raise TypeError("texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts")
+    single = isinstance(texts, str) or (not isinstance(texts, Iterator) and _is_ids(texts))
+    return list(iterate(target, [texts] if single else texts, batch_size, start, end, chat_template_kwargs))  # type: ignore[arg-type]
+
+
+def iterate(
+    target: Model,
+    texts: Iterable[Text],
+    batch_size: int = 16,
+    start: int | str | None = None,
+    end: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[Score]:
+    """Yields the score of each text, in their order, while further ones are read; see `score`."""
+    inputs.check_model(target, "target")
+    batch_size = integer(batch_size, "batch_size", "an integer, 1 or more")
+    at_least(1, batch_size=batch_size)
+    inputs.check_untraced(target.params)
+    if are_shapes(target.params):
+        raise ValueError(f"{target.name or 'the target'} has shapes in place of parameters: load it to score texts")
+    causality.check(target)
+    first = None if start is None else inputs.end_ids(start, target.tokenizer)[0]
+    rows = (_row(target, text, number, first, end, chat_template_kwargs) for number, text in enumerate(texts))
+    begun = 0
+    while part := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):
+        order = sorted(range(len(part)), key=lambda index: (len(part[index].ids), len(part[index].source)))
+        scores = dict[int, Score]()
+        for at in range(0, len(order), batch_size):
+            chosen = order[at : at + batch_size]
+            results = _of_batch(target, [part[index] for index in chosen], min(batch_size, len(order)))
+            for index, result in zip(chosen, results, strict=True):
+                if not np.all(result.log_probs <= 1e-3):  # NaN, too; rounding may leave a little above 0
+                    raise FloatingPointError(f"the target's logits are not finite in text {begun + index}")
+                scores[index] = result
+        yield from (scores[index] for index in range(len(part)))
+        begun += len(part)
+
+
+class _Row(NamedTuple):
+    """A text as ids.
+
+    Attributes:
+        source: what prefill reads: an encoder's prompt, or a decoder's first token.
+        ids: the tokens that follow.
+        skipped: how many of them belong to the prompt, and are not scored.
+        num_bytes: see `Score`.
+    """
+
+    source: list[int]
+    ids: list[int]
+    skipped: int
+    num_bytes: int | None
+
+
+def _row(
+    target: Model, text: Text, number: int, first: int | None, end: bool, template: Mapping[str, Any] | None
+) -> _Row:
+    name = f"text {number}"
+    is_pair = isinstance(text, tuple | list) and len(text) == 2 and not _is_ids(text)
+    prompt, scored = text if is_pair else (None, text)
+    if not (isinstance(scored, str) or _is_ids(scored)):
+        raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
+    num_bytes = len(scored.encode(errors="surrogatepass")) if isinstance(scored, str) else None
+    is_decoder = target.lm.start_token is None
+    if not is_decoder and prompt is None:
+        raise ValueError(
+            f"{name} has no prompt, and {target.name or 'the target'} is an encoder-decoder: give pairs of a source "
+            "and its target text"
+        )
+    before, ids = _encoded(target, prompt, scored, number, template)
+    if is_decoder and first is not None and (prompt is None or not before) and ids[:1] != [first]:
+        before = [first, *before]
+    if end:
+        if not (ends := token_ids.ends(target)):
+            raise ValueError(f"end is True, and {target.name or 'the target'} has no end-of-sequence token")
+        ids = [*ids, ends[0]]
+    row = [*before, *ids] if is_decoder else ids
+    if prompt is not None and not before:
+        raise ValueError(f"{name} has an empty prompt: give start, a token to begin with, such as '<|endoftext|>'")
+    if not ids or (is_decoder and len(row) < 2):
+        has = "no token" if not ids else "one token, and nothing before it: give start, a token to begin with"
+        raise ValueError(f"{name} has {has}")
+    if (outside := [x for x in (*before, *ids) if not 0 <= x < target.lm.vocab_size]) != []:
+        raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {target.lm.vocab_size - 1}")
+    most, read = target.lm.max_positions, len(row) + (0 if is_decoder else 1)
+    if most is not None and read > most:
+        raise ValueError(f"{name} has {read} tokens, and the model has {most} positions: cut it into parts")
+    if not is_decoder:
+        if (longest := target.lm.max_prompt) is not None and len(before) > longest:
+            raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
+        return _Row(before, ids, 0, num_bytes)
+    if not before:  # nothing precedes the first token, which is not scored
+        if num_bytes is not None and row[0] not in target.tokenizer.all_special_ids:
+            num_bytes -= len(target.tokenizer.decode(row[:1]).encode())
+        return _Row(row[:1], row[1:], 0, num_bytes)
+    return _Row(row[:1], row[1:], len(before) - 1, num_bytes)
+
+
+def _encoded(
+    target: Model, prompt: Any, scored: Any, number: int, template: Mapping[str, Any] | None
+) -> tuple[list[int], list[int]]:
+    """Returns the ids of a prompt, none if there is none, and those of what is scored."""
+    for part in (prompt, scored):
+        if isinstance(part, str):
+            inputs.check_text(part, number)
+            if target.tokenizer is None:
+                raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
+    is_decoder = target.lm.start_token is None
+    if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
+        together, alone = _ids_of(target, prompt + scored), _ids_of(target, prompt)
+        same = next((i for i, (a, b) in enumerate(zip(together, alone, strict=False)) if a != b), len(alone))
+        same = min(same, len(together))
+        return together[:same], together[same:]
+    ids = [int(x) for x in scored] if not isinstance(scored, str) else _ids_of(target, scored, begins=prompt is None)
+    if prompt is None:
+        return [], ids
+    if not isinstance(prompt, str) and inputs.is_chat(prompt):
+        return inputs.chat_ids(target, prompt, template=template), ids
+    if isinstance(prompt, str):
+        return (_ids_of(target, prompt) if is_decoder else list(target.tokenizer(prompt)["input_ids"])), ids
+    if not (_is_ids(prompt) or (hasattr(prompt, "__len__") and len(prompt) == 0)):
+        raise TypeError(f"text {number} has the prompt {prompt!r:.80}, of type {type(prompt).__name__}: {PAIR}")
+    return [int(x) for x in prompt], ids
+
+
+def _ids_of(target: Model, text: str, begins: bool = True) -> list[int]:
+    """Encodes a text without the end token that a tokenizer may put after it; `begins` keeps what it puts before it."""
+    ids = list(target.tokenizer(text, add_special_tokens=begins)["input_ids"])
+    if begins and ids and ids[-1] == getattr(target.tokenizer, "eos_token_id", None) and not _spells(target, text):
+        return ids[:-1]
+    return ids
+
+
+def _spells(target: Model, text: str) -> bool:
+    """Tells whether a text itself ends with the end token."""
+    return text.endswith(target.tokenizer.eos_token or "\0")
+
+
+def _is_ids(value: Any) -> bool:
+    values = value.tolist() if hasattr(value, "tolist") else value
+    return isinstance(values, list | tuple) and bool(values) and all(map(inputs.is_id, values))
+
+
+def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
+    """Scores rows of about one length: a program for each bucket of lengths, and for each number of rows."""
+    filled = [*rows, *[rows[-1]] * (batch - len(rows))]
+    is_decoder = target.lm.start_token is None
+    prompt = token_rows.pad([row.source for row in filled], width=1 if is_decoder else None)
+    fed = token_rows.pad([row.ids for row in filled])
+    weights = Weights(target.params)
+    if inputs.is_large(batch, fed.tokens.shape[1], 0):
+        room = functools.partial(target.lm.prefill, capacity=_capacity(fed.tokens.shape[1]))
+        parts = {"weights": inputs.size_of(weights)}
+        parts["caches"] = inputs.size_of(jax.eval_shape(room, target.params, prompt)[1])
+        what = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
+        inputs.check_memory(parts, what, "batch_size", 1 if (m := sharding.mesh_of(weights)) is None else m.size)
+    if (mesh := sharding.mesh_of(weights)) is not None:
+        prompt, fed = sharding.place((prompt, fed), batch, mesh)
+    log_probs, greedy = sharding.fetch(read(target.lm, target.params, prompt, fed))
+    return [
+        Score(row.ids[row.skipped :], lp[row.skipped : len(row.ids)], best[row.skipped : len(row.ids)], row.num_bytes)
+        for row, lp, best in zip(rows, log_probs, greedy, strict=False)
+    ]
+
+
+def _capacity(width: int) -> int:
+    size, count = chunks.split(width)
+    return 1 + size * count
+
+
+@programs.jit(static_argnames=("lm",))
+def read(
+    lm: LanguageModel, params: Params, prompt: Prompt, fed: Prompt
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Computes the log probability of each token that follows a prompt, and whether it is the most probable one.
+
+    Args:
+        lm, params: the model.
+        prompt: what prefill reads: one token of a decoder-only model, an encoder's text.
+        fed: the tokens that follow; what is returned at their padding is garbage.
+    """
+    width = fed.tokens.shape[1]
+    forward, cache = lm.prefill(params, prompt, _capacity(width))
+    begun = jnp.ones_like(fed.length)  # a row's first token, or its start token, is in the cache
+    first = _of_tokens(forward.logits, fed.tokens[:, :1])
+    if width == 1:
+        return first
+    # Token i + 1 follows token i. The last one is fed in vain.
+    following = jnp.concatenate([fed.tokens[:, 1:], jnp.zeros_like(fed.tokens[:, :1])], axis=1)
+
+    def feed(cache: Cache, part: tuple[Int[Array, "B C"], Int[Array, "B C"]]) -> tuple[Any, Cache]:
+        forward, cache = lm.extend(params, cache, part[0])
+        return _read_off(lm, params, forward, part[1]), cache
+
+    before, shapes = Before(cache, begun, width), jax.eval_shape(lambda: cache)
+    rest, _, _ = chunks.read(
+        feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, _capacity(width), before
+    )
+    return jax.tree.map(lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, rest)
+
+
+def _read_off(
+    lm: LanguageModel, params: Params, forward: Forward, following: Int[Array, "B C"]
+) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
+    """Reads off a pass what it says of the tokens that follow, with few logits at a time where the model has a head."""
+    batch, step = following.shape
+    size = max(1, min(step, LOGITS // (batch * lm.vocab_size)))
+    if lm.head is None or size == step:
+        return _of_tokens(forward.logits, following)
+    head, count = lm.head, -(-step // size)
+
+    def parts(x: Array) -> Array:  # [B, C, ..] -> [count, B, size, ..]
+        padded = jnp.pad(x, [(0, 0), (0, size * count - step)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+
+    def of_part(part: tuple[Array, Array]) -> tuple[Array, Array]:
+        return _of_tokens(head(params, part[0]), part[1])
+
+    outputs = jax.lax.map(of_part, (parts(forward.features), parts(following)))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :step], outputs)
+
+
+def _of_tokens(
+    logits: Float[Array, "B C V"], tokens: Int[Array, "B C"]
+) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+    return chosen, noise.first_largest(logits) == tokens

@@ -1,0 +1,79 @@
+"""`jaxspec score` on table models."""
+
+import gzip
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec.cli.main import app
+
+LINES = [
+    {"id": "a", "prompt": "der Hund", "completion": " sah die Katze"},
+    {"text": "das alte Hund und die neue Katze"},
+]
+
+
+@pytest.fixture
+def scored(loading):
+    """Runs the command on the zoo's decoder."""
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["score", "--target", "debian-gpt-base", *map(str, arguments)])
+
+    return run
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def test_each_line_has_its_score_and_totals_are_printed(scored, source, tmp_path, zoo):
+    output = tmp_path / "scores.jsonl"
+    result = scored("--input", source, "--output", output, "--tokens", "--json")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    texts = [("der Hund", " sah die Katze"), LINES[1]["text"]]
+    expected = jaxspec.score(zoo["debian-gpt-base"], texts)
+    assert [row.get("id") for row in rows] == ["a", None]
+    for row, score in zip(rows, expected, strict=True):
+        assert row["tokens"] == score.tokens and math.isclose(row["log_prob"], score.log_prob, rel_tol=1e-6)
+        assert math.isclose(sum(row["log_probs"]), row["log_prob"], rel_tol=1e-6)
+    totals = json.loads(result.stdout)
+    assert math.isclose(totals["log_prob"], sum(score.log_prob for score in expected), rel_tol=1e-6)
+    assert totals["tokens"] == sum(len(score.tokens) for score in expected) and totals["texts"] == 2
+    assert math.isclose(totals["perplexity"], math.exp(-totals["log_prob"] / totals["tokens"]))
+    assert math.isclose(totals["bits_per_byte"], -totals["log_prob"] / math.log(2) / sum(x.num_bytes for x in expected))
+    again = scored("--input", source, "--output", output)
+    assert again.exit_code == 2 and "--overwrite" in again.output
+
+
+def test_lines_of_text_are_printed(scored, tmp_path):
+    path = tmp_path / "texts.txt.gz"
+    path.write_bytes(gzip.compress(b"der Hund sah\n\ndie Katze\n"))
+    result = scored("--input", path)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["num_tokens"] for row in rows] == [2, 1] and "tokens" not in rows[0]
+    assert "2 texts, 3 tokens: log probability" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "line 1 is [1]: expected an object"),
+        ('{"prompt": "der"}', 'line 1 has prompt: expected {"text": "..."}'),
+        ('{"text": "der", "max_tokens": 3}', "line 1 has 'max_tokens', which is not read"),
+        ("", "holds no text"),
+    ],
+)
+def test_a_line_that_cannot_be_scored_is_named_before_anything_is_loaded(line, message, scored, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(line + "\n")
+    result = scored("--input", path)
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
