@@ -25,7 +25,7 @@ def score(
     input: Annotated[list[Path], text("FILE", "Texts, one a line, or .jsonl; also .gz; repeatable.", "--input")],
     target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET,
     output: Annotated[Path | None, text("FILE", "Where the scores are written; by default printed.")] = None,
-    batch_size: Annotated[int, number("Texts read at a time.")] = 16,
+    batch: Annotated[int, number("Texts read at a time.")] = 16,
     start: Annotated[str | None, text("TOKEN", "Is put before texts and empty prompts.")] = None,
     end: Annotated[bool, flag("Score the end-of-sequence token after each text, too.", "--end")] = False,
     tokens: Annotated[bool, flag("Write each token's id and log probability.", "--tokens")] = False,
@@ -58,7 +58,7 @@ def score(
     def lines() -> Iterator[str]:
         texts = (scored for _, scored in read(input))
         with console.counting("scoring", total) as step:
-            for (line_id, _), scored in zip(read(input), iterate(model, texts, batch_size, token, end), strict=True):
+            for (line_id, _), scored in zip(read(input), iterate(model, texts, batch, token, end), strict=True):
                 totals.add(scored)
                 step("scoring")
                 row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(tokens)
