@@ -18,7 +18,20 @@ DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
 GAMMA = "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is 5."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
 GROUPS = {  # of a command with many options, by the names of their values, in the order in which help shows them
-    "Prompts": ("input", "field", "prompts", "count", "task", "prefix", "system", "chat", "chat_template", "prompt"),
+    "Prompts": (
+        "input",
+        "field",
+        "prompts",
+        "count",
+        "task",
+        "prefix",
+        "system",
+        "chat",
+        "chat_template",
+        "prompt",
+        "start",
+        "end",
+    ),
     "Model": ("target", "dtype", "mesh", "topology", "device"),
     "Drafting": ("draft", "draft_dtype", "gamma", "policy", "rule", "tree", "nodes", "check"),
     "Sampling": (
@@ -33,7 +46,7 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
     ),
     "Output": (
         *("output", "openai", "trace", "compare", "stats", "log_probs", "top_log_probs", "tokens", "csv", "markdown"),
-        *("save", "as_json", "help"),
+        *("save", "overwrite", "as_json", "help"),
     ),
 }
 METAVARS = {float: "X", int: "N"}
