@@ -98,7 +98,7 @@ class ConditionalAcceptance(NamedTuple):
         return [Ratio(accepted, tested, probability=True) for accepted, tested in places]
 
     def first(self, rows: int) -> ConditionalAcceptance:
-        """Takes the first rows alone: those after may be of the same prompts, and intervals want independent texts."""
+        """Takes only the first rows: later ones may repeat prompts, and intervals need independent texts."""
         return ConditionalAcceptance(self.accepted[:rows], self.tested[:rows])
 
 

@@ -205,7 +205,7 @@ def _step(doing: Callable[[str, float], object], title: str, count: Iterator[int
 
 
 def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Splits settings into those that are interleaved: of one task, batch size and sampling, and not too many."""
+    """Splits settings into groups to interleave, each with one task, batch size and sampling, and not too many."""
     alike: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in settings:
         task = setting.task.name, id(setting.task.prompts), setting.task.new_tokens, setting.task.ends

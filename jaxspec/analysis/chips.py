@@ -161,7 +161,7 @@ def description(kind: str) -> str:
 
 
 def machine_of(topology: str, devices: Sequence[Any]) -> roofline.Machine:
-    """Returns a device of a topology as a machine: of a chip that is two devices, each has half of it."""
+    """Returns a device of a topology as a machine. If a chip is two devices, each has half of it."""
     kind = topology.partition(":")[0]
     chip = roofline.machine(kind if kind in GPUS else f"tpu-{kind}")
     halved = {f: getattr(chip, f) / cores(devices) for f in ("bandwidth", "bfloat16", "memory") if getattr(chip, f)}

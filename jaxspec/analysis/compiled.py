@@ -126,7 +126,7 @@ ANEW = {"xla_embed_ir_in_executable": False}
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Compiles anew: what the persistent cache gives took no time to compile, and a CPU's cannot be stored again."""
+    """Compiles without the persistent cache, whose programs take no time to compile. A CPU's cannot be stored again."""
     from jax.experimental.compilation_cache import compilation_cache
 
     enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]

@@ -267,7 +267,7 @@ class Store:
                 self._cut_at, self._end = sum(len(complete) + 1 for complete in lines[:-1]), b""
 
     def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:
-        """Returns the result of some settings, if they have been measured: that of a group, or else the latest."""
+        """Returns the result of a setting if it was measured: the group's, or else the latest."""
         results = [row["result"] for row in reversed(self._rows.get(fingerprint(settings), []))]
         return next((result for result in results if group == result.get("group")), (results or [None])[0])
 

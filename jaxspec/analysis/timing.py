@@ -1,4 +1,4 @@
-"""Times calls and whole generations, interleaved: what else the machine does falls on all of them alike."""
+"""Times calls and whole generations, interleaved, so that other load falls on all of them alike."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Markov(nn.Module):
 
 
 class BlockDrafter(PartlyShared):
-    """The network, by parts: as `BlockHead` has them."""
+    """The network, by the parts of `BlockHead`."""
 
     config: BlockConfig
 

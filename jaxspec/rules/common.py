@@ -49,7 +49,7 @@ def chain_verdict(draft: Draft, count: Int[Array, " B"], next_token: Int[Array, 
 
 
 def exact_match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
-    """Draft tokens are accepted while they are the given ones: what every rule is where the target is certain.
+    """Accepts draft tokens while they are the given ones. Every rule does this if the target is certain.
 
     Args:
         draft: a chain or a tree.

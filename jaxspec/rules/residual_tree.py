@@ -1,4 +1,4 @@
-"""The residual: what is left of the target's distribution at a node once some of its children are rejected.
+"""The residual: the rest of the target's distribution at a node after some of its children are rejected.
 
 What rules on trees share (`rejection`, `traversal`). At a node p becomes max(a p - b q, 0), and 0 at the tokens of
 rejected children: taking more of q away and normalising changes the two numbers only, so no array of distributions is
@@ -94,7 +94,7 @@ def trial_probs(tree: Tree, left: Residual, child: Int[Array, " B"]) -> tuple[Fl
 def after_rejection(
     tree: Tree, left: Residual, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
 ) -> tuple[Float[Array, " B"], Residual]:
-    """Computes what is left once a child is rejected: of w p at its parent, where w is a weight, norm(max(w p - q, 0)).
+    """Computes the residual after a child is rejected: at its parent norm(max(w p - q, 0)), where w is a weight.
 
     Args:
         tree, left: with all its elder siblings rejected.

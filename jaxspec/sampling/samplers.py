@@ -1,4 +1,4 @@
-"""Samplers: what turns logits into the distribution that tokens are drawn from."""
+"""Samplers, which turn logits into the distribution that tokens are drawn from."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ class Draws:
         return used
 
     def distribution(self, enumerated: SequenceDistribution) -> SequenceDistribution:
-        """Returns the distribution of the sequences: as enumerated, if draws were independent, or plain sampling's."""
+        """Returns the distribution of the sequences: the enumerated one if draws were independent, or plain
+        sampling's."""
         if self._shared is None:
             return enumerated
         after = self._distributions

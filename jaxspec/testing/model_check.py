@@ -1,7 +1,7 @@
-"""Trying a model of one's own against what decoding expects of a `LanguageModel`.
+"""Tries a model of one's own against the contract of a `LanguageModel`.
 
-A sequence of tokens is read in every way in which a decoder reads one, and the logits after each token are compared
-with those of a plainer way: of a decoder-only model in the end with those of prompts, which need no cache.
+It reads a sequence of tokens in every way in which a decoder does, and compares the logits after each token with those
+of a plainer way. For a decoder-only model the plainest way is prompts, which use no cache.
 
 Shapes: B batch, T step, L tokens of the sequence, l of them compared, V vocabulary.
 """
@@ -59,7 +59,7 @@ def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: floa
     Args:
         model: to be tried, with the parameters that it will have; random ones show more than zeros.
         length: tokens of the sequence; longer than any window that the network has.
-        seed: of the tokens.
+        seed: the seed of the tokens.
         tolerance: the difference that rounding may make, relative to the largest logit. By default 1e-4, and 2e-2
             for parameters of fewer than 32 bits. Products of float32 on a TPU need 2e-2, too.
 

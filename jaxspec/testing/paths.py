@@ -1,4 +1,4 @@
-"""Paths, which fix draws of a row, and running them: what a call does and what it draws, in NumPy.
+"""Paths, which fix draws of a row, and their runs, which record the draws and the result of a call, in NumPy.
 
 N is the number of paths, M of rows that are run, S of draws that a path fixes, E of draws that a row makes. W and F are
 widths of the compared arrays.

@@ -32,7 +32,7 @@ class Numbered(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Batches with the number of the step beside each: what `loss` is given, and all that exact resume needs."""
+    """Batches with the number of the step beside each, for `loss`. Exact resume needs nothing else."""
 
     batches: Batches
 

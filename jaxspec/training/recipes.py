@@ -336,7 +336,7 @@ AnyRecipe = Recipe | TableRecipe | HeadRecipe
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes that come with jaxspec, by name: those of a wheel, else those of a checkout."""
+    """The recipes that come with jaxspec, by name: the wheel's, or else the checkout's."""
     package = Path(__file__).resolve().parents[1]
     recipes: dict[str, Path] = {}
     for folder in (package / "data" / "recipes", package.parent / "models"):
