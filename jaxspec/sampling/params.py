@@ -332,16 +332,16 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     """
     sizes = sizes_of(target, batch)
     set_options = {name: value for name, value in options.items() if is_set(value)}
-    own = _own_processors(set_options.pop("logits_processors", ()), "logits_processors", sizes)
+    added = _own_processors(set_options.pop("logits_processors", ()), "logits_processors", sizes)
     values = values_of(set_options, sizes)
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
-    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=tuple(bound.params for bound in own))
+    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=tuple(bound.params for bound in added))
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
-    own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(own))
+    own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
     sampler = chain(*(processor for processor in processors if processor is not None), *own_processors, to=end)
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
