@@ -20,7 +20,12 @@ import jaxspec
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests run against a wheel
-SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
+SHIPPED = (
+    *(f"debian-t5-{size}" for size in ("large", "draft", "base", "small")),
+    "debian-gpt-base",
+    "debian-gpt-small",
+)
+WHEEL_LIMIT = 42e6  # bytes of the checkpoints in the wheel
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 TYPES = (
@@ -203,6 +208,25 @@ def test_the_readme_stays_short():
 def test_weights_stay_small():
     size = sum(file.stat().st_size for file in (ROOT / "checkpoints").rglob("*") if file.is_file())
     assert size <= CHECKPOINT_LIMIT
+
+
+def test_weights_in_the_wheel_stay_small():
+    files = [file for name in SHIPPED for file in (ROOT / "checkpoints" / name).rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= WHEEL_LIMIT
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
+def test_a_page_loads_models_that_the_wheel_has(page: Path):
+    """In its Python, and in its commands as targets and drafters; what a page's own commands make is a path."""
+    text = page.read_text(encoding="utf-8")
+    python = "".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    commands = "".join(re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    loaded = re.findall(r"""load\(\s*["'](?:checkpoints/)?(debian-[\w-]+)""", python.replace("recipes.load", ""))
+    loaded += re.findall(r"--(?:target|draft) (?:checkpoints/)?(debian-[\w-]+)", commands)
+    trained = set(re.findall(r"jaxspec train (debian-[\w-]+)", commands))
+    assert set(loaded) - trained <= set(SHIPPED), "ship it (pyproject.toml), or use another example"
 
 
 def build(target: str, source: Path, out: Path) -> Path:
