@@ -95,7 +95,8 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
                 entries.check(entry)
                 if entry.command in ("", "retry"):
                     pieces = talk.retry() if entry.command else talk.send(entry.text)
-                    out.print(Text(_answer(talk, pieces, is_typed, out, err), "dim"), "", sep="\n")
+                    console.say(out, _answer(talk, pieces, is_typed, out, err), "dim")
+                    out.print()
                     if entry.command and is_greedy:
                         console.say(err, "The answer is greedy, and so the same again: --temperature 1 samples.")
                 else:

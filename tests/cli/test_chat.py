@@ -148,7 +148,8 @@ def test_ctrl_c_ends_an_answer_and_then_the_chat(terminal, tmp_path):
     chat.until("ended by Ctrl-C")
     chat.until(prompt)
     chat.write("\x1b[200~It\ncan\x1b[201~\r")  # a paste
-    chat.until("prompt tokens read before")
+    chat.until("a round, compiled in ")
+    assert max(len(line.rstrip()) for line in chat.until("read before").splitlines()) < 80  # broken between words
     chat.until(prompt)
     chat.write("never sent")
     chat.until("never sent")
