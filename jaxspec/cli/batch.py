@@ -27,7 +27,14 @@ from jaxspec.cli.options import (
     PREFIX,
     TARGET,
     ChatTemplate,
+    Draft,
+    DraftDType,
+    DType,
     Gamma,
+    MeshShape,
+    Policy,
+    Rule,
+    Stop,
     flag,
     group_of,
     number,
@@ -61,30 +68,30 @@ class Settings(NamedTuple):
     input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")]
     output: Annotated[Path, text("FOLDER", "Where the results are written.")]
     target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
-    draft: Annotated[str | None, text("NAME", "What drafts; by default what suits the target.", "--draft", "-d")] = None
+    draft: Draft = None
     gamma: Gamma = 3
-    policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, ...")] = ""
-    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, ...")] = ""
-    field: Annotated[str, text("NAME", "Of a JSON line, that has the prompt.")] = "prompt"
+    policy: Policy = ""
+    rule: Rule = ""
+    field: Annotated[str, text("NAME", "The field of a JSON line that has the prompt.")] = "prompt"
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
     slots: Annotated[int, number("Rows decoded at a time.")] = 16
     max_new_tokens: Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
     max_prompt_tokens: Annotated[int | None, number("Longest prompt; by default what models read.")] = None
-    too_long: Annotated[str, text("WHAT", "Of longer ones: error, truncate, skip.")] = "error"
-    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    too_long: Annotated[str, text("WHAT", "What becomes of longer prompts: error, truncate, skip.")] = "error"
+    stop: Stop = None
     chunk: Annotated[int, number("Lines of the input to a file of results.")] = 1024
     shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
     log_probs: Annotated[bool, flag("Write log probabilities of tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[int | None, number("And of the N best at each place.", least=0)] = None
+    top_log_probs: Annotated[int | None, number("Also write the N best tokens at each place.", least=0)] = None
     tokens: Annotated[bool, flag("Write ids of tokens.", "--tokens")] = False
     num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
     openai: Annotated[bool, flag("Write lines in the form of OpenAI's batches.", "--openai")] = False
-    seed: Annotated[int, seed_number("Of sampling.")] = 0
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
-    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
-    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
+    seed: Annotated[int, seed_number("Seed of sampling.")] = 0
+    dtype: DType = "float32"
+    draft_dtype: DraftDType = ""
+    mesh: MeshShape = None
     chat_template: ChatTemplate = None
 
 
@@ -105,7 +112,8 @@ def batch(
     writes what it would have written.
 
     \b
-        jaxspec batch --input prompts.jsonl --output results --shard 0 --num-shards 4
+        jaxspec batch --input prompts.jsonl --output results
+        jaxspec batch --input prompts.jsonl --output results --resume
     """
     if settings.shard >= settings.num_shards:
         raise ValueError(

@@ -56,7 +56,7 @@ def measure(
     run cost; speeds are after prefill. A table appears as soon as its task and temperature are measured.
 
     \b
-        jaxspec measure --draft debian-t5-draft,bigram --gamma plan,3 --resume t5.jsonl
+        jaxspec measure --draft debian-t5-draft,bigram --resume t5.jsonl
         jaxspec measure --rule rejection,lenient=0.5,lenient=0.1
         jaxspec measure --rule all --no-speed --gamma 7
     """

@@ -72,7 +72,7 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
 
     \b
         jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
-        jaxspec chat --target model.gguf --draft prompt_lookup --system "Answer in one sentence."
+        jaxspec chat --target model.gguf -d prompt_lookup --system "Be brief."
     """
     draft = pair.draft_name(settings)
     generation = pair.checked_options(settings, draft, sampling)
@@ -135,7 +135,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
         messages = load(Path(argument).expanduser())
         talk.messages[:] = messages
         return f"The conversation has {len(messages)} messages now."
-    raise ValueError(f"there is no /{name}: expected {', '.join(usage.split()[0] for usage in entries.COMMANDS)}")
+    raise ValueError(f"there is no /{name}: try {', '.join(usage.split()[0] for usage in entries.COMMANDS)}")
 
 
 def load(path: Path) -> list[dict[str, Any]]:

@@ -57,8 +57,8 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
 
     \b
         jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
-        jaxspec compile --target t5-v1_1-xxl --draft t5-v1_1-small --topology v6e:2x2 --mesh model=4 --batch 8
-        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --topology h100 --dtype int8
+        jaxspec compile --target t5-v1_1-xxl --topology v6e:2x2 --mesh model=4
+        jaxspec compile --target llama-3.1-8b --topology h100 --dtype int8
     """
     import jax
 

@@ -86,7 +86,7 @@ Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
 Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")]
 Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
-ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template, in place of the model's own.")]
+ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template in place of the model's own.")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]
 
 

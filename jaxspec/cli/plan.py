@@ -66,7 +66,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --batch 1,8
         jaxspec plan --tree --nodes 32 --timed
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
-        jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
+        jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
 
     With --compiled, c and v of a TPU are what its compiler estimates of the very programs, as in `jaxspec compile`.
     """

@@ -79,7 +79,7 @@ def test_commands_change_the_conversation(zoo, talk, tmp_path):
     assert conversation(other)[:2] == ["das", "das Haus"]
     assert unread.read_text() == "no conversation"
     told = result.stderr.splitlines()
-    assert "error: there is no /what: expected /help, /retry, /system, /reset, /save, /load, /quit" in told
+    assert "error: there is no /what: try /help, /retry, /system, /reset, /save, /load, /quit" in told
     assert f"error: {unread} is not a conversation, for it is not JSON" in result.stderr
     assert {"error: nowhere: No such file or directory", "error: /load has no FILE: expected /load FILE"} <= set(told)
     assert all(usage in result.stderr for usage in entries.COMMANDS)

@@ -52,6 +52,7 @@ ONE_SPELLING = {  # names that more than one command has, under another name now
 def test_every_command_and_option_has_help_in_groups_of_a_glance(command):
     result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
     parts = result.output.split("\n\n")
     assert max(len(part.splitlines()) for part in parts) <= 26
     assert f"      jaxspec {command}" in result.output  # an example
