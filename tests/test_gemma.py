@@ -42,19 +42,20 @@ def plain(model):
 
 
 @pytest.mark.slow
-def test_the_page_has_gemmas_chat_template(model):
-    """The file holds none; turns begin and end with their special tokens, of which each is one id."""
+def test_the_template_on_the_page_lets_a_model_that_only_continues_answer(model):
+    """The file holds no template."""
     page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
     (template,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
     assert model.tokenizer.chat_template is None
-    chatty = model._replace(tokenizer=tokenizers.with_template(copy.copy(model.tokenizer), template, "gemma"))
-    user, answer = ({"role": role, "content": f" {role} "} for role in ("user", "assistant"))
-    begin, end, line, you, it = 105, 106, 107, 2364, 4368
-    opened = [2, begin, you, line, you, end, line, begin, it, line]
-    assert inputs.chat_ids(chatty, [user]) == opened
-    assistant = model.tokenizer("assistant", add_special_tokens=False)["input_ids"]
-    turns = [user, answer, user]
-    assert inputs.chat_ids(chatty, turns) == [*opened, *assistant, end, line, *opened[1:]]
+    talker = model._replace(tokenizer=tokenizers.with_template(copy.copy(model.tokenizer), template, "gemma"))
+    contents = ("What is the capital of France?", "Paris", "And of Italy?")
+    turns = [{"role": role, "content": x} for role, x in zip(("user", "assistant", "user"), contents, strict=True)]
+    ids = inputs.chat_ids(talker, turns)
+    assert ids[0] == model.tokenizer.bos_token_id and ids.count(ids[0]) == 1
+    written = "Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Italy?\nAnswer:"
+    assert model.tokenizer.decode(ids[1:]) == written
+    out = jaxspec.generate(talker, [turns[:1], turns], max_new_tokens=NEW, stop=["\n"])
+    assert out.texts == [" Paris", " Rome"]
 
 
 @pytest.mark.slow
