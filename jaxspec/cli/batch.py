@@ -185,7 +185,7 @@ def batch(
         before, feed = chunks.num_done, _Feed(source.prompts(chunks))
         with (
             contextlib.closing(chunks),
-            _Bar(total, before) as bar,
+            _Bar(total, chunks) as bar,
             _saying_how_to_go_on(err),
             feed.until_terminated(),
         ):
@@ -410,28 +410,34 @@ class _Feed:
 class _Bar:
     """The progress of a job, on standard error."""
 
-    def __init__(self, total: int, start: int):
+    def __init__(self, total: int, chunks: Chunks):
         self._bar, self._warnings = bars.bar(remaining=True), warnings.catch_warnings()
-        self._total, self._start, self._began, self._progress = total, start, time.perf_counter(), Progress()
+        self._total, self._chunks, self._began, self._progress = total, chunks, time.perf_counter(), Progress()
 
     def __enter__(self) -> _Bar:
         self._warnings.__enter__()
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_: self._bar.console.print(Text(str(message), "yellow"), soft_wrap=True)
+        warnings.showwarning = lambda message, *_, **__: self._warn(str(message))
         self._bar.start()
-        self._task = self._bar.add_task("starting", total=self._total, completed=self._start)
+        self._task = self._bar.add_task("starting", total=self._total, completed=self._chunks.num_done)
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._bar.update(self._task, completed=self._chunks.num_done)
         self._bar.stop()
         self._warnings.__exit__(None, None, None)
+
+    def _warn(self, message: str) -> None:
+        """Prints a warning of the library's, with the option for its argument."""
+        spelt = message.replace("max_prompt_tokens", "--max-prompt-tokens")
+        self._bar.console.print(Text(spelt, "yellow"), soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
         """Shows how far the job is."""
         self._progress = progress
         failed = f", {progress.failed:,} failed" if progress.failed else ""
         described = f"{self._rate:,.0f} tokens/s, {self._per_round:.2f} a round, {progress.live} live{failed}"
-        self._bar.update(self._task, completed=self._start + progress.done, description=described)
+        self._bar.update(self._task, completed=self._chunks.num_done, description=described)
 
     @property
     def _rate(self) -> float:

@@ -176,6 +176,7 @@ def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least
     if name not in values:
         return None
     expected = f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}"
+    expected += ", the job's own limit" if name == "max_new_tokens" and most is not None else ""
     number = integer(values[name], names[name], expected)
     if number < least or (most is not None and number > most):
         raise ValueError(f"{names[name]} is {number}: expected {expected}")

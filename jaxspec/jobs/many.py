@@ -500,13 +500,13 @@ class _Job:
 
 def _note(widest: JobPrompt, slots: Slots, usual: int) -> str:
     """Says which prompt makes wide slots, what they take, and which option bounds them."""
-    name = widest.where or f"prompt {widest.id}"
-    size = filesize.decimal(slots.needed)
+    name, size = widest.where or f"prompt {widest.id}", filesize.decimal(slots.needed)
+    count = f"{slots.slots} slot{'s' * (slots.slots != 1)}"
     is_long = slots.width > max(LONG_TIMES * usual, LONG)
-    wide = f"{slots.slots} of its own are" if is_long else f"all {slots.slots} slots are"
+    memory = f"It gets {count} of its own, of {size}" if is_long else f"All {count} are made as wide, and take {size}"
     return (
-        f"{name} has {len(widest.row.tokens):,} tokens, and most prompts at most {usual:,}: {wide} made for it, which "
-        f"take {size}. max_prompt_tokens bounds how long a prompt may be"
+        f"{name} has {len(widest.row.tokens):,} tokens, and most prompts have at most {usual:,}. {memory} of memory. "
+        "max_prompt_tokens bounds how long a prompt may be"
     )
 
 
