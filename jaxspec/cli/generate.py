@@ -58,6 +58,7 @@ class Settings(NamedTuple):
     policy: Policy = ""
     rule: Rule = ""
     max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
+    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     stop: Stop = None
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
@@ -118,6 +119,8 @@ def generate(
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
     if (settings.log_probs or settings.top_log_probs is not None) and not as_json:
         raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
+    if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
+        raise ValueError(f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: set -t")
     if search.beams:
         _check_search(search, settings, sampling, {"--trace": trace, "--compare": compare, "--stats": stats})
     else:
@@ -177,6 +180,7 @@ def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], 
     """Refuses options that a search does not have."""
     refused = shown | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
     refused |= {"--prefix": settings.prefix is not None, "--ban": settings.ban}
+    refused |= {"--num-samples": settings.num_samples > 1}
     refused |= {options.spelling(name): True for name in sampling}
     if any(refused.values()):
         named = ", ".join(name for name, value in refused.items() if value)
@@ -193,6 +197,8 @@ def _load(
     if not texts:
         texts = prompting.examples_for(target) if count is None else prompting.heldout_for(target, count)
     generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
+    if settings.num_samples > 1:
+        texts = [text for text in texts for _ in range(settings.num_samples)]  # each is then a row of its own
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
     prompts: Any = texts

@@ -32,6 +32,15 @@ def refused(invoke):
     return refused
 
 
+def test_several_texts_of_a_prompt_are_those_of_the_library(zoo, report, refused):
+    reported = report(PROMPT, "--num-samples", "2", "-t", "5", "--batch", "2")
+    target, draft = zoo["debian-t5-large"], zoo["debian-t5-draft"]
+    options = dict(drafter=draft, gamma=3, max_new_tokens=12, num_samples=2, temperature=5.0, key=jax.random.key(0))
+    out = jaxspec.generate(target, [PROMPT], **options)
+    assert reported["texts"] == out.texts and reported["prompts"] == [PROMPT] * 2
+    assert "--num-samples is 2 at temperature 0" in refused(PROMPT, "--num-samples", "2")
+
+
 def test_json_is_what_the_library_returns(zoo, report):
     reported = report(PROMPT)
     out = jaxspec.generate(zoo["debian-t5-large"], [PROMPT], drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12)
