@@ -2,6 +2,7 @@
 
 - `options`: option types that commands share, lists of values, groups of options.
 - `names`: models, policies and rules by their names; `drafter_names`: drafters; `prompts`: where prompts come from.
+- `pair`: a target with its drafter, and the options of `generate`. `entries`: what is typed into `chat`.
 - `show`, `compare`: what `generate` prints. `workload`: the options of `bench` and `measure`, as settings that are run.
 - `console`: tables, JSON, large numbers, progress.
 """

@@ -15,7 +15,7 @@ from jaxspec.decode.generate import complete
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import BenchResult
-    from jaxspec.cli.generate import Settings
+    from jaxspec.cli.pair import Settings
     from jaxspec.decode.request import Prepared
 
 REPEATS = 5  # of each side, interleaved

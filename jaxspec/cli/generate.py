@@ -15,25 +15,8 @@ from jaxspec import trace as tracing
 from jaxspec.cli import compare as comparing
 from jaxspec.cli import console, names, options, pair, show
 from jaxspec.cli import prompts as prompting
-from jaxspec.cli.options import (
-    PREFIX,
-    TARGET,
-    ChatTemplate,
-    Draft,
-    DraftDType,
-    DType,
-    Gamma,
-    MeshShape,
-    Policy,
-    Rule,
-    Stop,
-    flag,
-    group_of,
-    number,
-    sampling_options,
-    seed_number,
-    text,
-)
+from jaxspec.cli.options import flag, group_of, number, sampling_options, text
+from jaxspec.cli.pair import Settings
 from jaxspec.cli.prefill import Prefill, cut, read_tokens
 from jaxspec.core import Model
 from jaxspec.decode import beam_search, loop
@@ -47,30 +30,6 @@ NEXT = """\
 Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
 Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"""
 STOPS = {"no": False, "yes": True, "never": "never"}
-
-
-class Settings(NamedTuple):
-    """The options of `generate`, but for those of sampling."""
-
-    target: Annotated[str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")] = TARGET
-    draft: Draft = None
-    gamma: Gamma = 3
-    policy: Policy = ""
-    rule: Rule = ""
-    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
-    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
-    batch: Annotated[int, number("Prompts decoded at a time.")] = 1
-    stop: Stop = None
-    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
-    ban: Annotated[list[int] | None, text("ID", "A token id that is never generated; repeatable.")] = None
-    log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[int | None, number("With --json: also the N best tokens at each place.", least=0)] = None
-    seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
-    dtype: DType = "float32"
-    draft_dtype: DraftDType = ""
-    mesh: MeshShape = None
-    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
-    chat_template: ChatTemplate = None
 
 
 class Search(NamedTuple):

@@ -5,13 +5,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import refuse
+from jaxspec.cli.options import (
+    PREFIX,
+    TARGET,
+    ChatTemplate,
+    Draft,
+    DraftDType,
+    DType,
+    Gamma,
+    MeshShape,
+    Policy,
+    Rule,
+    Stop,
+    flag,
+    number,
+    refuse,
+    seed_number,
+    text,
+)
 from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
@@ -46,6 +63,30 @@ class PairSettings(Protocol):
     def mesh(self) -> str | None: ...
     @property
     def chat_template(self) -> str | None: ...
+
+
+class Settings(NamedTuple):
+    """The options of `generate`, but for those of sampling."""
+
+    target: Annotated[str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")] = TARGET
+    draft: Draft = None
+    gamma: Gamma = 3
+    policy: Policy = ""
+    rule: Rule = ""
+    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
+    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
+    batch: Annotated[int, number("Prompts decoded at a time.")] = 1
+    stop: Stop = None
+    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
+    ban: Annotated[list[int] | None, text("ID", "A token id that is never generated; repeatable.")] = None
+    log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
+    top_log_probs: Annotated[int | None, number("With --json: also the N best tokens at each place.", least=0)] = None
+    seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
+    dtype: DType = "float32"
+    draft_dtype: DraftDType = ""
+    mesh: MeshShape = None
+    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
+    chat_template: ChatTemplate = None
 
 
 def draft_name(settings: PairSettings, default: str | None = None) -> str | None:

@@ -20,7 +20,7 @@ from jaxspec.weights import quantisation
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import BenchResult
-    from jaxspec.cli.generate import Settings
+    from jaxspec.cli.pair import Settings
     from jaxspec.decode.request import Prepared
 
 REPORTED = ("text", "tokens", "finish", "raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
