@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -746,3 +748,18 @@ def test_settings_of_a_line_are_obeyed_refused_or_carried_through(loading, zoo, 
     said = said[:3] + said[4:]
     assert all(word in line["error"] for word, line in zip(said, rows, strict=True)), [line["error"] for line in rows]
     assert [line["error"].split(": ")[1] for line in rows] == [f"line {n}" for n in (3, 4, 5, 7, 8)]
+
+
+@pytest.mark.slow
+def test_an_interrupt_is_answered_while_the_interpreter_waits(tmp_path):
+    """In a library that neither looks for signals nor returns, as a compiler does."""
+    program = """
+import hashlib, signal, threading
+from rich.console import Console
+from jaxspec.cli import batch
+with batch._leaving_soon(Console(stderr=True)):
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == INTERRUPTED and "give the same command with --resume" in " ".join(ended.stderr.split())

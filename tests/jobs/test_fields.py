@@ -1,5 +1,6 @@
 """Fields of a job's prompts: each is obeyed, refused by name, or the caller's own; and a row's text is as they say."""
 
+import signal
 import warnings
 
 import jax
@@ -256,3 +257,20 @@ def test_a_long_prompt_has_slots_of_its_own(monkeypatch):
         ordered = list(jaxspec.generate_many(LARGE_TARGET, prompts, in_order=True, max_ahead=3, **options))
     assert [row.tokens for row in ordered] == [texts[0][n] for n in range(len(prompts))]
     assert made[0] == (16, 4) and (256, 1) in made
+
+
+def test_waiting_for_a_program_can_be_interrupted():
+    """The runtime's own wait would not notice; a program that takes long is a long prefill, for example."""
+
+    class Endless:
+        looks = 0
+
+        def is_ready(self):
+            self.looks += 1
+            if self.looks > 3:
+                signal.raise_signal(signal.SIGINT)
+            return False
+
+    with pytest.raises(KeyboardInterrupt):
+        many._wait_for(Endless())
+    many._wait_for(jnp.ones(2) + 1)
