@@ -57,7 +57,7 @@ def same_cache():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("same_cache")
+@pytest.mark.usefixtures("same_cache", "standard_dtype_promotion")  # as users have it: training needs it
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON.search(page.read_text("utf-8"))], ids=name_of)
 def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From top to bottom, as one reads it; lines `# > ...` are what is printed. The README's blocks stand alone."""
