@@ -138,3 +138,16 @@ def test_names_of_our_modules_exist():
         for name, line in missing_names(ast.parse(file.read_text(encoding="utf-8")))
     ]
     assert missing == []
+
+
+def test_a_round_reads_as_the_papers_algorithm():
+    """`step` of `decode.speculative` names few types and calls few functions; JAX's own are not counted."""
+    source = (PACKAGE / "decode" / "speculative.py").read_text(encoding="utf-8")
+    (step,) = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == "step"
+    )
+    names = {node.id for node in ast.walk(step) if isinstance(node, ast.Name)}
+    calls = {ast.unparse(node.func) for node in ast.walk(step) if isinstance(node, ast.Call)}
+    types = {name for name in names if name[0].isupper()}
+    helpers = {call for call in calls if not call.startswith(("jax.", "jnp.")) and not call.endswith("._replace")}
+    assert len(types) <= 8 and len(helpers - types) <= 10, (types, helpers)

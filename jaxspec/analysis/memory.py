@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxspec.core import Prompt, token_rows
 from jaxspec.decode import inputs, loop
-from jaxspec.decode.request import Prepared, drafter_lms
+from jaxspec.decode.request import Prepared, readers
 from jaxspec.nets import net_of
 from jaxspec.weights import quantisation
 from jaxspec.weights.loading import DTYPES
@@ -50,9 +50,8 @@ def account(prepared: Prepared) -> Memory:
     if stats is not None:
         program = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
         program -= stats.alias_size_in_bytes
-    lms = [prepared.target.lm] + (
-        [] if prepared.drafter is None else list(dict.fromkeys(drafter_lms(prepared.drafter)))
-    )
+    target, *drafting = (lm for _, lm in readers(prepared.target, prepared.drafter))
+    lms = [target, *dict.fromkeys(drafting)]
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches, logits = quantisation.nbytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
     return Memory(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)

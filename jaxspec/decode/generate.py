@@ -32,15 +32,13 @@ from jaxspec.decode import state as states
 from jaxspec.decode.request import (
     Prepared,
     Prompts,
-    bound_drafter,
+    bind,
     check_positions,
     devices,
-    drafter_lms,
     encode,
     prepare,
 )
 from jaxspec.decode.shared_prefix import SharedPrefix
-from jaxspec.drafters.common import with_taps_of
 from jaxspec.sampling import SamplingOptions
 
 SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
@@ -311,17 +309,14 @@ def prefix(
         )
     if (chats := inputs.chats_of(text)) is not None:
         text = [shared_prefix.opening(target, chat, chat_template_kwargs) for chat in chats]
-    prompt, bound = encode(target, text), bound_drafter(target, drafter, rules.rejection())
+    prompt = encode(target, text)
+    with_taps, bound = bind(target, drafter, rules.rejection())
     if (rows := len(prompt.length)) != 1:
         raise ValueError(f"got {rows} prefixes: expected one, which prompts are to share")
-    check_positions(target.lm, "the target", prompt, np.ones(1, np.int32))
-    reader, weights = target.lm, Weights(target.params)
+    check_positions(target, bound, np.asarray(prompt.length), np.ones(1, np.int32))
     if bound is not None:
-        for lm in drafter_lms(bound):
-            check_positions(lm, "the drafter", prompt, np.ones(1, np.int32))
-        reader = target.lm if bound.target is None else with_taps_of(target, bound.target).lm
-        weights = Weights(target.params, bound.params)
         shared_prefix.check_drafter(bound)
+    reader, weights = with_taps.lm, Weights(target.params, None if bound is None else bound.params)
     functions = None if bound is None else bound.functions
     if inputs.is_large(1, prompt.tokens.shape[1], 0):
         state, largest = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)

@@ -115,6 +115,11 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
     )
 
 
+def is_here(array: Any) -> bool:
+    """Says whether an array's values can be read: it is not traced, and no part of it is another process's."""
+    return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
+
+
 def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
     """Refuses keywords that are no options of `generate`; see `option_names.check_names`."""
     option_names.check_names(names, expected, THEIR_NAMES, NOT_HERE)

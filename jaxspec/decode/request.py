@@ -39,10 +39,6 @@ from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
 from jaxspec.sampling.params import NAMES, SamplingOptions, check_ids, per_row, sampling_of, values_per_row
 
-OWN = (  # those that are no sampling options
-    *("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
-    *("log_probs", "top_log_probs", "prefix"),
-)
 Message = Mapping[str, Any]
 Prompts = (
     str
@@ -55,6 +51,22 @@ Prompts = (
     | np.ndarray
     | jax.Array
 )
+
+
+class Options(NamedTuple):
+    """The options of a generation that are no sampling options; see `generate` for each."""
+
+    drafter: Any
+    gamma: Any
+    rule: Any
+    policy: Any
+    max_new_tokens: Any
+    key: Any
+    eos_ids: Any
+    num_samples: Any
+    log_probs: Any
+    top_log_probs: Any
+    prefix: Any
 
 
 class Prepared(NamedTuple):
@@ -154,75 +166,98 @@ def prepare(
 
 def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
-    drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, samples, log_probs, top, prefix = map(sampling.pop, OWN)
+    o = Options(*map(sampling.pop, Options._fields))
     _check_names(sampling)
-    expected = "an integer, 0 (plain decoding) or more"
-    gamma = integer(gamma, "gamma", expected)
-    if gamma < 0:
-        raise ValueError(f"gamma is {gamma!r}: expected {expected}")
-    if gamma >= 2**31:
-        raise ValueError(f"gamma is {gamma!r}: expected a number below 2**31")
-    if isinstance(policy, Policy):
-        policy = BoundPolicy(policy)
-    if policy is not None and not (isinstance(policy, BoundPolicy)):
-        what = inputs.uncalled(policy, "policy", "jaxspec.policies")
-        raise TypeError(f"{what}: expected one of jaxspec.policies, or None")
-    if rule is not None and not isinstance(rule, Rule):
-        what = inputs.uncalled(rule, "rule", "jaxspec.rules")
-        raise TypeError(f"{what}: expected a rule, such as jaxspec.rules.rejection()")
-    samples = integer(samples, "num_samples", "an integer, 1 or more")
-    if samples < 1:
-        raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
-    top = reported_tokens(log_probs, top, target.lm.vocab_size)
+    gamma, policy, rule, samples = _gamma(o.gamma), _policy(o.policy), _rule(o.rule), _samples(o.num_samples)
+    top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
-    if samples > 1 and not are_shapes(target.params):  # the least that they take
-        least = 4 * batch * (target.lm.vocab_size + 64)
-        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", devices(target.params))
-    limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
-    if limit.min() < 1 or limit.max() >= inputs.MOST:
-        raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
+    _check_rows(target, samples, batch)
+    limit = _limits(o.max_new_tokens, batch)
     sampler, params, draft_params = sampling_of(target, batch, sampling)
-    if samples > 1 and not np.any(np.asarray(params.temperature) > 0):
-        raise ValueError(f"num_samples is {samples} at temperature 0: the texts would be the same. Set a temperature")
-    if key is None:
-        if np.any(np.asarray(params.temperature) > 0):
-            raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
-        key = jax.random.key(0)  # nothing is drawn at temperature 0
-    key = inputs.key_of(key)
-    rule = rules.rejection() if rule is None else rule
-    bound = bound_drafter(target, drafter, rule)
-    if bound is not None and not round.size_of(bound.functions, gamma).nodes:
-        bound = None
-    before = None
-    if prefix is not None:
-        before = prefix.before(target, bound, prompt.tokens.shape[1] - token_rows.bucket(len(prefix) - 1))
-    if bound is not None and bound.target is not None:
-        target = with_taps_of(target, bound.target)
+    key = _key(o.key, samples, is_sampled=bool(np.any(np.asarray(params.temperature) > 0)))
+    target, bound = bind(target, o.drafter, rule, gamma)
     if policy is not None and bound is None:
-        what = "no drafter" if drafter is None else f"gamma={gamma}, of which nothing is drafted"
+        what = "no drafter" if o.drafter is None else f"gamma={gamma}, of which nothing is drafted"
         raise ValueError(f"got a policy and {what}: a policy chooses how many tokens a drafter drafts, at most gamma")
-    check_positions(target.lm, "the target", prompt, limit)
+    check_positions(target, bound, np.asarray(prompt.length), limit)
     causality.check(target)
-    weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
-    if bound is not None:
+    before = None if o.prefix is None else o.prefix.before(target, bound, prompt.tokens.shape[1])
+    if bound is None:
+        weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
+    else:
         functions = None if policy is None else policy.functions
         decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top)
         weights = Weights(target.params, bound.params)
-        for lm in drafter_lms(bound):
-            check_positions(lm, "the drafter", prompt, limit)
     request = Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
         max_new_tokens=jnp.asarray(limit),
-        eos=_eos(target, eos_ids, batch),
+        eos=_eos(target, o.eos_ids, batch),
         draft_sampling_params=draft_params,
-        policy=None if bound is None or policy is None else values_per_row(policy.params, batch, "the policy"),
+        policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = token_rows.bucket(int(limit.max()))
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
+
+
+def _gamma(value: Any) -> int:
+    expected = "an integer, 0 (plain decoding) or more"
+    gamma = integer(value, "gamma", expected)
+    if gamma < 0:
+        raise ValueError(f"gamma is {gamma!r}: expected {expected}")
+    if gamma >= 2**31:
+        raise ValueError(f"gamma is {gamma!r}: expected a number below 2**31")
+    return gamma
+
+
+def _policy(value: Any) -> BoundPolicy | None:
+    if isinstance(value, Policy):
+        return BoundPolicy(value)
+    if value is not None and not isinstance(value, BoundPolicy):
+        what = inputs.uncalled(value, "policy", "jaxspec.policies")
+        raise TypeError(f"{what}: expected one of jaxspec.policies, or None")
+    return value
+
+
+def _rule(value: Any) -> Rule:
+    if value is None:
+        return rules.rejection()
+    if not isinstance(value, Rule):
+        what = inputs.uncalled(value, "rule", "jaxspec.rules")
+        raise TypeError(f"{what}: expected a rule, such as jaxspec.rules.rejection()")
+    return value
+
+
+def _samples(value: Any) -> int:
+    samples = integer(value, "num_samples", "an integer, 1 or more")
+    if samples < 1:
+        raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
+    return samples
+
+
+def _check_rows(target: Model, samples: int, batch: int) -> None:
+    """Refuses so many samples that not even their rows of logits and tokens fit the memory."""
+    if samples > 1 and not are_shapes(target.params):
+        least = 4 * batch * (target.lm.vocab_size + 64)
+        inputs.check_memory({"rows": least}, f"num_samples={samples}", "num_samples", devices(target.params))
+
+
+def _limits(value: Any, batch: int) -> np.ndarray:
+    limit = per_row(value, batch, "max_new_tokens", np.int32)
+    if limit.min() < 1 or limit.max() >= inputs.MOST:
+        raise ValueError(f"max_new_tokens is {value!r}: expected at least 1, and fewer than {inputs.MOST}")
+    return limit
+
+
+def _key(key: Any, samples: int, *, is_sampled: bool) -> jax.Array:
+    if samples > 1 and not is_sampled:
+        raise ValueError(f"num_samples is {samples} at temperature 0: the texts would be the same. Set a temperature")
+    if key is None and is_sampled:
+        raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
+    return inputs.key_of(jax.random.key(0) if key is None else key)  # nothing is drawn at temperature 0
 
 
 def check_fits(prepared: Prepared) -> None:
@@ -284,7 +319,7 @@ def _check_names(options: Iterable[str]) -> None:
             "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
             "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
         )
-    inputs.check_names(options, [*OWN, "stop", *NAMES])
+    inputs.check_names(options, [*Options._fields, "stop", *NAMES])
 
 
 def devices(weights: Any) -> int:
@@ -334,23 +369,24 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
 
 
 def check_prompt(prompt: Prompt, vocab: int) -> None:
-    """Refuses rows of token ids that cannot be read: their shapes, lengths and ids.
+    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids.
 
     Raises:
         ValueError: what is wrong with which row.
     """
-    tokens, length = np.asarray(prompt.tokens), np.asarray(prompt.length)
-    if tokens.ndim != 2 or length.shape != tokens.shape[:1]:
+    shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
+    if len(shape) != 2 or lengths != shape[:1]:
         raise ValueError(
-            f"got prompt tokens of shape {tokens.shape} and lengths of shape {length.shape}: expected [batch, prompt] "
-            "and [batch]"
+            f"got prompt tokens of shape {shape} and lengths of shape {lengths}: expected [batch, prompt] and [batch]"
         )
-    if tokens.shape[0] == 0:
+    if shape[0] == 0:
         raise ValueError("got no prompts: expected at least one")
-    for name, array in (("tokens", tokens), ("lengths", length)):
-        if not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(f"prompt {name} have dtype {array.dtype}: expected integers")
-    for index, (row, n) in enumerate(zip(tokens, length, strict=True)):
+    for name, array in zip(("tokens", "lengths"), prompt, strict=True):
+        if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
+            raise ValueError(f"prompt {name} have dtype {jnp.result_type(array)}: expected integers")
+    if not all(map(inputs.is_here, prompt)):
+        return
+    for index, (row, n) in enumerate(zip(*map(np.asarray, prompt), strict=True)):
         if n < 1:
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
         if n > len(row):
@@ -358,6 +394,19 @@ def check_prompt(prompt: Prompt, vocab: int) -> None:
         outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
         if outside.size:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+
+
+def bind(target: Model, drafter: Any, rule: Rule, gamma: int | None = None) -> tuple[Model, BoundDrafter | None]:
+    """Checks target and drafter against each other.
+
+    Returns:
+        The target, with the taps that the drafter reads, and the drafter with its values. None: there is no drafter, or
+        it drafts nothing with this gamma.
+    """
+    bound = bound_drafter(target, drafter, rule)
+    if bound is None or (gamma is not None and not round.size_of(bound.functions, gamma).nodes):
+        return target, None
+    return target if bound.target is None else with_taps_of(target, bound.target), bound
 
 
 def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:
@@ -378,10 +427,10 @@ def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | Non
     return drafter
 
 
-def drafter_lms(drafter: BoundDrafter) -> list[LanguageModel]:
-    """The language models that draft."""
-    lm = drafter.functions.lm
-    return ([] if lm is None else [lm]) + [model.lm for model in drafter.models]
+def readers(target: Model, drafter: BoundDrafter | None) -> list[tuple[str, LanguageModel]]:
+    """Lists the language models that read the prompts, with their names in errors: the target, then the drafter's."""
+    drafting = [] if drafter is None else [drafter.functions.lm, *(model.lm for model in drafter.models)]
+    return [("the target", target.lm), *(("the drafter", lm) for lm in drafting if lm is not None)]
 
 
 def _check_pair(target: Model, draft: Model) -> None:
@@ -421,20 +470,35 @@ def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
     return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
 
 
-def check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndarray) -> None:
-    length = np.asarray(prompt.length)
-    if lm.start_token is not None:
-        if lm.max_prompt is not None and length.max() > lm.max_prompt:
-            raise ValueError(f"a prompt has {length.max()} tokens, but {who} reads at most {lm.max_prompt}")
-        length = np.ones_like(length)
-    length = np.repeat(length, len(limit) // len(length))  # a row for each sample
-    row = int(np.argmax(length + limit))
-    old, new = int(length[row]), int(limit[row])
-    if lm.max_positions is not None and old + new > lm.max_positions:
-        raise ValueError(
-            f"a prompt of {old} tokens and {new} new ones need {old + new} positions, but {who} has "
-            f"{lm.max_positions}: shorten the prompt or lower max_new_tokens"
-        )
+def check_positions(
+    target: Model, drafter: BoundDrafter | None, length: np.ndarray, limit: np.ndarray, *, padded: bool = False
+) -> None:
+    """Refuses rows for which a model has too few positions.
+
+    Args:
+        target, drafter: who reads them.
+        length: of the prompts.
+        limit: most new tokens of each row; there may be several rows for each prompt.
+        padded: whether the lengths are those of padded prompts, whose own are not known.
+
+    Raises:
+        ValueError: with the longest row.
+    """
+    for who, lm in readers(target, drafter):
+        read = length
+        if lm.start_token is not None:
+            if lm.max_prompt is not None and not padded and length.max() > lm.max_prompt:
+                raise ValueError(f"a prompt has {length.max()} tokens, but {who} reads at most {lm.max_prompt}")
+            read = np.ones_like(length)
+        read = np.repeat(read, len(limit) // len(read))  # a row for each sample
+        row = int(np.argmax(read + limit))
+        old, new = int(read[row]), int(limit[row])
+        if lm.max_positions is not None and old + new > lm.max_positions:
+            padding = ", padding included," if padded else ""
+            raise ValueError(
+                f"a prompt of {old} tokens{padding} and {new} new ones need {old + new} positions, but {who} has "
+                f"{lm.max_positions}: shorten the prompt{' or its padding' * padded} or lower max_new_tokens"
+            )
 
 
 def _eos(target: Model, eos_ids: Any, batch: int):

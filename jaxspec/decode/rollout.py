@@ -7,12 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Key
 
 from jaxspec.core import Before, Keys, Prompt, Request, Weights, noise, token_rows
 from jaxspec.decode import inputs, loop
-from jaxspec.decode.request import Prepared, check_fits, check_prompt, drafter_lms
+from jaxspec.decode.request import Prepared, check_fits, check_positions, check_prompt
 
 
 class Arguments(NamedTuple):
@@ -78,11 +77,6 @@ def rollout(
     )
 
 
-def _is_here(array: Array) -> bool:
-    """Says whether an array's values can be read: it is not traced, and no part of it is another process's."""
-    return not isinstance(array, Tracer) and array.is_fully_addressable
-
-
 def arguments(
     prepared: Prepared,
     *,
@@ -106,31 +100,21 @@ def arguments(
         )
     weights = prepared.weights if weights is None else weights
     prompt = prepared.prompt if prompt is None else Prompt(*map(jnp.asarray, prompt))
-    rows, width = prompt.tokens.shape
-    if rows != len(prepared.prompt.length) or prompt.length.shape != (rows,):
-        raise ValueError(
-            f"got prompt tokens of shape {prompt.tokens.shape} and lengths of shape {prompt.length.shape}: expected "
-            f"{len(prepared.prompt.length)} rows, as the generation was prepared with"
-        )
-    for name, array in zip(("tokens", "lengths"), prompt, strict=True):
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise TypeError(f"prompt {name} have dtype {array.dtype}: expected integers")
+    request, rows = prepared.request, len(prepared.prompt.length)
+    if prompt is not prepared.prompt:
+        check_prompt(prompt, prepared.target.lm.vocab_size)
+        if len(prompt.length) != rows:
+            raise ValueError(
+                f"got prompt tokens of shape {prompt.tokens.shape}: expected {rows} rows, as the generation was "
+                "prepared with"
+            )
+        # Lengths may be traced; the prompts' width bounds them.
+        width, limit = np.full(rows, prompt.tokens.shape[1]), np.asarray(request.max_new_tokens)
+        check_positions(prepared.target, prepared.drafter, width, limit, padded=True)
     if jax.tree.structure(weights) != jax.tree.structure(prepared.weights):
         raise ValueError(
             f"weights have the structure {jax.tree.structure(weights)!s:.200}: expected that of prepared.weights"
         )
-    request = prepared.request
-    if prompt is not prepared.prompt and all(map(_is_here, prompt)):
-        check_prompt(prompt, prepared.target.lm.vocab_size)
-    if prompt is not prepared.prompt:  # whose lengths may not be known; those of the generation's own were checked
-        new = int(np.max(np.asarray(request.max_new_tokens)))
-        drafting = [("drafter", lm) for lm in (drafter_lms(prepared.drafter) if prepared.drafter is not None else ())]
-        for who, lm in (("target", prepared.target.lm), *drafting):
-            if lm.start_token is None and lm.max_positions is not None and width + new > lm.max_positions:
-                raise ValueError(
-                    f"prompts of {width} tokens, padding included, and {new} new ones need more positions than the "
-                    f"{who}'s {lm.max_positions}: cut the prompts' padding, or lower max_new_tokens"
-                )
     if key is not None:
         request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.max_new_tokens)))
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)

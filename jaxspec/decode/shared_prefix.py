@@ -73,7 +73,7 @@ class SharedPrefix:
         return self.tokens + row[1 if kind == "text" and row[:1] == [first] else 0 :]
 
     def before(self, target: Model, drafter: BoundDrafter | None, width: int) -> Before:
-        """Returns what decoders take, for prompts with at most `width` tokens from the prefix's last on.
+        """Returns what decoders take, for whole prompts that are `width` wide.
 
         Raises:
             ValueError: it was read by another target or drafter.
@@ -89,7 +89,8 @@ class SharedPrefix:
         else:
             check_same("drafter", self.drafter, drafter)
             caches = self.caches
-        return Before(caches, jnp.asarray([len(self) - 1], jnp.int32), width)
+        start = len(self) - 1  # its last token is read again
+        return Before(caches, jnp.asarray([start], jnp.int32), width - token_rows.bucket(start))
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:

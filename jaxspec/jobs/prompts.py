@@ -15,7 +15,7 @@ import numpy as np
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integer, one_of
 from jaxspec.decode import inputs, stopping
-from jaxspec.decode.request import Prepared, drafter_lms
+from jaxspec.decode.request import Prepared, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.slots import Row
@@ -99,7 +99,7 @@ class Limits(NamedTuple):
 def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> Limits:
     """Returns the limits of the models of a generation, and of the caller."""
     one_of(too_long, "too_long", TOO_LONG)
-    lms = [prepared.target.lm, *(drafter_lms(prepared.drafter) if prepared.drafter is not None else ())]
+    lms = [lm for _, lm in readers(prepared.target, prepared.drafter)]
     prompts = [lm.max_prompt for lm in lms if lm.start_token is not None and lm.max_prompt is not None]
     positions = [lm.max_positions for lm in lms if lm.start_token is None and lm.max_positions is not None]
     if max_prompt_tokens is not None:

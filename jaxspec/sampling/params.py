@@ -337,7 +337,8 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
-    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=tuple(bound.params for bound in added))
+    own_values = tuple(bound.params for bound in added) or None
+    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=own_values)
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)

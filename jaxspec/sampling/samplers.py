@@ -37,7 +37,7 @@ class SamplingParams(NamedTuple):
     repetition: Float[Array, " batch"] | None = None
     presence: Float[Array, " batch"] | None = None
     frequency: Float[Array, " batch"] | None = None
-    processors: tuple[Any, ...] = ()
+    processors: tuple[Any, ...] | None = None
 
 
 @functools.lru_cache
