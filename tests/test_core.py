@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from jaxspec import sampling
-from jaxspec.core import Caches, noise, token_rows, tree
+from jaxspec.core import Caches, Room, noise, token_rows, tree
 from jaxspec.core import kv_cache as kv
 from tests.marks import marked
 
@@ -72,10 +72,11 @@ def test_categorical_has_its_distribution():
 
 
 def test_ragged_write_and_rewind():
-    cache = kv.empty(2, 1, 1, 5, 1)
+    cache = kv.empty(2, Room(5), [kv.whole(1, 1)])
     first = jnp.arange(1.0, 7.0).reshape(2, 1, 3, 1)
-    cache = cache._replace(keys=(kv.write(cache.keys[0], first, cache.length),), length=jnp.array([3, 3]))
-    cache = kv.rewind(cache, jnp.array([1, 3]))
+    at = kv.Pass(cache.length, step=3)
+    (layer,) = cache.layers
+    cache = kv.rewind(cache.grown([layer.after(layer.read(at, (), first, first), at)], at), jnp.array([1, 3]))
     keys = kv.write(cache.keys[0], jnp.array([[[[8.0], [9.0]]]] * 2), cache.length)
     assert keys[:, 0, :, 0].tolist() == [[1, 8, 9, 0, 0], [4, 5, 6, 8, 9]]
 
@@ -101,9 +102,8 @@ def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
 
 def numbered(lengths, capacity=7):
     """A cache whose entries say where they are."""
-    cache = kv.empty(len(lengths), 1, 1, capacity, 1)
     entries = jnp.broadcast_to(jnp.arange(float(capacity))[None, None, :, None], (len(lengths), 1, capacity, 1))
-    return cache._replace(keys=(entries,), values=(10 + entries,), length=jnp.array(lengths))
+    return kv.KVCache((kv.Whole(entries, 10 + entries),), jnp.array(lengths), None)
 
 
 def test_select_moves_each_rows_path_and_nothing_before_it():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from jaxspec.core import Draft, Drafter, Prompt, Rule, Verdict, noise
+from jaxspec.core import Draft, Drafter, Prompt, Room, Rule, Verdict, noise
 from jaxspec.decode.request import prepare
 from jaxspec.drafters import model as model_drafter
 from jaxspec.rules import block, common, coupled, rejection
@@ -76,14 +76,14 @@ def plain(target, steps, **options):
 
 def jitted(model):
     lm = model.lm
-    return jax.jit(lm.prefill, static_argnums=2), jax.jit(lm.extend), jax.jit(lm.rewind), model.params
+    return jax.jit(lm.prefill), jax.jit(lm.extend), jax.jit(lm.rewind), model.params
 
 
 @pytest.mark.parametrize(("order", "encoder"), [(0, False), (2, False), (3, False), (1, True)])
 def test_extend_at_ragged_lengths_agrees_with_the_table(order, encoder):
     prefill, extend, rewind, table = jitted(table_model(jax.random.key(3), 3, order, encoder=encoder))
     prompt = Prompt(jnp.array([[2, 1, 2, 1], [1, 2, 0, 0]]), jnp.array([4, 2]))
-    forward, cache = prefill(table, prompt, 10)
+    forward, cache = prefill(table, prompt, Room(10))
     _, cache = extend(table, cache, jnp.array([[1, 1, 2], [2, 2, 1]]))  # to be forgotten, row by row
     cache = rewind(cache, cache.length - jnp.array([1, 3]))
     forward, cache = extend(table, cache, jnp.array([[0, 2], [1, 0]]))
@@ -106,7 +106,7 @@ CONTEXTS = [[(2, 1), (1, 0), (1, 2), (2, 1)], [(2, 2), (2, 0), (0, 1), (0, 0)]] 
 
 def test_every_node_of_a_tree_sees_its_own_path():
     prefill, extend, _, table = jitted(TARGET)
-    _, cache = prefill(table, TWO, 9)
+    _, cache = prefill(table, TWO, Room(9))
     forward, after = extend(table, cache, FED, TREE)
     for row in range(2):
         for node, context in enumerate(CONTEXTS[row]):
@@ -119,7 +119,7 @@ def test_every_node_of_a_tree_sees_its_own_path():
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_a_tree_may_be_fed_in_parts(first):
     prefill, extend, _, table = jitted(TARGET)
-    _, cache = prefill(table, TWO, 9)
+    _, cache = prefill(table, TWO, Room(9))
     at_once, _ = extend(table, cache, FED, TREE)
     first_part, cache = extend(table, cache, FED[:, :first], TREE[:, :first])
     two, cache = extend(table, cache, FED[:, first:], TREE)
@@ -128,7 +128,7 @@ def test_a_tree_may_be_fed_in_parts(first):
 
 def test_select_keeps_a_path():
     prefill, extend, rewind, table = jitted(TARGET)
-    _, cache = prefill(table, TWO, 7)
+    _, cache = prefill(table, TWO, Room(7))
     _, cache = extend(table, cache, FED, TREE)
     start = jnp.array([3, 1])
     cache = jax.jit(TARGET.lm.select)(cache, start, jnp.array([[0, 2, 3], [0, 1, 2]]))
@@ -141,28 +141,28 @@ def test_select_keeps_a_path():
 @pytest.mark.slow
 def test_select_near_the_end_of_the_cache_moves_nothing_else():
     """A write of the whole path would not fit: it must not be shifted to the front."""
-    _, cache = TARGET.lm.prefill(TARGET.params, PROMPT, 4)
+    _, cache = TARGET.lm.prefill(TARGET.params, PROMPT, Room(4))
     cache = cache._replace(tokens=jnp.array([[1, 0, 2, 1]]))
     assert TARGET.lm.select(cache, jnp.array([2]), jnp.array([[1, 1, 1]])).tokens.tolist() == [[1, 0, 1, 1]]
 
 
 @pytest.mark.slow
 def test_prefill_gives_features_of_the_whole_row():
-    forward, _ = TARGET.lm.prefill(TARGET.params, TWO, 4)
+    forward, _ = TARGET.lm.prefill(TARGET.params, TWO, Room(4))
     assert forward.logits.shape == (2, 1, 3) and forward.features.shape == (2, 3, TARGET.lm.feature_size)
     assert forward.features[0, :, 0].tolist() == [1, 3, 2]  # the contexts 0 1, 1 0 and 0 2
     np.testing.assert_array_equal(forward.logits[:, 0], jnp.stack([TARGET.params[0, 2], TARGET.params[0, 2]]))
-    encoder, _ = table_model(jax.random.key(3), 3, 1, encoder=True).lm.prefill(jnp.zeros((3, 3, 3)), TWO, 4)
+    encoder, _ = table_model(jax.random.key(3), 3, 1, encoder=True).lm.prefill(jnp.zeros((3, 3, 3)), TWO, Room(4))
     assert encoder.features.tolist() == [[[0]], [[6]]]  # one token a row: topics 3 % 3 and 2, then the start token
 
 
 def test_a_row_that_outgrows_its_cache_is_not_clamped_silently():
     prefill, extend, _, table = jitted(TARGET)
-    _, cache = prefill(table, PROMPT, 5)
+    _, cache = prefill(table, PROMPT, Room(5))
     assert jnp.isfinite(extend(table, cache, jnp.array([[1, 1]]))[0].logits).all()
     assert jnp.isnan(extend(table, cache, jnp.array([[1, 1, 1]]))[0].logits).all()
     with pytest.raises(ValueError, match="capacity is 2"):
-        prefill(table, PROMPT, 2)
+        prefill(table, PROMPT, Room(2))
     with pytest.raises(ValueError, match=r"shape \(3, 2\)"):
         table_model_from(jnp.zeros((3, 2)))
 

@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import Model, Prompt
+from jaxspec.core import Model, Prompt, Room
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model, word_tokenizer
@@ -66,7 +66,7 @@ def test_a_spelled_row_is_what_the_model_reads():
     """Ragged rows, rewound and fed again: the logits are those of the model after the spelled row."""
     draft, length = MODELS["spelled, with a beginning"], jnp.array([3, 1])
     rows = np.array([[1, 0, 2, 2, 1, 0], [2, 1, 1, 0, 0, 0]])
-    forward, cache = draft.lm.prefill(draft.params, Prompt(jnp.asarray(rows[:, :3], jnp.int32), length), 8)
+    forward, cache = draft.lm.prefill(draft.params, Prompt(jnp.asarray(rows[:, :3], jnp.int32), length), Room(8))
     following = [forward.logits[:, 0]]
     for _ in range(2):
         cache = draft.lm.rewind(cache, length)
@@ -108,7 +108,7 @@ def test_a_smaller_head_has_the_same_logits(name):
     prompt = Prompt(jnp.array([[1, 30, 4, 2]] * 2, jnp.int32), jnp.array([4, 2]))
 
     def passes(lm, params):
-        first, cache = lm.prefill(params, prompt, 8)
+        first, cache = lm.prefill(params, prompt, Room(8))
         second, _ = lm.extend(params, cache, prompt.tokens[:, :2])
         return first.logits, second.logits, lm.head(params, second.features)
 
@@ -125,7 +125,7 @@ def test_a_smaller_head_costs_less():
     model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     flops = {}
     for name, m in (("whole", model), ("trimmed", trim_vocabulary(model, size=512))):
-        _, cache = m.lm.prefill(m.params, Prompt(jnp.ones((1, 2), jnp.int32), jnp.array([2])), 4)
+        _, cache = m.lm.prefill(m.params, Prompt(jnp.ones((1, 2), jnp.int32), jnp.array([2])), Room(4))
 
         def step(params, cache, lm=m.lm):
             forward, _ = lm.extend(params, cache, jnp.ones((1, 1), jnp.int32))

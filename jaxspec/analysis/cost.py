@@ -307,7 +307,8 @@ def timed_loops(
         sampled: whether each pass also draws a token.
     """
     lm = model.lm
-    forward, cache = _prefill(lm, model.params, prompt, token_rows.prefill_length(lm, prompt) + headroom)
+    room = core.Room(token_rows.prefill_length(lm, prompt) + headroom, rewind=headroom)
+    forward, cache = _prefill(lm, model.params, prompt, room)
     length = decoder_prompt(lm, prompt).length
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
@@ -348,9 +349,9 @@ def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoo
         row = decoder_prompt(lm, prompt)
         batch, width = row.tokens.shape
         forward, cache = core.Forward(jnp.zeros((batch, 1, lm.vocab_size)), jnp.zeros((batch, width, 0))), None
-        room = token_rows.room(lm, prompt, headroom, nodes)
+        room = token_rows.room(lm, prompt, headroom, nodes).larger(drafter.spare)
         if reads_target:
-            forward, cache = lm.prefill(weights.target, prompt, room.tokens)
+            forward, cache = lm.prefill(weights.target, prompt, room)
         state = drafter.init(core.DraftStart(weights, prompt, room, forward))
         verified = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(batch, nodes + 1, x.shape[-1])), forward)
         return core.Caches(cache, state), row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom)))), verified
@@ -376,9 +377,9 @@ def counted(call: Callable[[int], None], inner: int | None, least: float = MIN_S
     return TimedLoop(functools.partial(call, inner), inner)
 
 
-@programs.jit(static_argnames=("lm", "capacity"))
-def _prefill(lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, capacity: int):
-    return lm.prefill(params, prompt, capacity)
+@programs.jit(static_argnames=("lm",))
+def _prefill(lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, room: core.Room):
+    return lm.prefill(params, prompt, room)
 
 
 def operations_ratio(target: core.Model, drafter: core.Model) -> float:

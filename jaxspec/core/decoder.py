@@ -168,12 +168,19 @@ class RoundInfo(NamedTuple):
 
 class DecoderInit(Protocol):
     def __call__(
-        self, weights: Weights, prompt: Prompt, request: Request, headroom: int, before: Before | None = None
+        self,
+        weights: Weights,
+        prompt: Prompt,
+        request: Request,
+        headroom: int,
+        before: Before | None = None,
+        spare: int = 0,
     ) -> State:
         """Reads the prompt and commits the first new token, drawn from prefill's own logits.
 
         `headroom`: tokens that a row may grow by; `token_rows.headroom` computes it. `before`: `Caches` of the
-        beginning of the prompts, of one row for all of them or of each, which is then not read again.
+        beginning of the prompts, of one row for all of them or of each, which is then not read again. `spare`: tokens
+        that may be taken back besides a round's.
         """
         ...
 

@@ -179,6 +179,7 @@ class Drafter(NamedTuple):
         complete_target_pass: see the protocol; None: the target's pass is its `extend`.
         rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
             (`drafters.cascade`).
+        spare: how many tokens more than a draft's it feeds a row, to take them back; both caches have room for them.
         resumes: whether it can go on from `DraftStart.before`, so from a prefix and from turn to turn of a chat. False:
             its state takes the hidden states of whole prompts.
     """
@@ -193,6 +194,7 @@ class Drafter(NamedTuple):
     tree_reader: TreeReader | None = None
     complete_target_pass: CompleteTargetPass | None = None
     rollback: Rollback | None = None
+    spare: int = 0
     resumes: bool = True
 
 

@@ -1,73 +1,415 @@
-"""The functional key-value cache: fixed shape, one length per row, free rewind.
+"""The cache of a row's tokens, layer by layer: fixed shape, one length per row, free rewind.
 
-Entries at or past a row's length are garbage: they are masked on read and overwritten on write. Keys and values are
-separate arrays per layer (a stacked array would be copied at each step), laid out with batch and heads leading so
-that attention is a batched matrix product without a transpose.
+Each layer has a cache of its own kind, a value with a few methods: what a pass reads of it, how it goes on from there,
+how the path of a tree is kept. A family of models is free to mix kinds and sizes:
 
-A layer that attends to a window keeps a ring of its last entries, where that is smaller than the capacity: entry i lies
-in slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`), and is right for
-all that a query may read, as long as no row is rewound by more tokens than the ring has slots beyond the window. For
-suppose that entry w was the last one written, and that its row is then rewound to length n. Slot w % slots is taken for
-entry w - slots, which lies before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
+    Whole       keys and values of all entries
+    Window      keys and values of the last entries, for a layer that attends to a window
+    Shared      nothing: the layer attends to what an earlier layer has
+    Recurrent   a state, and what the last few tokens did to it
+
+A row's length says how many of its tokens count. Entries at or past it are garbage: they are masked on read and
+overwritten on write. Keys and values are separate arrays per layer (a stacked array would be copied at each step), laid
+out with batch and heads leading, so that attention is a batched matrix product without a transpose.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import tree
+from jaxspec.core import token_rows, tree
+from jaxspec.core.language_model import Room
 
 Layer = Float[Array, "batch kv_heads capacity head_dim"]
 New = Float[Array, "batch kv_heads step head_dim"]
-# Slots beyond the window, so tokens by which a ring can be rewound: a chunk of a prompt that was padding
-# (`chunks.LONGEST`), or the nodes of a draft, and the few tokens that drafters read again.
-SLACK = 640
+KeysValues = tuple[Layer, Layer]
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Ring:
-    """The rings of a cache: its layers of exactly `slots` slots. Static: a pytree without leaves.
+# --- a pass, and what it may read
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pass:
+    """A pass over `step` tokens of each row; the same for all layers.
 
     Attributes:
-        window: how many positions these layers attend to, a token's own included.
-        slots: of each, more than `window`.
+        length: how many tokens each row had before.
+        step: tokens that are fed, static.
+        parent: the tree that they end; None: a chain. See `core.Extend`.
+        real: how many of them each row remembers; None: all.
+        views: what layers of each kind may read, made once.
     """
 
-    window: int
-    slots: int
+    length: Int[Array, " B"]
+    step: int
+    parent: Int[Array, "B N"] | None = None
+    real: Int[Array, " B"] | None = None
+    views: dict[tuple[int, int | None, bool], View] = dataclasses.field(default_factory=dict)
 
     @property
-    def slack(self) -> int:
-        """Most tokens by which a row can be rewound; more than so many that are fed at once are read beside the ring.
+    def end(self) -> Int[Array, " B"]:
+        """Counts the tokens of each row after the pass."""
+        return self.length + (jnp.asarray(self.step, self.length.dtype) if self.real is None else self.real)
 
-        >>> Ring(window=4, slots=7).slack
-        3
-        """
-        return self.slots - self.window
+    def positions(self) -> Int[Array, "B T"]:
+        """The position of each token in its row."""
+        return positions(self.length, self.step, self.parent)
+
+    def view(self, size: int, window: int | None = None, wraps: bool = False) -> View:
+        """Returns what a layer of `size` slots may read; the same object for layers of the same kind."""
+        key = size, window, wraps
+        if key not in self.views:
+            self.views[key] = View(self, size, window, wraps)
+        return self.views[key]
 
 
-class KVCache(NamedTuple):
-    """Keys and values of every layer, and how many tokens of each row they hold.
+class View:
+    """The entries that the tokens of a pass may read.
 
     Attributes:
-        keys, values: of each layer; `capacity` is the number of slots of this layer.
-        length: tokens of each row.
-        ring: says which layers are rings; None: none is.
-        written: where there may be rings, the most tokens that each row has had since it was empty; otherwise None.
+        at: the pass.
+        size: slots of the layer.
+        window: how many positions a token attends to, its own included; None: all before it.
+        held: which entry is in each place; None: place i has entry i.
     """
 
-    keys: tuple[Layer, ...]
-    values: tuple[Layer, ...]
-    length: Int[Array, " batch"]
-    ring: Ring | None = None
-    written: Int[Array, " batch"] | None = None
+    def __init__(self, at: Pass, size: int, window: int | None, wraps: bool):
+        self.at, self.size, self.window = at, size, window
+        self.held = entries(at.length, at.step, size, window) if wraps and window is not None else None
+
+    def entries(self) -> Int[Array, "#B S"]:
+        """Says which entry is in each place."""
+        return jnp.arange(self.size, dtype=self.at.length.dtype)[None, :] if self.held is None else self.held
+
+    def mask(self, first: int | Int[Array, ""] = 0, count: int | None = None) -> Bool[Array, "B T S"]:
+        """Says which places may be read by `count` tokens of the pass, from token `first` on."""
+        count, start, parent = self.at.step if count is None else count, self.at.length + first, self.at.parent
+        visible = mask(start, count, self.size, parent, self.held)
+        if self.window is None:
+            return visible
+        # Windows count positions: of a tree these are depths, not slots.
+        query = positions(start, count, parent)
+        key = key_positions(start, count, self.size, parent, self.held)
+        return jnp.logical_and(visible, key[:, None, :] > query[:, :, None] - self.window)
+
+
+# --- the kinds of a layer's cache
+
+
+class LayerCache(Protocol):
+    """The cache of one layer; every leaf has the batch first, and what is static is in the type."""
+
+    def read(self, at: Pass, records: Sequence[Any], *new: Any) -> Any:
+        """Returns what the tokens of a pass may attend to; a layer calls it with what they add.
+
+        Args:
+            at: the pass.
+            records: what the layers before this one have read in this pass.
+            new: of attention: keys and values of the tokens, [B, K, T, D] each.
+        """
+        ...
+
+    def after(self, record: Any, at: Pass) -> LayerCache:
+        """Returns the cache after the pass; `record` is what `read` returned."""
+        ...
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> LayerCache:
+        """Moves entries `start + path[:, i]` to `start + i`: see `core.Select`."""
+        ...
+
+    def fitted(self, like: Any, length: Int[Array, " B"]) -> LayerCache:
+        """Returns what it holds of `length` tokens in a cache with the sizes of `like`, of the same kind."""
+        ...
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """Says which rows can be rewound to `length`, of `written` tokens that they had at most."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Keys and values of every entry: entry i lies in slot i."""
+
+    keys: Layer
+    values: Layer
+
+    def view(self, at: Pass) -> View:
+        """Returns which entries a pass may read."""
+        return at.view(self.keys.shape[2])
+
+    def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
+        """Writes the new entries, and returns all."""
+        return write(self.keys, k, at.length), write(self.values, v, at.length)
+
+    def after(self, record: KeysValues, at: Pass) -> Whole:
+        """Holds what was read."""
+        return Whole(*record)
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Whole:
+        """Moves entries of a path."""
+        source = start[:, None] + path
+        return Whole(*(write(x, _take(x, source), start) for x in (self.keys, self.values)))
+
+    def fitted(self, like: Whole, length: Int[Array, " B"]) -> Whole:
+        """Adds slots; none are taken away."""
+        return Whole(token_rows.grow(self.keys, like.keys.shape), token_rows.grow(self.values, like.values.shape))
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """Nothing is ever lost."""
+        return length >= 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Keys and values for a layer that attends to the last `window` positions, a token's own included.
+
+    Where rows are longer it is a ring of the last entries: entry i lies in slot i % slots. No slot says which entry it
+    holds: that follows from the row's length (`entries`). It is right for all that a query may read, as long as no row
+    is rewound by more tokens than the ring has slots beyond the window. For suppose that entry w was the last one
+    written, and that its row is then rewound to length n. Slot w % slots is taken for entry w - slots, which lies
+    before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
+
+    Attributes:
+        keys, values: of the slots.
+        window: see above.
+        wraps: whether it is a ring; otherwise entry i lies in slot i.
+    """
+
+    keys: Layer
+    values: Layer
+    window: int = dataclasses.field(metadata={"static": True})
+    wraps: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def slots(self) -> int:
+        """Counts the entries that it holds: the window, and what is ever taken back."""
+        return self.keys.shape[2]
+
+    def view(self, at: Pass) -> View:
+        """Returns which entries a pass may read."""
+        return at.view(self.slots, self.window, self.wraps)
+
+    def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
+        """Writes the new entries, and returns all.
+
+        In a ring, new entries overwrite what the first of many tokens still read. So of many the new entries are put
+        after the slots instead.
+        """
+        if self.wraps and at.step > self.slots - self.window:
+            pairs = (self.keys, k), (self.values, v)
+            return tuple(jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs)  # type: ignore[return-value]
+        return self._written(k, v, at)
+
+    def after(self, record: KeysValues, at: Pass) -> Window:
+        """Holds what was read, the last entries of it in a ring."""
+        k, v = record
+        if k.shape[2] != self.slots:  # the new entries stand beside the ring
+            k, v = self._written(k[:, :, -at.step :], v[:, :, -at.step :], at)
+        return dataclasses.replace(self, keys=k, values=v)
+
+    def _written(self, k: New, v: New, at: Pass) -> KeysValues:
+        if self.wraps:
+            return write_ring(self.keys, k, at.length, at.real), write_ring(self.values, v, at.length, at.real)
+        return write(self.keys, k, at.length), write(self.values, v, at.length)
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Window:
+        """Moves entries of a path."""
+        source = start[:, None] + path
+        if not self.wraps:
+            k, v = (write(x, _take(x, source), start) for x in (self.keys, self.values))
+        else:
+            k, v = (write_ring(x, _take(x, source % self.slots), start) for x in (self.keys, self.values))
+        return dataclasses.replace(self, keys=k, values=v)
+
+    def fitted(self, like: Window, length: Int[Array, " B"]) -> Window:
+        """Moves every entry to its slot in a ring of another size; a layer of all entries is never made smaller."""
+        if like.wraps:
+            # Entries that a ring no longer has lie before every window to come: their slots hold garbage.
+            source = jnp.maximum(_last(length, like.slots), 0) % self.slots
+        elif self.wraps:
+            slot = jnp.arange(like.slots, dtype=length.dtype)[None, :] % self.slots
+            source = jnp.broadcast_to(slot, (length.shape[0], like.slots))
+        else:
+            grown = (token_rows.grow(x, y.shape) for x, y in ((self.keys, like.keys), (self.values, like.values)))
+            return Window(*grown, window=self.window, wraps=False)
+        if self.wraps and like.wraps and self.slots == like.slots:
+            return self
+        return Window(_take(self.keys, source), _take(self.values, source), self.window, like.wraps)
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """The ring still has the window before `length`."""
+        if not self.wraps or written is None:
+            return length >= 0
+        return written - self.slots <= jnp.maximum(0, length - self.window)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """The cache of a layer without keys of its own: it attends to what an earlier layer attends to.
+
+    Attributes:
+        source: the number of that layer.
+    """
+
+    source: int = dataclasses.field(metadata={"static": True})
+
+    def read(self, at: Pass, records: Sequence[Any]) -> Any:
+        """Returns what the earlier layer has read in this pass."""
+        return records[self.source]
+
+    def after(self, record: Any, at: Pass) -> Shared:
+        """Holds nothing."""
+        return self
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Shared:
+        """Holds nothing."""
+        return self
+
+    def fitted(self, like: Shared, length: Int[Array, " B"]) -> Shared:
+        """Holds nothing."""
+        return self
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """Holds nothing."""
+        return length >= 0
+
+
+class RecurrentRecord(NamedTuple):
+    """The outputs of a recurrent layer's tokens, and its cache after them."""
+
+    outputs: Any
+    after: Recurrent
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Recurrent:
+    """The state of a recurrent layer some tokens ago, and what each token since then does to it.
+
+    A state cannot be masked or rewound. So the one that is kept is as old as a rewind may be long, and each pass begins
+    by doing again what the tokens do that still count. A rewind is then an assignment of a length, as for every kind.
+    It repeats the updates of the state, no projections. Padding and what was taken back leave the state bit for bit.
+
+    Attributes:
+        state: after the first `base` tokens of each row; a pytree of [B, ...], zeros where a row begins.
+        log: of the tokens from `base` on, what the layer's step takes; a pytree of [B, R, ...].
+        base: how many tokens of each row the state has seen.
+    """
+
+    state: Any
+    log: Any
+    base: Int[Array, " B"]
+
+    @property
+    def size(self) -> int:
+        """The most tokens that are taken back."""
+        return jax.tree.leaves(self.log)[0].shape[1]
+
+    def read(self, at: Pass, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
+        """Runs the layer's recurrence over the tokens that count and the new ones.
+
+        Args:
+            at: the pass, over a chain.
+            records: not read.
+            step: (state [B, ...], one token's entry [B, ...]) -> (state, output [B, ...]).
+            new: the entries of the tokens, a pytree of [B, T, ...].
+
+        Returns:
+            A `RecurrentRecord`, with outputs [B, T, ...].
+        """
+        if at.parent is not None:
+            raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
+        size, length = self.size, at.length
+        is_empty = length == 0  # such rows begin again
+        base = jnp.where(is_empty, 0, self.base)
+        state = jax.tree.map(lambda x: jnp.where(_like(is_empty, x), jnp.zeros_like(x), x), self.state)
+        # The state moves on to `size` tokens before the end: what comes after it can be taken back.
+        new_base = jnp.maximum(base, at.end - size)
+        # [B, R+T]: the logged tokens, at base + i, of which those below the length count; then the new ones.
+        sequence = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
+        index = jnp.arange(size + at.step, dtype=length.dtype)[None, :]
+        position = jnp.where(index < size, base[:, None] + index, length[:, None] + index - size)
+        counts = position < jnp.where(index < size, length[:, None], at.end[:, None])
+
+        def next_token(carry: tuple[Any, Any], fed: tuple[Any, Array, Array]) -> tuple[tuple[Any, Any], Any]:
+            (state, at_base), (entry, counts, position) = carry, fed
+            stepped, output = step(state, entry)
+            state = jax.tree.map(lambda x, y: jnp.where(_like(counts, x), x, y), stepped, state)
+            is_old = jnp.logical_and(counts, position < new_base)
+            at_base = jax.tree.map(lambda x, y: jnp.where(_like(is_old, x), x, y), state, at_base)
+            return (state, at_base), output
+
+        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (sequence, counts, position))
+        (_, at_base), outputs = jax.lax.scan(next_token, (state, state), over_time)
+        outputs = jax.tree.map(lambda x: jnp.moveaxis(x[size:], 0, 1), outputs)
+        # Slot i of the new log has token new_base + i: a logged one below the length, a new one from there on.
+        token = new_base[:, None] + index[:, :size]
+        place = jnp.where(token < length[:, None], token - base[:, None], size + token - length[:, None])
+        place = jnp.clip(place, 0, size + at.step - 1)
+        log = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(place, x), axis=1), sequence)
+        return RecurrentRecord(outputs, Recurrent(at_base, log, new_base))
+
+    def after(self, record: RecurrentRecord, at: Pass) -> Recurrent:
+        """Holds what the pass has left."""
+        return record.after
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Recurrent:
+        """Refuses: one state cannot follow a tree."""
+        raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
+
+    def fitted(self, like: Recurrent, length: Int[Array, " B"]) -> Recurrent:
+        """Makes room for more tokens that may be taken back; never for fewer."""
+        log = jax.tree.map(lambda x, y: token_rows.grow(x, (*x.shape[:1], *y.shape[1:])), self.log, like.log)
+        return dataclasses.replace(self, log=log)
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """The state is older."""
+        return self.base <= length
+
+
+def _like(rows: Array, x: Array) -> Array:
+    """Gives an array further axes of size 1, for those of `x`."""
+    return jnp.expand_dims(rows, range(rows.ndim, x.ndim))
+
+
+# --- the cache of all layers
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """The caches of all layers, and how many tokens of each row they hold.
+
+    Attributes:
+        layers: one for each layer.
+        length: tokens of each row.
+        written: the most tokens that each row has had since it was empty; None where no layer is a ring.
+        rewind: how many of these may be taken back (`core.Room`); None: all. Static.
+    """
+
+    layers: tuple[Any, ...]
+    length: Int[Array, " B"]
+    written: Int[Array, " B"] | None
+    rewind: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def keys(self) -> tuple[Layer, ...]:
+        """Keys of the layers that have their own."""
+        return tuple(layer.keys for layer in self.layers if isinstance(layer, Whole | Window))
+
+    @property
+    def values(self) -> tuple[Layer, ...]:
+        """Values of the layers that have their own."""
+        return tuple(layer.values for layer in self.layers if isinstance(layer, Whole | Window))
 
     @property
     def capacity(self) -> int:
@@ -75,15 +417,28 @@ class KVCache(NamedTuple):
         return max(keys.shape[2] for keys in self.keys)
 
     @property
-    def has_rings(self) -> bool:
-        """Tells whether any layer is a ring: where the capacity is less than `ring.slots`, none is."""
-        return any(is_ring(keys, self.ring) for keys in self.keys)
+    def takes_trees(self) -> bool:
+        """Tells whether every layer can keep the path of a tree."""
+        return not any(isinstance(layer, Recurrent) for layer in self.layers)
 
-    def grown(self, keys: tuple[Layer, ...], values: tuple[Layer, ...], step: int) -> KVCache:
-        """Returns the cache after `step` tokens were written to its layers."""
-        length = self.length + jnp.asarray(step, self.length.dtype)
-        written = None if self.written is None else jnp.maximum(self.written, length)
-        return KVCache(keys, values, length, self.ring, written)
+    def _replace(self, **changes: Any) -> KVCache:
+        """Returns a copy with other fields, as a NamedTuple's `_replace`."""
+        return dataclasses.replace(self, **changes)
+
+    def views(self, at: Pass) -> list[Any]:
+        """Returns the `View` of each layer in a pass; None for a recurrent one."""
+        views: list[Any] = []
+        for layer in self.layers:
+            if isinstance(layer, Shared):
+                views.append(views[layer.source])
+            else:
+                views.append(None if isinstance(layer, Recurrent) else layer.view(at))
+        return views
+
+    def grown(self, layers: Sequence[Any], at: Pass) -> KVCache:
+        """Returns the cache after a pass, with what it has made of the layers."""
+        written = None if self.written is None else jnp.maximum(self.written, at.end)
+        return KVCache(tuple(layers), at.end, written, self.rewind)
 
 
 class MappedCache(NamedTuple):
@@ -100,52 +455,73 @@ class MappedCache(NamedTuple):
     ends: Int[Array, "B S+1"]
 
 
-def empty(
-    batch: int,
-    layers: int,
-    kv_heads: int,
-    capacity: int,
-    head_dim: int,
-    dtype: jnp.dtype = jnp.float32,
-    ring: Ring | None = None,
-    windowed: Collection[int] = (),
-) -> KVCache:
-    """An empty cache with room for `capacity` tokens a row; of the `windowed` layers rings, where those are smaller.
+Maker = Callable[[int, Room], Any]
+"""(batch, room) -> an empty `LayerCache`."""
 
-    >>> empty(batch=2, layers=1, kv_heads=1, capacity=4, head_dim=8).keys[0].shape
-    (2, 1, 4, 8)
-    >>> cache = empty(1, layers=2, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
-    >>> [keys.shape[2] for keys in cache.keys], cache.has_rings
-    ([7, 64], True)
+
+def whole(kv_heads: int, head_dim: int, dtype: Any = jnp.float32) -> Maker:
+    """Makes empty caches of a layer that attends to all before it."""
+
+    def make(batch: int, room: Room) -> Whole:
+        return Whole(*(jnp.zeros((batch, kv_heads, room.tokens, head_dim), dtype) for _ in range(2)))
+
+    return make
+
+
+def window(kv_heads: int, head_dim: int, width: int, dtype: Any = jnp.float32, *, ring: bool = True) -> Maker:
+    """Makes empty caches of a layer that attends to `width` positions; rings, unless `ring` is False or rows fit."""
+
+    def make(batch: int, room: Room) -> Window:
+        slots = room.tokens if room.rewind is None or not ring else width + room.rewind
+        size = min(slots, room.tokens)
+        arrays = (jnp.zeros((batch, kv_heads, size, head_dim), dtype) for _ in range(2))
+        return Window(*arrays, window=width, wraps=slots < room.tokens)
+
+    return make
+
+
+def shared(source: int) -> Maker:
+    """Makes caches of a layer that attends to what layer `source` attends to."""
+    return lambda batch, room: Shared(source)
+
+
+def recurrent(state: Any, entry: Any) -> Maker:
+    """Makes empty caches of a recurrent layer.
+
+    Args:
+        state: a pytree of shapes and dtypes (`jax.ShapeDtypeStruct`), of one row's state.
+        entry: a pytree of shapes and dtypes, of what one token does to it.
     """
 
-    if ring is not None and capacity == ring.slots:  # which would make every layer a ring
-        capacity += 1
+    def make(batch: int, room: Room) -> Recurrent:
+        size = room.tokens if room.rewind is None else min(room.rewind, room.tokens)
+        zeros = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), state)
+        log = jax.tree.map(lambda x: jnp.zeros((batch, max(size, 1), *x.shape), x.dtype), entry)
+        return Recurrent(zeros, log, jnp.zeros((batch,), jnp.int32))
 
-    def zeros(layer: int) -> Layer:
-        size = capacity if ring is None or layer not in windowed else min(capacity, ring.slots)
-        return jnp.zeros((batch, kv_heads, size, head_dim), dtype)
-
-    keys = tuple(zeros(layer) for layer in range(layers))
-    nothing = jnp.zeros((batch,), jnp.int32)
-    return KVCache(keys, tuple(jnp.zeros_like(k) for k in keys), nothing, ring, None if ring is None else nothing)
+    return make
 
 
-def is_ring(buffer: Layer, ring: Ring | None) -> bool:
-    """Tells whether a layer is a ring: by its size, which no other layer has."""
-    return ring is not None and buffer.shape[2] == ring.slots
+def empty(batch: int, room: Room, layers: Sequence[Maker]) -> KVCache:
+    """Makes an empty cache, of layers of any kind.
+
+    >>> cache = empty(2, Room(64, rewind=3), [whole(1, 8), window(1, 8, width=4), shared(1), whole(2, 16)])
+    >>> [keys.shape for keys in cache.keys]
+    [(2, 1, 64, 8), (2, 1, 7, 8), (2, 2, 64, 16)]
+    """
+    caches, nothing = tuple(make(batch, room) for make in layers), jnp.zeros((batch,), jnp.int32)
+    has_rings = any(isinstance(layer, Window) and layer.wraps for layer in caches)
+    return KVCache(caches, nothing, nothing if has_rings else None, room.rewind)
 
 
-def write(buffer: Layer, new: New, length: Int[Array, " batch"], ring: Ring | None = None) -> Layer:
+def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
     """Writes `step` entries into each row at its own length.
 
     With lengths (1, 2) and step 1: before [[a . .], [b c .]], after [[a X .], [b c Y]].
 
     `dynamic_update_slice` clamps a start that does not fit, and so would overwrite committed entries without an error:
-    the maker of the buffer makes it large enough (`token_rows.headroom`). In a ring nothing is clamped.
+    the maker of the buffer makes it large enough (`token_rows.room`). In a ring nothing is clamped.
     """
-    if is_ring(buffer, ring):
-        return _write_to_ring(buffer, new, length)
     new, zero = new.astype(buffer.dtype), jnp.zeros((), length.dtype)
     if buffer.shape[0] == 1:
         start = (zero, zero, length[0], zero)
@@ -165,14 +541,20 @@ def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> 
     return buffer.at[:, :, twice].set(jnp.concatenate([new, new], axis=2), mode="clip")
 
 
-def _write_to_ring(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
-    """Writes entries to slots length % slots, ..., and on from slot 0.
+def write_ring(
+    buffer: Layer, new: New, length: Int[Array, " batch"], real: Int[Array, " batch"] | None = None
+) -> Layer:
+    """Writes entries to slots length % slots, ..., and on from slot 0; of each row the first `real`, None: all.
 
     Length 5, three slots, step 2: before [d e c], after [Y e X]; X is entry 5.
     """
     slots, step = buffer.shape[2], new.shape[2]
-    if step > slots:  # only the last ones stay
-        new, length, step = new[:, :, step - slots :], length + jnp.asarray(step - slots, length.dtype), slots
+    if real is not None or step > slots:
+        # Each slot takes the last entry that belongs there, if that is a new one.
+        end = length + (jnp.asarray(step, length.dtype) if real is None else real)
+        source = _last(end, slots) - length[:, None]  # [B, slots]: the number of each slot's new entry
+        fresh = _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype)
+        return jnp.where((source >= 0)[:, None, :, None], fresh, buffer)
     first = length % slots
     if step == 1:
         return write(buffer, new, first)
@@ -202,38 +584,32 @@ def _take(buffer: Layer, slots: Int[Array, "batch step"]) -> New:
     return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2)
 
 
-def readable(buffer: Layer, new: New, length: Int[Array, " batch"], ring: Ring | None = None) -> Layer:
-    """Returns all that tokens fed at `length` may attend to: the layer with the new entries written to it.
+def _last(end: Int[Array, " B"], slots: int) -> Int[Array, "B slots"]:
+    """Returns the last entry before `end` that belongs to each slot of a ring; below 0 where there is none.
 
-    Of a ring, new entries overwrite what the first of many tokens still read. So more than `Ring.slack` are put after
-    the slots instead.
+    >>> _last(jnp.array([6, 1]), 4).tolist()
+    [[4, 5, 2, 3], [0, -3, -2, -1]]
     """
-    if ring is not None and is_ring(buffer, ring) and new.shape[2] > ring.slack:
-        return jnp.concatenate([buffer, new.astype(buffer.dtype)], axis=2)
-    return write(buffer, new, length, ring)
+    slot, size = jnp.arange(slots, dtype=end.dtype)[None, :], jnp.asarray(slots, end.dtype)
+    return slot + size * ((end[:, None] - 1 - slot) // size)
 
 
-def entries(length: Int[Array, " B"], step: int, ring: Ring) -> Int[Array, "B S"]:
-    """Says which entry is in each place of a ring that is `readable` to `step` tokens fed at `length`.
+def entries(length: Int[Array, " B"], step: int, slots: int, window: int) -> Int[Array, "B S"]:
+    """Says which entry is in each place of a ring that `step` tokens read, fed at `length`.
 
-    Where no token has been written, it is one that is still to come, which no token attends to.
+    These are the slots, and behind them the new entries where they are more than slots beyond the window. Where no
+    token has been written, it is one that is still to come, which no token attends to.
 
-    >>> entries(jnp.array([1, 6]), 2, Ring(window=3, slots=5)).tolist()
+    >>> entries(jnp.array([1, 6]), 2, slots=5, window=3).tolist()
     [[0, 1, 2, 3, 4], [5, 6, 7, 3, 4]]
-    >>> entries(jnp.array([6]), 3, Ring(window=3, slots=5)).tolist()  # these three stand beside the ring
+    >>> entries(jnp.array([6]), 3, slots=5, window=3).tolist()  # these three stand beside the ring
     [[5, 1, 2, 3, 4, 6, 7, 8]]
     """
-    slot, size = jnp.arange(ring.slots, dtype=length.dtype)[None, :], jnp.asarray(ring.slots, length.dtype)
-
-    def last(end: Int[Array, " B"]) -> Int[Array, "B S"]:  # the last entry before `end` that belongs there
-        return slot + size * (jnp.maximum(end[:, None] - 1 - slot, 0) // size)
-
-    new = jnp.arange(step, dtype=length.dtype)[None, :] + length[:, None]
     end = length + jnp.asarray(step, length.dtype)
-    if step <= ring.slack:
-        return last(end)
-    old = last(length)
-    return jnp.concatenate([jnp.where(old < length[:, None], old, end[:, None]), new], axis=1)
+    if step <= slots - window:
+        return jnp.maximum(_last(end, slots), jnp.arange(slots, dtype=length.dtype)[None, :])
+    old, new = _last(length, slots), jnp.arange(step, dtype=length.dtype)[None, :] + length[:, None]
+    return jnp.concatenate([jnp.where(old >= 0, old, end[:, None]), new], axis=1)
 
 
 def positions(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"] | None = None) -> Int[Array, "B T"]:
@@ -309,12 +685,12 @@ def _tree_start(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"]) 
 
 
 def rewind(cache: KVCache, length: Int[Array, " B"]) -> KVCache:
-    """Forgets all but the first `length` tokens of each row; with rings see `can_rewind`.
+    """Forgets all but the first `length` tokens of each row; see `can_rewind`.
 
     length 2 after tokens a b X Y: before [a b X Y] holding 4, after [a b X Y] holding 2: X and Y are now garbage.
     """
-    written = cache.written
-    return cache._replace(length=length, written=None if written is None else jnp.where(length > 0, written, 0))
+    written = None if cache.written is None else jnp.where(length > 0, cache.written, 0)
+    return dataclasses.replace(cache, length=length, written=written)
 
 
 def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> KVCache:
@@ -323,92 +699,55 @@ def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> 
     start 2, path (1, 3): before [a b W X Y Z], after [a b X Z Y Z]. `start` is a row's own length, so never negative
     (`dynamic_update_slice` would count a negative start from the end).
     """
-    source = start[:, None] + path
+    return dataclasses.replace(cache, layers=tuple(layer.select(start, path) for layer in cache.layers))
 
-    def compact(buffer: Layer) -> Layer:
-        slot = source % buffer.shape[2] if is_ring(buffer, cache.ring) else source
-        return write(buffer, _take(buffer, slot), start, cache.ring)
 
-    return cache._replace(keys=tuple(map(compact, cache.keys)), values=tuple(map(compact, cache.values)))
+def fitted(cache: KVCache, like: KVCache) -> KVCache:
+    """Moves what a cache holds to where a cache of other sizes has it.
+
+    Args:
+        cache: what is held.
+        like: a cache of the sizes that are wanted, of which only these are read.
+
+    >>> few, more = (empty(1, Room(9, rewind=n), [window(1, 1, width=2)]) for n in (1, 2))
+    >>> at = Pass(few.length, step=5)
+    >>> record = few.layers[0].read(at, (), *[jnp.arange(5.0)[None, None, :, None]] * 2)
+    >>> held = few.grown([few.layers[0].after(record, at)], at)
+    >>> held.keys[0][0, 0, :, 0].tolist(), fitted(held, more).keys[0][0, 0, :, 0].tolist()
+    ([3.0, 4.0, 2.0], [4.0, 4.0, 2.0, 3.0])
+    """
+    layers = tuple(old.fitted(new, cache.length) for old, new in zip(cache.layers, like.layers, strict=True))
+    written = None if like.written is None else cache.length
+    if cache.written is not None and cache.rewind is not None and like.written is not None and like.rewind is not None:
+        # As much has been lost as before: with more to take back, as if the row had once been that much longer.
+        written = jnp.maximum(cache.written + (like.rewind - cache.rewind), cache.length)
+    return KVCache(layers, cache.length, written, like.rewind)
 
 
 def can_rewind(caches: Any, length: int) -> bool:
     """Says whether all rows can be rewound to `length`, and read on.
 
-    Rounds and chunks of a prompt never rewind by more than rings allow; an earlier turn of a chat may. Length 0 always
-    can: what is then read again is written again.
+    Rounds and chunks of a prompt never rewind by more than the room that they asked for; an earlier turn of a chat may.
+    Length 0 always can: what is then read again is written again.
 
     Args:
         caches: a pytree with any number of caches in it, whose arrays have values.
         length: of each row; where a cache is of another vocabulary, in the target's tokens.
 
-    >>> rings = empty(1, layers=1, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
-    >>> rings = rings._replace(written=jnp.array([20]))
+    >>> rings = empty(1, Room(64, rewind=3), [window(1, 8, width=4)])._replace(written=jnp.array([20]))
     >>> [can_rewind(rings, length) for length in (0, 16, 17)]
     [True, False, True]
     """
 
-    def fits(cache: Any, length: int | Int[Array, " B"]) -> bool:
-        if isinstance(cache, MappedCache):
-            return has_room(cache.inner, cache.ends[:, length])
-        if not isinstance(cache, KVCache) or cache.ring is None or cache.written is None or not cache.has_rings:
-            return True
-        return bool(jnp.all(cache.written - cache.ring.slots <= jnp.maximum(0, length - cache.ring.window)))
-
-    def has_room(caches: Any, length: int | Int[Array, " B"]) -> bool:
+    def has_room(caches: Any, length: Int[Array, "#B"]) -> bool:
         nodes = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache | MappedCache))
-        return all(fits(cache, length) for cache in nodes)
+        return all(fits(node, length) for node in nodes)
 
-    return length == 0 or has_room(caches, length)
+    def fits(cache: Any, length: Int[Array, "#B"]) -> bool:
+        if isinstance(cache, MappedCache):
+            return has_room(cache.inner, cache.ends[:, length[0]])
+        if not isinstance(cache, KVCache):
+            return True
+        return all(bool(jnp.all(layer.can_rewind(length, cache.written))) for layer in cache.layers)
 
-
-def check_nodes(caches: Any, nodes: int) -> None:
-    """Refuses rounds that would rewind rows by more than rings allow.
-
-    Raises:
-        ValueError: a draft has more nodes than some ring has slots beyond its window.
-
-    >>> rings = empty(1, layers=1, kv_heads=1, capacity=64, head_dim=8, ring=Ring(window=4, slots=7), windowed={0})
-    >>> check_nodes(rings, nodes=4)
-    Traceback (most recent call last):
-    ValueError: a draft has 4 tokens: expected at most 3, which layers with a window take back
-    """
-    most = min((ring.slack for ring in _rings(caches)), default=nodes)
-    if nodes > most:
-        raise ValueError(f"a draft has {nodes} tokens: expected at most {most}, which layers with a window take back")
-
-
-def _rings(caches: Any) -> list[Ring]:
-    nodes = jax.tree.leaves(caches, is_leaf=lambda node: isinstance(node, KVCache))
-    return [node.ring for node in nodes if isinstance(node, KVCache) and node.ring is not None and node.has_rings]
-
-
-def without_rings(caches: Any, capacity: int) -> Any:
-    """Makes every layer hold all entries from now on, for searches that come back to old ones: trees of any size.
-
-    Args:
-        caches: a pytree with any number of caches in it.
-        capacity: how many entries they are to have room for, where all layers of a cache are rings; otherwise they get
-            as much as the others have.
-
-    >>> ring = Ring(window=2, slots=3)
-    >>> cache = empty(1, layers=1, kv_heads=1, capacity=9, head_dim=1, ring=ring, windowed={0})
-    >>> keys = write(cache.keys[0], jnp.arange(5.0)[None, None, :, None], cache.length, ring)
-    >>> keys[0, 0, :, 0].tolist()
-    [3.0, 4.0, 2.0]
-    >>> without_rings(cache._replace(keys=(keys,)), capacity=6).keys[0][0, 0, :, 0].tolist()
-    [3.0, 4.0, 2.0, 3.0, 4.0, 2.0]
-    """
-
-    def unroll(cache: Any) -> Any:
-        if not isinstance(cache, KVCache) or not cache.has_rings:
-            return cache
-        size = max((k.shape[2] for k in cache.keys if not is_ring(k, cache.ring)), default=capacity)
-
-        def full(buffer: Layer) -> Layer:  # entries that the ring no longer has lie before every window to come
-            slots = jnp.arange(size, dtype=jnp.int32) % buffer.shape[2]
-            return buffer[:, :, slots] if is_ring(buffer, cache.ring) else buffer
-
-        return KVCache(tuple(map(full, cache.keys)), tuple(map(full, cache.values)), cache.length)
-
-    return jax.tree.map(unroll, caches, is_leaf=lambda node: isinstance(node, KVCache))
+    return length == 0 or has_room(caches, jnp.asarray([length]))

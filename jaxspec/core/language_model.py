@@ -62,18 +62,19 @@ class Room:
 
     Attributes:
         tokens: how many tokens a row holds, in all.
-        rewind: the most tokens that are taken back at once, counted from the longest that the row has been.
+        rewind: the most tokens that are ever taken back, counted from the longest that a row has been since it was
+            empty. None: any number.
 
     >>> Room(tokens=40, rewind=6).larger(3)
     Room(tokens=43, rewind=9)
     """
 
     tokens: int
-    rewind: int
+    rewind: int | None = None
 
     def larger(self, count: int) -> Room:
         """Adds room for `count` tokens that are fed to a row, and taken back."""
-        return Room(self.tokens + count, self.rewind + count)
+        return Room(self.tokens + count, None if self.rewind is None else self.rewind + count)
 
 
 class Forward(NamedTuple):
@@ -99,11 +100,11 @@ class Forward(NamedTuple):
 
 
 class Prefill(Protocol):
-    def __call__(self, params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+    def __call__(self, params: Params, prompt: Prompt, room: Room) -> tuple[Forward, Cache]:
         """Reads the prompt (an encoder-decoder: encodes it and feeds the start token) into an empty cache.
 
         Returns the logits of each row's last token (step = 1) and the features of all, and a cache that holds the whole
-        row and has room for `capacity` tokens in all.
+        row and has the `room`.
         """
         ...
 
@@ -115,8 +116,13 @@ class Extend(Protocol):
         cache: Cache,
         tokens: Int[Array, "batch step"],
         parent: Int[Array, "batch nodes"] | None = None,
+        real: Int[Array, " batch"] | None = None,
     ) -> tuple[Forward, Cache]:
         """Feeds `step` tokens at each row's own length; the cache grows by `step`.
+
+        With `real` the first `real` of each row's tokens are remembered, and the others are padding, whose outputs are
+        garbage. A model that can take back any number of tokens may ignore it: whoever gives `real` rewinds to what is
+        real afterwards. There is no `real` with a tree.
 
         With `parent` the last `nodes` tokens are a token tree: these `step` ones, after nodes - step that earlier calls
         have fed and that lie at the end of the cache. `parent[b, i] < i` is the node that node i follows; -1: it
@@ -130,8 +136,8 @@ class Rewind(Protocol):
     def __call__(self, cache: Cache, length: Int[Array, " batch"]) -> Cache:
         """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves.
 
-        Of networks with sliding windows at most `kv_cache.SLACK` tokens of what was ever fed to a long row can be
-        forgotten: see `kv_cache.can_rewind`. A round, a prefix and a chunk of a prompt stay within that.
+        At most as many tokens are forgotten as the cache was made to take back (`Room.rewind`), counted from the most
+        that the row ever had: see `kv_cache.can_rewind`. A round, a prefix and a chunk of a prompt stay within that.
         """
         ...
 
@@ -218,7 +224,7 @@ class Layers(NamedTuple):
 
 class PrefillEncoded(Protocol):
     def __call__(
-        self, params: Params, prompt: Prompt, capacity: int, encoded: Float[Array, "batch prompt dim"]
+        self, params: Params, prompt: Prompt, room: Room, encoded: Float[Array, "batch prompt dim"]
     ) -> tuple[Forward, Cache]:
         """`Prefill` of an encoder-decoder, from what an encoder with the same parameters has made of the prompt."""
         ...

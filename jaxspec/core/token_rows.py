@@ -63,13 +63,13 @@ def headroom(max_new_tokens: int, nodes: int) -> int:
     return max_new_tokens + nodes + 1
 
 
-def room(lm: LanguageModel, prompt: Prompt, headroom: int, nodes: int) -> Room:
+def room(lm: LanguageModel, prompt: Prompt, headroom: int, nodes: int, spare: int = 0) -> Room:
     """Returns the room for rounds of at most `nodes` draft tokens, after prompts of one width.
 
     A round feeds the last committed token and all nodes, and a row that has ended takes them all back. A drafter may be
-    two tokens behind.
+    two tokens behind. `spare`: tokens that may be taken back besides.
     """
-    return Room(prefill_length(lm, prompt) + headroom, nodes + 2)
+    return Room(prefill_length(lm, prompt) + headroom, nodes + 2 + spare)
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:

@@ -31,9 +31,11 @@ def _autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_p
         request: core.Request,
         headroom: int,
         before: core.Before | None = None,
+        spare: int = 0,
     ) -> core.State:
         with jax.named_scope("prefill"):
-            prefilled = states.read_prompt(target, weights.target, prompt, headroom, states.of_each(before, prompt))
+            room = token_rows.room(target, prompt, headroom, 0, spare)
+            prefilled = states.read_prompt(target, weights.target, prompt, room, states.of_each(before, prompt))
         prompt, prefilled = token_rows.repeat_rows((prompt, prefilled), states.samples(prompt, request))
         return states.init_state(target, prompt, request, headroom, prefilled, sampler, followed_by)
 

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling, sharding
-from jaxspec.core import branches, kv_cache, programs, token_rows
+from jaxspec.core import branches, programs, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
@@ -255,8 +255,7 @@ class DraftTree(NamedTuple):
 
 def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size) -> tuple[core.Forward, core.Cache]:
     capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
-    forward, cache = lm.prefill(params, prompt, capacity)
-    return forward, kv_cache.without_rings(cache, capacity)  # beams come back to entries of any age
+    return lm.prefill(params, prompt, core.Room(capacity))  # beams come back to entries of any age
 
 
 def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, size: Size, prepared: Prepared) -> None:

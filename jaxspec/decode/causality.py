@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec import sharding
-from jaxspec.core import Forward, LanguageModel, Model, Params, Prompt, programs, token_rows
+from jaxspec.core import Cache, Forward, LanguageModel, Model, Params, Prompt, Room, programs, token_rows
 from jaxspec.core.checks import are_shapes
 
 PAIRS = 4  # of rows
@@ -118,7 +118,7 @@ def difference(first: Float[np.ndarray, "*rows V"], second: Float[np.ndarray, "*
 def look_ahead(lm: LanguageModel, params: Params) -> Ahead:
     """Computes the logits of rows that differ only in what may not be seen."""
     prompt, fed = rows(lm.vocab_size)
-    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + FED + 1)
+    first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + FED + 1))
     after, _ = lm.extend(params, cache, fed)
     return Ahead(*(x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits)))
 
@@ -148,12 +148,14 @@ def check_shapes(model: Model) -> None:
         ValueError, TypeError: what was returned, and what was expected.
     """
     lm, (prompt, fed) = model.lm, rows(model.lm.vocab_size)
-    capacity = token_rows.prefill_length(lm, prompt) + FED + 1
-    shapes = jax.eval_shape(lambda: _checked("prefill", lm, lm.prefill(model.params, prompt, capacity), step=1))
+    room, real = Room(token_rows.prefill_length(lm, prompt) + FED + 1), jnp.full_like(prompt.length, FED)
+    shapes = jax.eval_shape(lambda: _checked("prefill", lm, lm.prefill(model.params, prompt, room), step=1))
     cache = shapes[1]
-    grown = jax.eval_shape(lambda cache: _checked("extend", lm, lm.extend(model.params, cache, fed), step=FED), cache)[
-        1
-    ]
+
+    def extend(cache: Cache) -> tuple[Forward, Cache]:
+        return _checked("extend", lm, lm.extend(model.params, cache, fed, real=real), step=FED)
+
+    grown = jax.eval_shape(extend, cache)[1]
     for name, after in (("extend", grown), ("rewind", jax.eval_shape(lm.rewind, cache, prompt.length))):
         old, new = (jax.tree_util.tree_flatten_with_path(x) for x in (cache, after))
         if old[1] != new[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import Before, BoundDrafter, Drafter, Model, State, kv_cache, token_rows
+from jaxspec.core import Before, BoundDrafter, Decoder, Drafter, Model, State, kv_cache, token_rows
 from jaxspec.decode import inputs, loop, stopping
 from jaxspec.decode.generate import Piece, pieces, prefix
 from jaxspec.decode.request import Prepared, check_fits, prepare
@@ -149,6 +150,7 @@ class Chat:
         rest = token_rows.bucket(len(ids) - start)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         needed = start + rest + headroom
+        prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
         capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
         prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
         check_fits(prepared)
@@ -172,6 +174,12 @@ class Chat:
         """Remembers what the programs of a turn depend on."""
         self.is_new_shape = shape not in self._shapes
         self._shapes.add(shape)
+
+
+@functools.lru_cache
+def _taking_back(decoder: Decoder, tokens: int) -> Decoder:
+    """Makes the decoder of a chat: the next turn may take back the last answer, where a template rewrites it."""
+    return decoder._replace(init=functools.partial(decoder.init, spare=tokens))
 
 
 def chat(

@@ -107,15 +107,19 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
     check_fits(prepared)
     p, longest = prepared, int(jnp.max(prepared.prompt.length))
     common = p.decoder, p.weights
+    last_begins = p.prompt.tokens.shape[1] - chunks.LONGEST
+
+    def end_of(chunk: int) -> int:
+        # The chunk before the last one ends early enough for the last one to fit the buffer.
+        return chunk if chunk >= longest else min(chunk, last_begins + 1)
+
     # Of what was read before, the last token is read again: see `core.Before`.
-    end = chunks.LONGEST + (0 if p.before is None else int(jnp.max(p.before.start)))
+    end = end_of(chunks.LONGEST + (0 if p.before is None else int(jnp.max(p.before.start))))
     prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
     state = start(*common, prompt, p.request, p.max_new_tokens, p.before)
     while end < longest:
         report(int(jax.device_get(jnp.max(state.start))))  # waits for the chunk
-        # Near the end of the buffer a chunk begins earlier, and reads again what comes before.
-        begun = jnp.minimum(prompt.length - 1, p.prompt.tokens.shape[1] - chunks.LONGEST)
-        end += chunks.LONGEST - 1
+        begun, end = prompt.length - 1, end_of(end + chunks.LONGEST - 1)
         prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
         state = go_on(*common, prompt, p.request, p.max_new_tokens, state.caches, begun, chunks.LONGEST)
     report(longest)

@@ -30,6 +30,7 @@ from jaxspec.core import (
     Model,
     Params,
     Prompt,
+    Room,
     Weights,
     chunks,
     noise,
@@ -298,9 +299,9 @@ def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
     fed = token_rows.pad([row.ids for row in filled])
     weights = Weights(target.params)
     if inputs.is_large(batch, fed.tokens.shape[1], 0):
-        room = functools.partial(target.lm.prefill, capacity=_capacity(fed.tokens.shape[1]))
+        begin = functools.partial(target.lm.prefill, room=_room(fed.tokens.shape[1]))
         parts = {"weights": inputs.size_of(weights)}
-        parts["caches"] = inputs.size_of(jax.eval_shape(room, target.params, prompt)[1])
+        parts["caches"] = inputs.size_of(jax.eval_shape(begin, target.params, prompt)[1])
         what = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
         inputs.check_memory(parts, what, "batch_size", 1 if (m := sharding.mesh_of(weights)) is None else m.size)
     if (mesh := sharding.mesh_of(weights)) is not None:
@@ -312,9 +313,9 @@ def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
     ]
 
 
-def _capacity(width: int) -> int:
+def _room(width: int) -> Room:
     size, count = chunks.split(width)
-    return 1 + size * count
+    return Room(1 + size * count, rewind=0)
 
 
 @programs.jit(static_argnames=("lm",))
@@ -329,7 +330,7 @@ def read(
         fed: the tokens that follow; what is returned at their padding is garbage.
     """
     width = fed.tokens.shape[1]
-    forward, cache = lm.prefill(params, prompt, _capacity(width))
+    forward, cache = lm.prefill(params, prompt, _room(width))
     begun = jnp.ones_like(fed.length)  # a row's first token, or its start token, is in the cache
     first = _of_tokens(forward.logits, fed.tokens[:, :1])
     if width == 1:
@@ -337,13 +338,15 @@ def read(
     # Token i + 1 follows token i. The last one is fed in vain.
     following = jnp.concatenate([fed.tokens[:, 1:], jnp.zeros_like(fed.tokens[:, :1])], axis=1)
 
-    def feed(cache: Cache, part: tuple[Int[Array, "B C"], Int[Array, "B C"]]) -> tuple[Any, Cache]:
-        forward, cache = lm.extend(params, cache, part[0])
+    def feed(
+        cache: Cache, part: tuple[Int[Array, "B C"], Int[Array, "B C"]], real: Int[Array, " B"]
+    ) -> tuple[Any, Cache]:
+        forward, cache = lm.extend(params, cache, part[0], real=real)
         return _read_off(lm, params, forward, part[1]), cache
 
     before, shapes = Before(cache, begun, width), jax.eval_shape(lambda: cache)
     rest, _, _ = chunks.read(
-        feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, _capacity(width), before
+        feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, _room(width), before
     )
     return jax.tree.map(lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, rest)
 

@@ -153,10 +153,9 @@ def widths(start: int, length: int) -> tuple[int, int]:
 @programs.jit(static_argnames=("lm", "drafter"))
 def read(lm: LanguageModel, drafter: Drafter | None, weights: Weights, prompt: Prompt) -> Caches:
     """Reads rows: the caches of both parties after them."""
-    forward, cache = lm.prefill(weights.target, prompt, prompt.tokens.shape[1] + 1)
-    if drafter is None:
-        return Caches(cache)
-    return Caches(cache, drafter.init(DraftStart(weights, prompt, token_rows.room(lm, prompt, 1, 0), forward)))
+    room = token_rows.room(lm, prompt, 1, 0)  # the last token is read again
+    forward, cache = lm.prefill(weights.target, prompt, room)
+    return Caches(cache, None if drafter is None else drafter.init(DraftStart(weights, prompt, room, forward)))
 
 
 def check_drafter(drafter: BoundDrafter) -> None:

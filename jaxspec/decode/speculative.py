@@ -21,7 +21,6 @@ from jaxspec.core import (
     Sampler,
     State,
     Weights,
-    kv_cache,
     token_rows,
 )
 from jaxspec.core.round import bucket_widths, check_trees, committed_caches, run_round, size_of
@@ -71,8 +70,7 @@ def speculative(
             emitted one. None: it reports nothing, and the program computes nothing for it.
 
     Raises:
-        ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only. Its `init`: a
-            draft has more tokens than layers with a sliding window can take back (640).
+        ValueError: gamma is negative; a drafter of trees with a model or a rule that takes chains only.
     """
     if gamma < 0:
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more draft tokens a round")
@@ -88,19 +86,24 @@ def speculative(
     followed_by = followers(sampler, target.vocab_size, top_log_probs, policy)
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
-    def init(weights: Weights, prompt: Prompt, request: Request, headroom: int, before: Before | None = None) -> State:
+    def init(
+        weights: Weights,
+        prompt: Prompt,
+        request: Request,
+        headroom: int,
+        before: Before | None = None,
+        spare: int = 0,
+    ) -> State:
         before = states.of_each(before, prompt)
+        room = token_rows.room(target, prompt, headroom, nodes, spare).larger(drafter.spare)
         with jax.named_scope("prefill"):
-            prefilled = states.read_prompt(target, weights.target, prompt, headroom, before)
+            prefilled = states.read_prompt(target, weights.target, prompt, room, before)
         with jax.named_scope("draft"):
             draft_before = None if before is None else before.of(before.state.draft)
-            room = token_rows.room(target, prompt, headroom, nodes)
             draft = drafter.init(DraftStart(weights, prompt, room, prefilled[0], draft_before))
         prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
         state = states.init_state(target, prompt, request, headroom, prefilled, sampler, followed_by)
-        state = state._replace(caches=state.caches._replace(draft=draft))
-        kv_cache.check_nodes(state.caches, nodes)
-        return state
+        return state._replace(caches=state.caches._replace(draft=draft))
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
         of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)

@@ -27,6 +27,7 @@ from jaxspec.core import (
     Prefix,
     Prompt,
     Request,
+    Room,
     RoundInfo,
     Sampler,
     State,
@@ -43,13 +44,12 @@ from jaxspec.decode.followers import Followers
 
 
 def read_prompt(
-    lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, before: Before | None
+    lm: LanguageModel, params: Params, prompt: Prompt, room: Room, before: Before | None
 ) -> tuple[Forward, Cache]:
     """Reads the prompts, or what they have after what was read `before`; see `core.Prefill`."""
-    capacity = token_rows.prefill_length(lm, prompt) + headroom
     if before is None:
-        return lm.prefill(params, prompt, capacity)
-    return chunks.resume(lm, params, before.of(before.state.target), prompt, capacity)
+        return lm.prefill(params, prompt, room)
+    return chunks.resume(lm, params, before.of(before.state.target), prompt, room)
 
 
 def of_each(before: Before | None, prompt: Prompt) -> Before | None:

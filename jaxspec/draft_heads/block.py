@@ -181,7 +181,7 @@ class BlockDrafter(PartlyShared):
     def __call__(self, taps: Float[Array, "B T F"], last: Int[Array, " B"]) -> Float[Array, "B C V"]:
         """Drafts one block after whole rows, with an embedding and a head of zeros, for initialisation."""
         config, c, batch = self.config, self.config.layer, last.shape[0]
-        shared, cache = zeros(c.dim, c.vocab_size), self.empty(batch, taps.shape[1])
+        shared, cache = zeros(c.dim, c.vocab_size), self.empty(batch, core.Room(taps.shape[1]))
         features = self.block(shared, self.append(cache, self.fused(taps)), last, config.count)
         logits = self.logits(shared, features[:, config.lead :])
         if config.markov_rank:
@@ -190,9 +190,9 @@ class BlockDrafter(PartlyShared):
         return logits
 
     @nn.nowrap
-    def empty(self, batch: int, capacity: int) -> kv.KVCache:
+    def empty(self, batch: int, room: core.Room) -> kv.KVCache:
         """Makes a cache; a block may begin where a row ends, and is not cut: it has room of its own."""
-        return empty_cache(self.config.layer, batch, capacity + self.config.block)
+        return empty_cache(self.config.layer, batch, core.Room(room.tokens + self.config.block, room.rewind))
 
     def read(self, forward: core.Forward) -> Float[Array, "B T M"]:
         """Fuses the target's taps."""
@@ -203,14 +203,15 @@ class BlockDrafter(PartlyShared):
         """Fuses taps."""
         return self.hidden_norm(self.fc(taps))
 
-    def append(self, cache: kv.KVCache, context: Float[Array, "B T M"]) -> kv.KVCache:
+    def append(
+        self, cache: kv.KVCache, context: Float[Array, "B T M"], real: Int[Array, " B"] | None = None
+    ) -> kv.KVCache:
         """Writes keys and values of further positions."""
-        length, ring, step = cache.length, cache.ring, context.shape[1]
-        rotary = rotation_of(self.config.layer, kv.positions(length, step))
-        new = [layer.attention.keys_values(context, rotary) for layer in self.layers]
-        keys = tuple(kv.write(old, k, length, ring) for old, (k, _) in zip(cache.keys, new, strict=True))
-        values = tuple(kv.write(old, v, length, ring) for old, (_, v) in zip(cache.values, new, strict=True))
-        return cache.grown(keys, values, step)
+        at, caches = kv.Pass(cache.length, context.shape[1], real=real), []
+        rotary = rotation_of(self.config.layer, at.positions())
+        for layer, old in zip(self.layers, cache.layers, strict=True):
+            caches.append(old.after(old.read(at, (), *layer.attention.keys_values(context, rotary)), at))
+        return cache.grown(caches, at)
 
     def block(
         self, shared: SharedWithTarget, cache: kv.KVCache, last: Int[Array, " B"], count: int
@@ -220,20 +221,19 @@ class BlockDrafter(PartlyShared):
         The block's keys and values are dropped.
         """
         config, c, length = self.config, self.config.layer, cache.length
-        rotary = rotation_of(c, kv.positions(length, config.block))
+        at = kv.Pass(length, config.block)
+        rotary, of_kind = rotation_of(c, at.positions()), map(c.is_local, range(c.layers))
+        views = dict(zip(of_kind, cache.views(at), strict=True))  # of local layers, and of the others
 
         def inputs(is_local: bool) -> AttentionInputs:
-            ring = cache.ring if is_local and cache.has_rings else None
-            every = jnp.arange(cache.capacity, dtype=length.dtype)[None, :]
-            held = every if ring is None else kv.entries(length, config.block, ring)
-            ahead = held - length[:, None]  # [B, S]: below 0 before the block, then its positions
+            ahead = views[is_local].entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
             visible = (ahead < config.block)[:, None]
             if is_local:
                 slot = jnp.arange(config.block, dtype=length.dtype)
                 visible = jnp.logical_and(visible, self._in_window(ahead[:, None], slot))
             return AttentionInputs(visible[:, None], rotary, None)
 
-        x, _, _ = stack.with_cache(self._layers(inputs), self._embedded(shared, last[:, None]), cache)
+        x, _, _ = stack.with_cache(self._layers(inputs), self._embedded(shared, last[:, None]), cache, at=at)
         first = config.block - config.count
         return self.norm(x[:, first - config.lead : first + count])
 
@@ -313,8 +313,9 @@ class BlockHead(NamedTuple):
 
     Attributes:
         read: (parameters, the target's pass) -> what is taken in of its taps [B, T, M].
-        empty: (batch, capacity) -> a cache of rows without positions.
-        append: (parameters, cache, what `read` made of further positions) -> the cache, which grows by them.
+        empty: (batch, room) -> a cache of rows without positions.
+        append: (parameters, cache, what `read` made of further positions [B, T, M], how many of these are real [B] or
+            None) -> the cache, which grows by them.
         block: (parameters, shared, cache, the last committed tokens [B], count) -> the features of the `count` tokens
             after these, all in one pass [B, L+C, M]. L positions that come before theirs and predict nothing may be
             returned in front, if `correct` is to read them.
@@ -329,8 +330,8 @@ class BlockHead(NamedTuple):
     """
 
     read: Callable[[core.Params, core.Forward], Float[Array, "B T M"]]
-    empty: Callable[[int, int], core.Cache]
-    append: Callable[[core.Params, core.Cache, Float[Array, "B T M"]], core.Cache]
+    empty: Callable[[int, core.Room], core.Cache]
+    append: Callable[..., core.Cache]
     block: Callable[[core.Params, SharedWithTarget, core.Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
     rewind: core.Rewind
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
@@ -417,11 +418,13 @@ def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
     def init(start: core.DraftStart) -> core.Cache:
         row = token_rows.decoder_prompt(lm, start.prompt)
 
-        def append(cache: core.Cache, context: Float[Array, "B T M"]) -> tuple[tuple, core.Cache]:
-            return (), head.append(start.weights.draft, cache, context)
+        def append(
+            cache: core.Cache, context: Float[Array, "B T M"], real: Int[Array, " B"]
+        ) -> tuple[tuple, core.Cache]:
+            return (), head.append(start.weights.draft, cache, context, real)
 
         read = functools.partial(chunks.read, append, head.rewind, head.empty)
-        return read(head.read(start.weights.draft, start.prefilled), row.length, start.room.tokens, start.before)[2]
+        return read(head.read(start.weights.draft, start.prefilled), row.length, start.room, start.before)[2]
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

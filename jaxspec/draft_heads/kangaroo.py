@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import BoundDrafter, Model, Params
+from jaxspec.core import BoundDrafter, Model, Params, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -92,11 +92,11 @@ class Net(nn.Module):
 
     def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
         """Reads T further positions of each row."""
-        length, step, capacity = cache.length, x.shape[1], cache.keys[0].shape[2]
-        mask, position = causal(length, step, capacity, parent), kv.positions(length, step, parent)
-        inputs = AttentionInputs(mask, rotation_of(self.config.layer, position), None)
+        at = kv.Pass(cache.length, x.shape[1], parent)
+        mask = causal(at.length, at.step, cache.capacity, parent)
+        inputs = AttentionInputs(mask, rotation_of(self.config.layer, at.positions()), None)
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
-        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache)
+        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, at=at)
         return self.norm(x), cache
 
 
@@ -114,7 +114,7 @@ def head(config: ExitAdapterConfig) -> ExitAdapter:
 
 def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters."""
-    return stack.init_params(Net(config), key, jnp.zeros((1, 2, config.layer.dim)), head(config).empty(1, 2))
+    return stack.init_params(Net(config), key, jnp.zeros((1, 2, config.layer.dim)), head(config).empty(1, Room(2)))
 
 
 # --- the drafter
@@ -134,7 +134,7 @@ def draft_states(config: ExitAdapterConfig, params: Params, shared: SharedWithTa
     adapter, taps, place = head(config), starts.forward.taps, starts.place
     assert taps is not None
     batch, size, _ = taps.shape
-    hidden, _ = adapter.extend(params, adapter.empty(batch, size), taps)
+    hidden, _ = adapter.extend(params, adapter.empty(batch, Room(size)), taps)
     index = place[:, None] + 1 + jnp.arange(starts.depths, dtype=place.dtype)[None]
     return hidden[:, jnp.minimum(index, size - 1)]  # past the end nothing is compared
 

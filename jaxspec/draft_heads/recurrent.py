@@ -42,7 +42,7 @@ class RecurrentHead(NamedTuple):
 
     Attributes:
         read: (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D].
-        empty: (batch, capacity) -> a cache of rows without pairs.
+        empty: (batch, room) -> a cache of rows without pairs.
         extend: (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in
             `LanguageModel.extend`) -> hidden states for the next positions, in place of the target's, and the cache. It
             feeds pairs of a hidden state and the token after it, at each row's own length.
@@ -53,7 +53,7 @@ class RecurrentHead(NamedTuple):
     """
 
     read: Callable[[core.Params, core.Forward], Float[Array, "B T D"]]
-    empty: Callable[[int, int], core.Cache]
+    empty: Callable[[int, core.Room], core.Cache]
     extend: Callable[..., tuple[Float[Array, "B T D"], core.Cache]]
     rewind: core.Rewind
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
@@ -92,13 +92,13 @@ class Recurrent(PartlyShared):
     def __call__(self, forward: core.Forward, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Reads whole rows, with an embedding and a head of zeros where the target's are used: for initialisation."""
         c = self.config.layer
-        shared, cache = zeros(c.dim, c.vocab_size), self.empty(*tokens.shape)
+        shared, cache = zeros(c.dim, c.vocab_size), self.empty(tokens.shape[0], core.Room(tokens.shape[1]))
         return self.logits(shared, self.extend(shared, cache, self.read(forward), tokens)[0])
 
     @nn.nowrap
-    def empty(self, batch: int, capacity: int) -> kv.KVCache:
+    def empty(self, batch: int, room: core.Room) -> kv.KVCache:
         """Makes a cache without pairs."""
-        return empty_cache(self.config.layer, batch, capacity)
+        return empty_cache(self.config.layer, batch, room)
 
     def extend(
         self,
@@ -109,10 +109,10 @@ class Recurrent(PartlyShared):
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
         """Feeds further pairs."""
-        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        mask, position = causal(length, step, capacity, parent), kv.positions(length, step, parent)
-        x, layers = self._layers(shared, hidden, tokens, position, mask)
-        x, _, cache = stack.with_cache(layers, x, cache)
+        at = kv.Pass(cache.length, tokens.shape[1], parent)
+        mask = causal(at.length, at.step, cache.capacity, parent)
+        x, layers = self._layers(shared, hidden, tokens, at.positions(), mask)
+        x, _, cache = stack.with_cache(layers, x, cache, at=at)
         return self.fed_on(x), cache
 
     def step(
@@ -218,14 +218,14 @@ def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
             last, pairs_before = num_cached - before.start, before.of(before.state.cache)
 
         def extend(
-            cache: core.Cache, pairs: tuple[Float[Array, "B T D"], Int[Array, "B T"]]
+            cache: core.Cache, pairs: tuple[Float[Array, "B T D"], Int[Array, "B T"]], real: Int[Array, " B"]
         ) -> tuple[tuple, core.Cache]:
             return (), head.extend(start.weights.draft, shared, cache, *pairs)[1]
 
-        cache = head.empty(len(row.length), start.room.tokens)
+        cache = head.empty(len(row.length), start.room)
         if tokens.shape[1]:
             read = functools.partial(chunks.read, extend, head.rewind, head.empty)
-            _, _, cache = read((hidden[:, :-1], tokens), num_cached, start.room.tokens, pairs_before)
+            _, _, cache = read((hidden[:, :-1], tokens), num_cached, start.room, pairs_before)
         return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, last))
 
     def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:

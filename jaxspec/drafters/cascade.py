@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, rules
-from jaxspec.core import kv_cache, noise, token_rows
+from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
@@ -141,14 +141,13 @@ def _cascade(
     lm: core.LanguageModel, inner: core.Drafter, rule: core.Rule, inner_gamma: int, inner_temperature: float
 ) -> core.Drafter:
     nodes, depth = size_of(inner, inner_gamma)
-    spare = nodes + 1  # that a row is fed beyond its draft
+    spare = nodes + 1 + inner.spare  # tokens that a row is fed beyond its draft
     widths = bucket_widths(nodes, adaptive=False, may_be_empty=True)
 
     # Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
     # cascade's parameters (the model's, the inner drafter's) and of its state.
 
     def init(start: core.DraftStart) -> CascadeState:
-        start = start._replace(room=start.room.larger(spare))
         weights, before = core.Weights(*start.weights.draft), start.before
         forward, cache = prefill(lm, weights.target, start)
         inner_before = None if before is None else before.of(before.state.inner)
@@ -160,7 +159,6 @@ def _cascade(
     ) -> tuple[core.Draft, core.Caches]:
         inner_weights, state = core.Weights(*weights.draft), caches.draft
         gamma, start = context.gamma, context.row.length
-        kv_cache.check_nodes(state, gamma + spare)
         wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
         row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
@@ -240,7 +238,7 @@ def _cascade(
         assert inner.rollback is not None
         return take_back_to(state, row.length - 1)._replace(inner=inner.rollback(state.inner, row))
 
-    return core.Drafter(init, propose, commit, lm, rollback=rollback)
+    return core.Drafter(init, propose, commit, lm, rollback=rollback, spare=spare)
 
 
 def _at_temperature(to_distribution: core.ToDistribution, temperature: float) -> core.ToDistribution:

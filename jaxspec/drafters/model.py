@@ -24,6 +24,7 @@ from jaxspec.core import (
     Model,
     Params,
     Prompt,
+    Room,
     RoundEnd,
     Weights,
     chunks,
@@ -124,21 +125,21 @@ def prefill(lm: LanguageModel, params: Params, start: DraftStart) -> tuple[Forwa
         start: its `before` is a state with the fields of `ModelState`. That may lack some of the `before.start` tokens,
             which a policy has not let it read, so there are no features and taps.
     """
-    prompt, capacity = start.prompt, start.room.tokens
+    prompt, room = start.prompt, start.room
     if start.before is not None:
-        return _read_on(lm, params, prompt, capacity, start.before)
+        return _read_on(lm, params, prompt, room, start.before)
     if not lm.shared_encoder:
-        return lm.prefill(params, prompt, capacity)
+        return lm.prefill(params, prompt, room)
     encoded = start.prefilled.encoded
     assert lm.encoder is not None and encoded is not None
-    return lm.encoder.prefill(params, prompt, capacity, encoded)
+    return lm.encoder.prefill(params, prompt, room, encoded)
 
 
-def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int, before: Before) -> tuple[Forward, Cache]:
+def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, room: Room, before: Before) -> tuple[Forward, Cache]:
     """Reads what a cache lacks of the prompts, and their last token for its outputs."""
     batch, last = len(prompt.length), prompt.length - 1
     empty = functools.partial(chunks.empty_cache, lm, params)
-    state = ModelState(chunks.enlarged(before.state.cache, empty, batch, capacity), before.state.num_cached)
+    state = ModelState(chunks.enlarged(before.state.cache, empty, batch, room), before.state.num_cached)
     state, width = take_back_to(state, before.start), chunks.split(before.width)[0]
     cache = catch_up(lm, params, state, prompt, last >= 0, width, last).cache
     forward, cache = lm.extend(params, lm.rewind(cache, last), known(lm, token_rows.window(prompt.tokens, last, 1)))
@@ -189,13 +190,16 @@ def catch_up(
         return jnp.any(jnp.logical_and(wanted, state.num_cached < goal))
 
     def read(state: ModelState) -> ModelState:
-        # Tokens near the end of the buffer are read with some before them, which are read again.
-        at = jnp.minimum(jnp.minimum(state.num_cached, goal), row.tokens.shape[1] - width)
+        at = jnp.minimum(state.num_cached, goal)
+        end = jnp.minimum(at + width, goal)
+        # The pass before the last one ends early enough for the last one to fit the buffer.
+        end = jnp.where(end < goal, jnp.minimum(end, row.tokens.shape[1] - width), end)
         tokens, place = token_rows.window(row.tokens, at, width), jnp.arange(width, dtype=at.dtype)[None, :]
         # What follows is no token, so that a model of another vocabulary does not read it as several.
-        tokens = jnp.where(at[:, None] + place < goal[:, None], tokens, token_rows.NO_TOKEN)
-        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens))
-        return ModelState(cache, jnp.where(wanted, jnp.minimum(at + width, goal), state.num_cached))
+        tokens = jnp.where(at[:, None] + place < end[:, None], tokens, token_rows.NO_TOKEN)
+        real = jnp.where(wanted, end - at, 0)
+        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens), real=real)
+        return ModelState(cache, jnp.where(wanted, end, state.num_cached))
 
     return jax.lax.while_loop(incomplete, read, state)
 

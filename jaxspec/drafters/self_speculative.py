@@ -34,6 +34,7 @@ from jaxspec.core import (
     Parts,
     Prompt,
     Rewind,
+    Room,
     RoundEnd,
     TreeReader,
     Weights,
@@ -50,14 +51,14 @@ class ExitAdapter(NamedTuple):
     """A network between one of the target's layers and its head (Kangaroo); the layers before it draft, too.
 
     Attributes:
-        empty: (batch, capacity) -> a cache of rows without tokens.
+        empty: (batch, room) -> a cache of rows without tokens.
         extend: (parameters, cache, the target's hidden states of further tokens [B, T, M], parent or None as in
             `LanguageModel.extend`) -> what logits are made of [B, T, M], and the cache.
         rewind: see `LanguageModel.rewind`.
         requirements: of the target; its one tap is the layer.
     """
 
-    empty: Callable[[int, int], Cache]
+    empty: Callable[[int, Room], Cache]
     extend: Callable[..., tuple[Float[Array, "B T M"], Cache]]
     rewind: Rewind
     requirements: TargetRequirements
@@ -310,11 +311,11 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
             return ()
         row, extend = token_rows.decoder_prompt(lm, start.prompt), adapter.extend
 
-        def read(cache: Cache, stream: Float[Array, "B T M"]) -> tuple[tuple, Cache]:
+        def read(cache: Cache, stream: Float[Array, "B T M"], real: Int[Array, " B"]) -> tuple[tuple, Cache]:
             return (), extend(start.weights.draft.adapter, cache, stream)[1]
 
-        stream, capacity = _exit_stream(start.prefilled), start.room.tokens
-        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, capacity, start.before)[2]
+        stream = _exit_stream(start.prefilled)
+        return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, start.room, start.before)[2]
 
     def feed(
         weights: Weights,

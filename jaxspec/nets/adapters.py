@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from flax import errors, nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, chunks, token_rows
+from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room, Select, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 
 EmptyCache = Callable[[int, int], Any]
@@ -85,13 +85,18 @@ def from_function(
     trees = select is not None
     run = _without_cache(apply, vocab_size) if empty_cache is None else _with_cache(apply, vocab_size, trees)
 
-    def start(batch: int, capacity: int) -> AdapterCache:
-        inner = jnp.zeros((batch, capacity), jnp.int32) if empty_cache is None else empty_cache(batch, capacity)
+    def start(batch: int, room: Room) -> AdapterCache:
+        size = room.tokens
+        inner = jnp.zeros((batch, size), jnp.int32) if empty_cache is None else empty_cache(batch, size)
         _check_batch_first(inner, batch)
         return AdapterCache(inner, jnp.zeros((batch,), jnp.int32))
 
     def extend(
-        params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+        params: Params,
+        cache: AdapterCache,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,  # whoever gives it rewinds to it
     ) -> tuple[Forward, AdapterCache]:
         if parent is not None and select is None:
             raise ValueError(
@@ -103,9 +108,9 @@ def from_function(
         forward = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
         return forward, AdapterCache(inner, cache.length + tokens.shape[1])
 
-    def read_again(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
+    def read_again(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, AdapterCache]:
         """Reads the prompt in one pass, since each pass recomputes the row."""
-        forward, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
+        forward, cache = extend(params, start(prompt.tokens.shape[0], room), prompt.tokens)
         return forward._replace(logits=chunks.at(forward.logits, prompt.length - 1)), rewind(cache, prompt.length)
 
     def rewind(cache: AdapterCache, length: Int[Array, " B"]) -> AdapterCache:

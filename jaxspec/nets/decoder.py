@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import LanguageModel, Params, Parts
+from jaxspec.core import LanguageModel, Params, Parts, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
 from jaxspec.nets import rotary, stack
@@ -36,7 +36,7 @@ from jaxspec.nets.attention import (
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.network import Network
-from jaxspec.nets.relative import RelativeBias, biases, distances, within
+from jaxspec.nets.relative import RelativeBias, biases, distances
 from jaxspec.nets.rotary import RopeScaling, Rotation
 from jaxspec.sharding import Axes
 
@@ -123,13 +123,6 @@ class DecoderConfig:
         """Tells whether a layer attends to the window only: with (True, False), layers 0, 2, 4, ... do."""
         return bool(self.local) and self.local[layer % len(self.local)]
 
-    @property
-    def ring(self) -> kv.Ring | None:
-        """The rings of local layers in a cache; None if there are none. (Relative biases go by slots.)"""
-        if self.window is None or not any(self.local) or self.positions != "rotary":
-            return None
-        return kv.Ring(self.window, self.window + kv.SLACK)
-
 
 POSITIONS = ("rotary", "relative")
 
@@ -156,10 +149,13 @@ def norm_of(config: DecoderConfig) -> Callable[[], RMSNorm]:
     return functools.partial(RMSNorm, config.epsilon, config.norms_from_one, jnp.dtype(config.dtype))
 
 
-def empty_cache(config: DecoderConfig, batch: int, capacity: int) -> kv.KVCache:
+def empty_cache(config: DecoderConfig, batch: int, room: Room) -> kv.KVCache:
     """Makes an empty cache for a configuration's layers."""
-    c, windowed = config, [layer for layer in range(config.layers) if config.is_local(layer)]
-    return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype), c.ring, windowed)
+    c, dtype = config, jnp.dtype(config.dtype)
+    kinds = {False: kv.whole(c.kv_heads, c.head_dim, dtype)}
+    if c.window is not None:  # relative biases go by slots, so that entry i must lie in slot i
+        kinds[True] = kv.window(c.kv_heads, c.head_dim, c.window, dtype, ring=c.positions == "rotary")
+    return kv.empty(batch, room, [kinds[c.is_local(layer)] for layer in range(c.layers)])
 
 
 class DecoderLayer(nn.Module):
@@ -231,8 +227,10 @@ class Decoder(nn.Module):
         self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
-        start = jnp.zeros((tokens.shape[0],), jnp.int32)
-        inputs = self._attention_inputs(start, tokens.shape[1], tokens.shape[1], None)
+        at = kv.Pass(jnp.zeros((tokens.shape[0],), jnp.int32), tokens.shape[1])
+        c = self.config
+        views = [at.view(at.step, c.window if c.is_local(layer) else None) for layer in range(c.layers)]
+        inputs = self._attention_inputs(at, views)
         return stack.without_cache(self._layers(inputs), self._embed(tokens), runs)
 
     def embed(
@@ -247,57 +245,45 @@ class Decoder(nn.Module):
         x: Float[Array, "B T M"],
         parent: Int[Array, "B N"] | None = None,
         parts: Parts | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
-        ring = cache.ring if cache.has_rings else None
-        inputs = self._attention_inputs(cache.length, x.shape[1], cache.capacity, parent, ring)
-        return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts)
+        at = kv.Pass(cache.length, x.shape[1], parent, real)
+        inputs = self._attention_inputs(at, cache.views(at))
+        return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts, at)
 
-    def _layers(self, inputs: dict[bool, AttentionInputs]) -> list[stack.Layer]:
-        local = [self.config.is_local(i) for i in range(self.config.layers)]
-        return [functools.partial(layer, inputs=inputs[x]) for layer, x in zip(self.layers, local, strict=True)]
+    def _layers(self, inputs: Sequence[AttentionInputs]) -> list[stack.Layer]:
+        return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
 
-    def _attention_inputs(
-        self,
-        length: Int[Array, " B"],
-        step: int,
-        capacity: int,
-        parent: Int[Array, "B N"] | None,
-        ring: kv.Ring | None = None,
-    ) -> dict[bool, AttentionInputs]:
-        """Makes the inputs of global layers (under False), and of local ones (under True) if there are any.
+    def _attention_inputs(self, at: kv.Pass, views: Sequence[kv.View]) -> list[AttentionInputs]:
+        """Makes the inputs of each layer; layers that read the same view share them."""
+        c, position, rotations = self.config, at.positions(), dict[float | None, Rotation | None]()
 
-        `ring`: of the local layers; None: they have `capacity` slots, as the global ones do.
-        """
-        c, position, by_distance = self.config, kv.positions(length, step, parent), None
-        if c.positions == "relative":
-            by_distance = self.bias(distances(capacity))
-        held_by_ring = None if ring is None else kv.entries(length, step, ring)
-
-        def mask_and_bias(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-            start, held = length + first, held_by_ring if is_local else None
-            # [B, T, S]; the axis of heads is added below.
-            mask, bias = kv.mask(start, count, capacity, parent, held), None
-            if is_local and c.window is not None:
-                query = kv.positions(start, count, parent)
-                keys = kv.key_positions(start, count, capacity, parent, held)
-                mask = jnp.logical_and(mask, within(c.window, query, keys))
-            if by_distance is not None:
-                bias = biases(by_distance, start, count, capacity, parent)  # [B, H, T, S]
-            return mask[:, None], bias
-
-        def inputs(is_local: bool, rotation: Rotation | None) -> AttentionInputs:
-            mask, bias = for_queries(step, functools.partial(mask_and_bias, is_local), parent)
-            return AttentionInputs(mask, rotation, bias)
-
-        of_kinds = {False: inputs(False, rotation_of(c, position))}
-        if c.window is not None and any(c.local):
+        def rotation(is_local: bool) -> Rotation | None:
             # A base of their own is not scaled: within the window no distance is longer than in training.
-            rotary_of_local = of_kinds[False].rotary
-            if rotary_of_local is not None and c.local_rope_base is not None:
-                rotary_of_local = rotary.rotation(position, rotary.frequencies(c.head_dim, c.local_rope_base))
-            of_kinds[True] = inputs(True, rotary_of_local)
-        return of_kinds
+            base = c.local_rope_base if is_local and c.positions == "rotary" else None
+            if base not in rotations:
+                unscaled = None if base is None else rotary.rotation(position, rotary.frequencies(c.head_dim, base))
+                rotations[base] = rotation_of(c, position) if base is None else unscaled
+            return rotations[base]
+
+        def make(view: kv.View, is_local: bool) -> AttentionInputs:
+            by_distance = self.bias(distances(view.size)) if c.positions == "relative" else None
+
+            def mask_and_bias(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+                mask, start = view.mask(first, count)[:, None], at.length + first  # [B, 1, T, S]
+                if by_distance is None:
+                    return mask, None
+                return mask, biases(by_distance, start, count, view.size, at.parent)  # [B, H, T, S]
+
+            mask, bias = for_queries(at.step, mask_and_bias, at.parent)
+            return AttentionInputs(mask, rotation(is_local), bias)
+
+        inputs = dict[kv.View, AttentionInputs]()
+        for layer, view in enumerate(views):
+            if view not in inputs:
+                inputs[view] = make(view, c.is_local(layer))
+        return [inputs[view] for view in views]
 
     def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         x = self.embedding(tokens)
@@ -325,7 +311,7 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
     >>> config = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
     >>> lm = language_model(config)
     >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
-    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, capacity=8)
+    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, Room(8))
     >>> forward.logits.shape, cache.keys[0].shape
     ((2, 1, 32), (2, 2, 8, 4))
     """

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import LanguageModel, Params, Parts
+from jaxspec.core import LanguageModel, Params, Parts, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
 from jaxspec.nets import stack
@@ -143,10 +143,12 @@ class GPT(nn.Module):
         x: Float[Array, "B T M"],
         parent: Int[Array, "B N"] | None = None,
         parts: Parts | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
-        mask = causal(cache.length, x.shape[1], cache.keys[0].shape[2], parent)
-        return stack.with_cache(self._layers(mask), x, cache, self.taps, parts)
+        at = kv.Pass(cache.length, x.shape[1], parent, real)
+        mask = causal(cache.length, x.shape[1], cache.capacity, parent)
+        return stack.with_cache(self._layers(mask), x, cache, self.taps, parts, at)
 
     def _layers(self, mask: Mask | QueryMask) -> list[stack.Layer]:
         return [functools.partial(layer, mask=mask) for layer in self.layers]
@@ -172,7 +174,7 @@ def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel
     >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
     >>> lm = language_model(config)
     >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
-    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, capacity=8)
+    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, Room(8))
     >>> forward.logits.shape, cache.length.tolist()
     ((2, 1, 32), [5, 3])
     """
@@ -183,8 +185,8 @@ def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel
 def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 
-    def empty(batch: int, capacity: int) -> kv.KVCache:
-        return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
+    def empty(batch: int, room: Room) -> kv.KVCache:
+        return kv.empty(batch, room, [kv.whole(c.heads, c.head_dim, dtype)] * c.layers)
 
     return stack.decoder_only(
         GPT(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps, c.end_tokens

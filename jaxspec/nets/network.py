@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from jaxspec.core import LanguageModel, Params, Prompt
+from jaxspec.core import LanguageModel, Params, Prompt, Room
 from jaxspec.sharding import Axes
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
@@ -169,6 +169,8 @@ def _cache_bytes(network: Network, config: Any, row: int, prompt: int, dtypes: A
     lm = network.language_model(config)
     width = 1 if lm.encoder is None else prompt
     arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, width), (1,))]
-    cache = jax.eval_shape(lambda p, q: lm.prefill(p, q, row)[1], network.shapes(config), Prompt(*arrays))
+    cache = jax.eval_shape(
+        lambda p, q: lm.prefill(p, q, Room(row, rewind=0))[1], network.shapes(config), Prompt(*arrays)
+    )
     leaves = [x for x in jax.tree.leaves(cache) if jnp.issubdtype(x.dtype, dtypes)]
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import dense
@@ -109,12 +109,3 @@ def biases(
     key = kv.key_positions(length, step, capacity, parent)
     index = jnp.clip(start[:, :, None] + key[:, None, :], 0, by_distance.shape[1] - 1)
     return jnp.take(by_distance, index, axis=1).transpose(1, 0, 2, 3)
-
-
-def within(window: int, query: Int[Array, "B T"], key: Int[Array, "B S"]) -> Bool[Array, "B T S"]:
-    """Tells which keys are among the last `window` positions of each query, its own included.
-
-    >>> within(2, jnp.array([[2]]), jnp.array([[0, 1, 2, 3]])).astype(int).tolist()  # the future is masked elsewhere
-    [[[0, 1, 1, 1]]]
-    """
-    return key[:, None, :] > query[:, :, None] - window

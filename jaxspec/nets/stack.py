@@ -6,6 +6,7 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -16,15 +17,17 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt, chunks
+from jaxspec.core import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt, Room, chunks
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
-Layer = Callable[..., tuple[Float[Array, "B T M"], Any, Any]]
-"""(x, update_cache) -> (x, keys, values). One that can be run in part also takes `attention` and `mlp`, both True where
-it runs as a whole; without its attention it returns None for keys and values."""
+Layer = Callable[..., tuple[Any, ...]]
+"""(x, update_cache) -> (x, keys, values), where `update_cache` takes the keys and values of this pass and returns all
+that may be attended to. A layer of another kind of cache calls it with what that cache reads, and returns (x, record):
+see `kv_cache.LayerCache`. One that can be run in part also takes `attention` and `mlp`, both True where it runs as a
+whole; without its attention it returns None for keys and values."""
 Taps = Float[Array, "B T taps"] | None
 Past = tuple[KeysValues, ...]
 
@@ -55,16 +58,17 @@ def with_cache(
     cache: kv.KVCache,
     taps: Sequence[int] = (),
     parts: Parts | None = None,
+    at: kv.Pass | None = None,
 ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
     """Runs layers over T tokens at each row's own length; the cache grows by them.
 
     Args:
-        layers: functions (x, update_cache) -> (x, keys, values), one for each layer of the cache: `update_cache` takes
-            the keys and values of this step and returns all that may be attended to, which the layer returns.
+        layers: one for each layer of the cache.
         x: the embedded tokens.
-        cache: what was fed before.
+        cache: of what was fed before.
         taps: numbers of layers whose output is wanted, too; see `check_taps`.
         parts: those to run; None: all. Layers that do not run leave the stream and their cache as they are.
+        at: the pass; None: over a chain, of which everything is remembered.
 
     Returns:
         The residual stream after the last layer; that after each tapped layer, on the last axis one after the other
@@ -74,31 +78,26 @@ def with_cache(
         >>> def running_sum(x, update_cache):  # a "layer" whose keys are its inputs
         ...     keys, values = update_cache(x[:, None], x[:, None])
         ...     return jnp.cumsum(keys[:, 0], axis=1)[:, -x.shape[1]:], keys, values
-        >>> empty = kv.empty(batch=1, layers=2, kv_heads=1, capacity=3, head_dim=1)
+        >>> empty = kv.empty(1, Room(3), [kv.whole(kv_heads=1, head_dim=1)] * 2)
         >>> x, taps, cache = with_cache([running_sum, running_sum], jnp.ones((1, 3, 1)), empty, taps=(0,))
         >>> x[0, :, 0].tolist(), taps[0, :, 0].tolist(), cache.length.tolist()
         ([1.0, 3.0, 6.0], [1.0, 2.0, 3.0], [3])
     """
-    length, ring, step, keys, values, after = cache.length, cache.ring, x.shape[1], [], [], []
-    for i, (layer, old_keys, old_values) in enumerate(zip(layers, cache.keys, cache.values, strict=True)):
-
-        def update_cache(k, v, old_keys=old_keys, old_values=old_values):
-            return kv.readable(old_keys, k, length, ring), kv.readable(old_values, v, length, ring)
-
-        k, v = old_keys, old_values
+    at = kv.Pass(cache.length, x.shape[1]) if at is None else at
+    caches, records, after = [], [], []
+    for i, (layer, old) in enumerate(zip(layers, cache.layers, strict=True)):
+        read, record = functools.partial(old.read, at, tuple(records)), (None,)
         if parts is None:
-            x, k, v = layer(x, update_cache)
+            x, *record = layer(x, read)
         elif i in parts.attention:
-            x, k, v = layer(x, update_cache, mlp=i in parts.mlp)
+            x, *record = layer(x, read, mlp=i in parts.mlp)
         elif i in parts.mlp:
-            x, _, _ = layer(x, update_cache, attention=False)
-        if k.shape != old_keys.shape:  # the new entries stand beside a ring
-            k, v = (kv.write(old, y[:, :, -step:], length, ring) for old, y in ((old_keys, k), (old_values, v)))
-        keys.append(k)
-        values.append(v)
+            x, *_ = layer(x, read, attention=False)
+        records.append(record[0] if len(record) == 1 else tuple(record))
+        caches.append(old if records[-1] is None else old.after(records[-1], at))
         after.append(x)
     tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
-    return x, tapped, cache.grown(tuple(keys), tuple(values), step)
+    return x, tapped, cache.grown(caches, at)
 
 
 def check_numbers(taps: Sequence[int]) -> None:
@@ -154,7 +153,7 @@ def without_cache(
     """
     after = []
     for i, layer in enumerate(layers):
-        output, _, _ = layer(x, lambda k, v: (k, v))
+        output, *_ = layer(x, lambda k, v: (k, v))
         x = output if runs is None else jnp.where(runs[i][:, None, None], output, x)
         after.append(x)
     return after
@@ -216,6 +215,7 @@ class Decoder(Protocol):
         x: Float[Array, "B T M"],
         parent: Int[Array, "B N"] | None = None,
         parts: Parts | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
         """Runs layers, or parts of them, at each row's own length; the cache grows by T. See `with_cache`."""
         ...
@@ -249,7 +249,7 @@ def decoder_only(
     module: nn.Module,
     init: Init,
     config: Any,
-    empty: Callable[[int, int], kv.KVCache],
+    empty: Callable[[int, Room], kv.KVCache],
     layers: int,
     vocab_size: int,
     max_positions: int | None,
@@ -262,15 +262,17 @@ def decoder_only(
     Args:
         module: the network.
         init, config: what makes its parameters.
-        empty: makes a cache for (batch, capacity).
+        empty: makes a cache for (batch, room).
         layers: how many there are.
         vocab_size, max_positions, feature_size, taps, end_tokens: see `LanguageModel`.
     """
 
-    def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
-        def read(cache: kv.KVCache, tokens: Int[Array, "B T"]) -> tuple[tuple[Float[Array, "B T M"], Taps], kv.KVCache]:
+    def prefill(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, kv.KVCache]:
+        def read(
+            cache: kv.KVCache, tokens: Int[Array, "B T"], real: Int[Array, " B"]
+        ) -> tuple[tuple[Float[Array, "B T M"], Taps], kv.KVCache]:
             def run(net: Decoder):
-                return net.run(cache, net.embed(cache, tokens))
+                return net.run(cache, net.embed(cache, tokens), real=real)
 
             x, taps, grown = nn.apply(run, module)({"params": params})
             return (x, taps), grown
@@ -280,19 +282,24 @@ def decoder_only(
             return Forward(net.logits(net.features(last)), net.features(x), taps)
 
         with named_mismatch(params, init, config, {"layers": layers}):
-            (x, taps), (last, _), cache = chunks.read(read, kv.rewind, empty, prompt.tokens, prompt.length, capacity)
+            (x, taps), (last, _), cache = chunks.read(read, kv.rewind, empty, prompt.tokens, prompt.length, room)
             return nn.apply(forward, module)({"params": params}), cache
 
     def extend(
-        params: Params, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+        params: Params,
+        cache: kv.KVCache,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Forward, kv.KVCache]:
         def feed(net: Decoder) -> tuple[Forward, kv.KVCache]:
-            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent)
+            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent, real=real)
             features = net.features(x)
             return Forward(net.logits(features), features, taps), grown
 
         return nn.apply(feed, module)({"params": params})
 
+    takes_trees = jax.eval_shape(lambda: empty(1, Room(2, rewind=1))).takes_trees
     return LanguageModel(
         prefill,
         extend,
@@ -300,7 +307,7 @@ def decoder_only(
         vocab_size,
         max_positions=max_positions,
         head=head_of(module),
-        select=kv.select,
+        select=kv.select if takes_trees else None,
         feature_size=feature_size,
         embed=embed_of(module),
         taps=taps,

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Encoder, Forward, LanguageModel, Params, Parts, Prompt
+from jaxspec.core import Encoder, Forward, LanguageModel, Params, Parts, Prompt, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, Bias, FeedForward, Mask, QueryMask, RMSNorm, for_queries
@@ -226,7 +226,7 @@ class T5(nn.Module):
         return self.encoder_norm(x)
 
     def prefill(
-        self, prompt: Prompt, capacity: int, encoded: Float[Array, "B P M"] | None = None
+        self, prompt: Prompt, room: Room, encoded: Float[Array, "B P M"] | None = None
     ) -> tuple[Forward, T5Cache]:
         """Encodes (unless that is done), computes the layers' cross-attention, and feeds the start token."""
         c, batch = self.config, prompt.tokens.shape[0]
@@ -236,7 +236,7 @@ class T5(nn.Module):
         for layer in self.decoder:
             cross.append(layer.cross_keys_values(read))
             read = _after(read, cross[-1])
-        empty = kv.empty(batch, c.decoder_layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+        empty = kv.empty(batch, room, [kv.whole(c.heads, c.head_dim, jnp.dtype(c.dtype))] * c.decoder_layers)
         forward, cache = self.extend(T5Cache(empty, tuple(cross), mask), jnp.full((batch, 1), c.start_token, jnp.int32))
         return forward._replace(encoded=encoded), cache
 
@@ -262,10 +262,10 @@ class T5(nn.Module):
         parts: Parts | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, T5Cache]:
         """Runs decoder layers at each row's own length, as far as the final norm."""
-        length, step, capacity = cache.decoder.length, x.shape[1], cache.decoder.keys[0].shape[2]
-        mask, bias = self._causal(length, step, capacity, parent)
+        at = kv.Pass(cache.decoder.length, x.shape[1], parent)
+        mask, bias = self._causal(at.length, at.step, cache.decoder.capacity, parent)
         layers = self._decoder_layers(x, mask, bias, cache.cross, cache.cross_mask)
-        x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts)
+        x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, at)
         return x, taps, cache._replace(decoder=grown)
 
     def _causal(self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None):
@@ -319,7 +319,7 @@ def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
     >>> lm = language_model(config)
     >>> params = init(config, jax.random.key(0))
     >>> prompt = Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
-    >>> forward, cache = lm.prefill(params, prompt, capacity=8)
+    >>> forward, cache = lm.prefill(params, prompt, Room(8))
     >>> forward.logits.shape, cache.decoder.length.tolist()
     ((2, 1, 32), [1, 1])
     """
@@ -330,11 +330,11 @@ def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
 def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     module = T5(config, taps)
 
-    def prefill(params, prompt, capacity, encoded=None):
+    def prefill(params, prompt, room, encoded=None):
         with named_mismatch(params, init, config, stacks(config)):
-            return module.apply({"params": params}, prompt, capacity, encoded, method="prefill")
+            return module.apply({"params": params}, prompt, room, encoded, method="prefill")
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):  # whoever gives `real` rewinds to it
         return module.apply({"params": params}, cache, tokens, parent, method="extend")
 
     def rewind(cache, length):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Cache, LanguageModel, Model, Params, Prompt, programs
+from jaxspec.core import Cache, LanguageModel, Model, Params, Prompt, Room, programs
 from jaxspec.core.checks import at_least
 from jaxspec.decode import causality
 from jaxspec.decode.inputs import check_model as check_is_model
@@ -123,7 +123,7 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
         rows = jnp.where(jnp.arange(length)[None] < ends[:, None], row[None], padding[None])
         if not is_decoder:
             rows, ends = jnp.broadcast_to(row[None], rows.shape), jnp.full_like(ends, SPLIT)
-        forward, cache = lm.prefill(params, Prompt(rows, ends), length + before + ROOM)
+        forward, cache = lm.prefill(params, Prompt(rows, ends), Room(length + before + ROOM))
         return forward.logits[:, 0], cache
 
     def fed(cache: Cache, new: Int[Array, "B T"], *parent: Any) -> tuple[Float[Array, "B T V"], Cache]:

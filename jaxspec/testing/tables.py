@@ -15,7 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler, programs, token_rows
+from jaxspec.core import (
+    Distribution,
+    Forward,
+    LanguageModel,
+    Model,
+    Prefix,
+    Prompt,
+    Room,
+    Sampler,
+    programs,
+    token_rows,
+)
 
 if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
@@ -64,7 +75,7 @@ def table_model(
     Example:
         >>> model = table_model(jax.random.key(0), vocab=3, order=2)
         >>> prompt = Prompt(jnp.array([[1, 2, 1, 0], [1, 2, 0, 0]]), jnp.array([3, 2]))
-        >>> forward, cache = model.lm.prefill(model.params, prompt, capacity=6)
+        >>> forward, cache = model.lm.prefill(model.params, prompt, Room(6))
         >>> bool((forward.logits[0, 0] == model.params[2, 1]).all()), cache.length.tolist()
         (True, [3, 2])
     """
@@ -111,7 +122,8 @@ def _language_model(config: TableConfig) -> LanguageModel:
         logits = table.reshape(-1, vocab)[jnp.take_along_axis(index, last, axis=1)]
         return Forward(logits, index[..., None].astype(jnp.float32), context.astype(jnp.float32))
 
-    def prefill(params: Array, prompt: Prompt, capacity: int) -> tuple[Forward, TableCache]:
+    def prefill(params: Array, prompt: Prompt, room: Room) -> tuple[Forward, TableCache]:
+        capacity = room.tokens
         row, length, topic = prompt.tokens, prompt.length, jnp.zeros_like(prompt.length)
         if encoder:
             real = jnp.arange(row.shape[1], dtype=length.dtype)[None, :] < length[:, None]
@@ -124,7 +136,11 @@ def _language_model(config: TableConfig) -> LanguageModel:
         return read(params, cache, slot, length[:, None] - 1), cache
 
     def extend(
-        params: Array, cache: TableCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+        params: Array,
+        cache: TableCache,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,  # whoever gives it rewinds to it
     ) -> tuple[Forward, TableCache]:
         step, capacity = tokens.shape[1], cache.tokens.shape[1]
         written = cache._replace(
@@ -257,7 +273,7 @@ def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) 
 
 @programs.jit(static_argnames=("lm",))
 def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
-    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + new.shape[1])
+    first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + new.shape[1]))
     if new.shape[1] == 0:
         return first.logits
     return jnp.concatenate([first.logits, lm.extend(params, cache, new)[0].logits], axis=1)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Forward, LanguageModel, Params, Prompt
+from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
@@ -136,9 +136,9 @@ def read(lm: LanguageModel, lesson: Lesson) -> Rows:
     """Runs the target over complete rows."""
     target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
     if lm.start_token is None:
-        forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), target.shape[1])
+        forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), Room(target.shape[1]))
         return Rows(target, length, forward)
-    first, cache = lm.prefill(lesson.target, source_of(lesson), target.shape[1] + 1)
+    first, cache = lm.prefill(lesson.target, source_of(lesson), Room(target.shape[1] + 1))
     rest, _ = lm.extend(lesson.target, cache, target)
 
     def joined(x: Array | None, y: Array | None) -> Array | None:
@@ -163,7 +163,7 @@ def read_tree(
     begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
     if lm.start_token is not None:
         begin = source_of(lesson)
-    _, cache = lm.prefill(lesson.target, begin, nodes.shape[1] + 1)
+    _, cache = lm.prefill(lesson.target, begin, Room(nodes.shape[1] + 1))
     return extend(lm.extend, lesson.target, cache, nodes, parent)[0]
 
 

@@ -19,7 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Before, Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt, chunks, token_rows
+from jaxspec.core import (
+    Before,
+    Cache,
+    Encoder,
+    Forward,
+    Head,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Room,
+    chunks,
+    token_rows,
+)
 from jaxspec.core.kv_cache import MappedCache
 from jaxspec.sampling import match_vocab
 
@@ -90,7 +103,7 @@ def map_vocabulary(
         >>> from jaxspec.testing import table_model
         >>> draft = map_vocabulary(table_model(jax.random.key(0), vocab=2), [2, 0], 3, [[1], [1, 1], [0]])
         >>> prompt = Prompt(jnp.array([[0, 1, 2]]), jnp.array([3]))
-        >>> forward, cache = draft.lm.prefill(draft.params, prompt, capacity=5)
+        >>> forward, cache = draft.lm.prefill(draft.params, prompt, Room(5))
         >>> cache.ends[0, :4].tolist(), forward.logits[0, 0, 1].item()
         ([0, 1, 3, 4], -inf)
     """
@@ -179,22 +192,26 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         return match_vocab(logits, vocab, params.to_target)
 
     def prefill(
-        params: MappedParams, prompt: Prompt, capacity: int, encoded: Float[Array, "B P M"] | None = None
+        params: MappedParams, prompt: Prompt, room: Room, encoded: Float[Array, "B P M"] | None = None
     ) -> tuple[Forward, Cache]:
         prompt = prompt._replace(tokens=known(params, prompt.tokens))
         if encoded is None or lm.encoder is None:
-            forward, cache = lm.prefill(params.model, prompt, capacity)
+            forward, cache = lm.prefill(params.model, prompt, room)
         else:
-            forward, cache = lm.encoder.prefill(params.model, prompt, capacity, encoded)
+            forward, cache = lm.encoder.prefill(params.model, prompt, room, encoded)
         if head is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
         last = prompt.length - 1 if lm.start_token is None else jnp.zeros_like(prompt.length)
         return forward._replace(logits=own_head(params, _at(forward.features, last[:, None]))), cache
 
     def extend(
-        params: MappedParams, cache: Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+        params: MappedParams,
+        cache: Cache,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Forward, Cache]:
-        forward, cache = lm.extend(params.model, cache, known(params, tokens), parent)
+        forward, cache = lm.extend(params.model, cache, known(params, tokens), parent, real)
         if head is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
         return forward._replace(logits=own_head(params, forward.features)), cache
@@ -245,11 +262,12 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         assert lm.head is not None
         return match_vocab(lm.head(params.model, features), vocab, params.to_target)
 
-    def room(capacity: int) -> int:
-        most = lead + capacity * longest
-        return most + -(-most // chunks.LONGEST)  # equal chunks are rounded up
+    def own_room(room: Room) -> Room:
+        most = lead + room.tokens * longest
+        rewind = None if room.rewind is None else room.rewind * longest
+        return Room(most + -(-most // chunks.LONGEST), rewind)  # equal chunks are rounded up
 
-    def prefill(params: MappedParams, prompt: Prompt, capacity: int) -> tuple[Forward, MappedCache]:
+    def prefill(params: MappedParams, prompt: Prompt, room: Room) -> tuple[Forward, MappedCache]:
         width = prompt.tokens.shape[1]
         real = jnp.arange(width, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None]
         tokens, ends = as_own(params, prompt.tokens, real)
@@ -259,7 +277,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
 
         def read(wide: int) -> tuple[Forward, Cache]:
             row = Prompt(tokens[:, : wide + lead], ends[:, -1])
-            forward, cache = lm.prefill(params.model, row, room(capacity))
+            forward, cache = lm.prefill(params.model, row, own_room(room))
             return (forward if encoder else at_ends(forward, ends)), cache
 
         # The narrower pass, if no row has more tokens.
@@ -272,28 +290,33 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
         else:
             length, ends = prompt.length, jnp.pad(ends, ((0, 0), (1, 0)), constant_values=lead)
-        ends = jnp.pad(ends, ((0, 0), (0, capacity + 1 - ends.shape[1])))
+        ends = jnp.pad(ends, ((0, 0), (0, room.tokens + 1 - ends.shape[1])))
         return forward, MappedCache(cache, length, ends)
 
     def extend(
-        params: MappedParams, cache: MappedCache, tokens: Int[Array, "B T"], parent: Any = None
+        params: MappedParams,
+        cache: MappedCache,
+        tokens: Int[Array, "B T"],
+        parent: Any = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Forward, MappedCache]:
         if parent is not None:
             raise ValueError("a model that reads one token as several takes chains only, no token trees")
         start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]  # in the model's tokens
-        spelled, ends = as_own(params, tokens, tokens != token_rows.NO_TOKEN)
+        is_real = tokens != token_rows.NO_TOKEN
+        if real is not None:
+            is_real = jnp.logical_and(is_real, jnp.arange(tokens.shape[1], dtype=real.dtype)[None, :] < real[:, None])
+        spelled, ends = as_own(params, tokens, is_real)
 
-        def feed(inner: Cache, part: Int[Array, "B C"]) -> tuple[Forward, Cache]:
-            forward, inner = lm.extend(params.model, inner, part)
+        def feed(inner: Cache, part: Int[Array, "B C"], count: Int[Array, " B"]) -> tuple[Forward, Cache]:
+            forward, inner = lm.extend(params.model, inner, part, real=count)
             # A head is applied outside, where a program that does not read logits has none.
             return forward._replace(logits=forward.logits[..., :0]) if lm.head else forward, inner
 
         def read(wide: int, inner: Cache) -> tuple[Forward, Cache]:
-            # Chunk by chunk, since rows of fewer tokens than `wide` take back what pads them, and rings can take back
-            # little more than a chunk.
             before, end = Before(inner, start, wide), start + ends[:, -1]
-            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, capacity: before.state)
-            forward, _, inner = read_chunks(spelled[:, :wide], end, capacity=0, before=before)
+            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, room: before.state)
+            forward, _, inner = read_chunks(spelled[:, :wide], end, Room(0), before=before)
             return at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
 
         # A conditional, though it copies the cache: training differentiates it, which it could not do with a loop.

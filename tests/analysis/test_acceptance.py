@@ -139,9 +139,9 @@ def test_all_batches_share_one_program():
     target, seen = table_model(jax.random.key(1), VOCAB + 1), []
     lm = target.lm
 
-    def prefill(params, prompt, capacity):
+    def prefill(params, prompt, room):
         seen.append(prompt.tokens.shape)
-        return lm.prefill(params, prompt, capacity)
+        return lm.prefill(params, prompt, room)
 
     counting = target._replace(lm=lm._replace(prefill=prefill))
     prompt = Prompt(jnp.ones((7, 2), jnp.int32), jnp.full(7, 2))

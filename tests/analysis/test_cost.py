@@ -9,7 +9,7 @@ import jaxspec
 from jaxspec.analysis import cost, timing
 from jaxspec.analysis.cost import Cost, passes
 from jaxspec.analysis.timing import interleave
-from jaxspec.core import Forward, LanguageModel, Model, Prompt, noise
+from jaxspec.core import Forward, LanguageModel, Model, Prompt, Room, noise
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
@@ -26,13 +26,13 @@ def measure(target, drafter, prompt, *, repeats=25, inner=None, **options):
 def counting_model(seen: list) -> Model:
     """A model that counts its passes in its cache, and answers with the count (modulo the vocabulary)."""
 
-    def prefill(params, prompt, capacity):
-        seen.append(("prefill", prompt.tokens.shape, capacity))
+    def prefill(params, prompt, room):
+        seen.append(("prefill", prompt.tokens.shape, room.tokens))
         batch = prompt.tokens.shape[0]
         logits = jnp.zeros((batch, 1, VOCAB))
         return Forward(logits, logits), {"length": prompt.length, "passes": jnp.zeros((), jnp.int32)}
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):
         seen.append(("extend", tokens.shape))
         count = cache["passes"] + 1
         logits = jnp.broadcast_to(jax.nn.one_hot(count % VOCAB, VOCAB), (*tokens.shape, VOCAB)) * params
@@ -49,7 +49,7 @@ def counting_model(seen: list) -> Model:
 def test_the_loop_makes_every_pass_and_uses_it(inner, step):
     seen = []
     model = counting_model(seen)
-    _, cache = model.lm.prefill(model.params, PROMPT, 16)
+    _, cache = model.lm.prefill(model.params, PROMPT, Room(16))
     tokens, cache = passes(
         model.lm, model.params, cache, PROMPT.length, jnp.zeros((2, step), jnp.int32), jnp.asarray(inner)
     )
@@ -70,7 +70,7 @@ def test_sampled_passes_draw_from_the_distribution():
         return Forward(logits, logits), cache | {"drawn": cache["drawn"].at[cache["passes"]].set(tokens[:, 0])}
 
     lm = model.lm._replace(extend=extend)
-    _, cache = model.lm.prefill(model.params, PROMPT, 16)
+    _, cache = model.lm.prefill(model.params, PROMPT, Room(16))
     keys = noise.row_keys(jax.random.key(0), 2)
     cache |= {"drawn": jnp.zeros((33, 2), jnp.int32)}
     _, cache = passes(lm, model.params, cache, PROMPT.length, jnp.zeros((2, 3), jnp.int32), jnp.asarray(32), keys)
@@ -93,7 +93,7 @@ def test_the_number_of_passes_is_traced():
     seen = []
     lm = counting_model(seen).lm
     for inner in (2, 5):
-        _, cache = lm.prefill(jnp.ones(()), PROMPT, 16)
+        _, cache = lm.prefill(jnp.ones(()), PROMPT, Room(16))
         passes(lm, jnp.ones(()), cache, PROMPT.length, jnp.zeros((2, 1), jnp.int32), jnp.asarray(inner))
     assert [what for what, *_ in seen].count("extend") == 1
 

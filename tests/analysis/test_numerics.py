@@ -23,8 +23,8 @@ def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
     """A target whose passes over several tokens see token 1 a little better: 0.01 after, it then wins."""
     target = table_model_from(jnp.array([1.0, 0.99, -3.0]))
 
-    def extend(params, cache, tokens, parent=None):
-        forward, cache = target.lm.extend(params, cache, tokens, parent)
+    def extend(params, cache, tokens, parent=None, real=None):
+        forward, cache = target.lm.extend(params, cache, tokens, parent, real)
         wide = 0.02 * (tokens.shape[1] > 1)
         return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 1.0, 0.0]]])), cache
 
@@ -39,8 +39,8 @@ def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
     """The second best is 0.01 after, and the token of a wrong pass 4: only one of the margins tells."""
     target = table_model_from(jnp.array([1.0, 0.99, -3.0]))
 
-    def extend(params, cache, tokens, parent=None):
-        forward, cache = target.lm.extend(params, cache, tokens, parent)
+    def extend(params, cache, tokens, parent=None, real=None):
+        forward, cache = target.lm.extend(params, cache, tokens, parent, real)
         wide = 9.0 * (tokens.shape[1] > 1)
         return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 0.0, 1.0]]])), cache
 

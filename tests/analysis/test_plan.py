@@ -13,6 +13,7 @@ from jaxspec.analysis import cost, formulas
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.statistics import Rate, Spread
+from jaxspec.core import Room
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, net_of, t5
 from jaxspec.testing import prepared_table, table_model
@@ -162,7 +163,7 @@ def test_load_of_counts_what_decoding_multiplies(config):
     assert load.parameters == count
     lm = net.language_model(config)
     prompts = Prompt(jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
-    _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, row), params, prompts)
+    _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, Room(row)), params, prompts)
     stored = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
     assert load.cache_bytes == sum(4 * x.size for x in stored)
 

@@ -13,7 +13,7 @@ import jaxspec
 from benchmarks.synthetic import random_verdicts_for_benchmarks, widen
 from jaxspec.analysis import formulas
 from jaxspec.analysis import random_model as random_models
-from jaxspec.core import Distribution, Draft, Model, Prompt, noise
+from jaxspec.core import Distribution, Draft, Model, Prompt, Room, noise
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -120,7 +120,7 @@ def test_the_same_text_and_logits(name):
     small = model(name)
     wide = widen(small, 100)
     assert wide.config.ff_dim == 100 and wide.name == name
-    ours, theirs = (jax.jit(m.lm.prefill, static_argnums=2)(m.params, PROMPT, 8)[0].logits for m in (wide, small))
+    ours, theirs = (jax.jit(m.lm.prefill)(m.params, PROMPT, Room(8))[0].logits for m in (wide, small))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     options = dict(temperature=np.array([0.0, 1.0]), key=jax.random.key(0), max_new_tokens=24)  # a greedy row, too
     text, expected = (jaxspec.generate(m, PROMPT, **options) for m in (wide, small))

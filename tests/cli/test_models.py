@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from jaxspec.analysis import memory
 from jaxspec.cli.main import app
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
@@ -59,7 +59,7 @@ def test_the_cache_per_token_is_what_one_more_token_of_a_row_takes(net, config):
 
     def cache(rows, capacity):
         tokens, length = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 4), (rows,)))
-        return nbytes(jax.eval_shape(lambda p, q: lm.prefill(p, q, capacity)[1], params, Prompt(tokens, length)))
+        return nbytes(jax.eval_shape(lambda p, q: lm.prefill(p, q, Room(capacity))[1], params, Prompt(tokens, length)))
 
     more = [cache(rows, 9) - cache(rows, 8) for rows in (1, 2)]
     assert memory.of_config("it", config).cache_bytes_per_token["float32"] == more[1] - more[0]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli.main import app
+from jaxspec.core import Room
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import recipes, run
@@ -189,7 +190,7 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     loaded, base = loading.load("trained/pairs"), loading.load("trained/target")
     out = jaxspec.generate(base, "the old", drafter=loaded, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
-    draft_token, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), 2)
+    draft_token, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), Room(2))
     assert int(draft_token.logits.argmax()) == WORDS.index("old")
     description = orbax.read_manifest("trained/pairs").about
     assert description.items() >= {"target": "trained/target", "order": 2, "texts": 4, "tokens": 40}.items()

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import LanguageModel, Prompt, chunks, token_rows
+from jaxspec.core import LanguageModel, Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import decoder
 from tests.draft_heads.test_drafters import noisy
+from tests.rehearsals import test_recurrent_family, test_shared_family
 
 VOCAB, WINDOW, REWIND, CAPACITY, WIDTH = 11, 3, 6, 40, 32
 WHOLE = decoder.DecoderConfig(VOCAB, dim=8, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -26,7 +27,8 @@ CONFIGS = {
     "window": dataclasses.replace(WHOLE, window=WINDOW, local=(True,)),
     "both": dataclasses.replace(WHOLE, window=WINDOW, local=(True, False)),
 }
-TREES = tuple(CONFIGS)
+TREES = (*CONFIGS, "shared")
+KINDS = (*TREES, "recurrent")
 
 RANDOM = np.random.default_rng(0)
 LENGTH = np.array([17, 6, 1])
@@ -58,8 +60,7 @@ class Kind(NamedTuple):
 
 @pytest.fixture
 def kinds(monkeypatch):
-    """Makes kinds whose rings take back REWIND tokens, and whose prompts are read four tokens at a time."""
-    monkeypatch.setattr(kv, "SLACK", REWIND)
+    """Makes kinds whose prompts are read four tokens at a time."""
     monkeypatch.setattr(chunks, "LONGEST", 4)
     monkeypatch.setattr(chunks, "MULTIPLE", 1)
     return _kind
@@ -67,21 +68,26 @@ def kinds(monkeypatch):
 
 @functools.cache
 def _kind(name: str) -> Kind:
-    config = CONFIGS[name]
-    lm = decoder._language_model.__wrapped__(config, ())
-    lm = lm._replace(prefill=jax.jit(lm.prefill, static_argnums=2), extend=jax.jit(lm.extend))
-    params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.3)
-    return Kind(lm, params, jax.jit(lambda params, rows: decoder.Decoder(config).apply({"params": params}, rows)))
+    if name in CONFIGS:
+        config = CONFIGS[name]
+        lm = decoder._language_model.__wrapped__(config, ())
+        params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.3)
+        whole_rows = lambda params, rows: decoder.Decoder(config).apply({"params": params}, rows)  # noqa: E731
+    else:
+        family = {"shared": test_shared_family, "recurrent": test_recurrent_family}[name]
+        (lm, params), whole_rows = family.network(), family.whole_rows
+    lm = lm._replace(prefill=jax.jit(lm.prefill), extend=jax.jit(lm.extend))
+    return Kind(lm, params, jax.jit(whole_rows))
 
 
 def start(kind: Kind, rows=ROWS, length=LENGTH):
     prompt = Prompt(jnp.asarray(rows[:, : max(LENGTH)]), jnp.asarray(length, jnp.int32))
-    return kind.lm.prefill(kind.params, prompt, CAPACITY)
+    return kind.lm.prefill(kind.params, prompt, Room(CAPACITY, REWIND))
 
 
-def feed(kind: Kind, cache, tokens, parent=None):
-    parent = None if parent is None else jnp.asarray(parent)
-    forward, cache = kind.lm.extend(kind.params, cache, jnp.asarray(tokens), parent)
+def feed(kind: Kind, cache, tokens, parent=None, real=None):
+    parent, real = (None if x is None else jnp.asarray(x, jnp.int32) for x in (parent, real))
+    forward, cache = kind.lm.extend(kind.params, cache, jnp.asarray(tokens), parent, real)
     return np.asarray(forward.logits), cache
 
 
@@ -96,7 +102,7 @@ def assert_after(logits, reference, length):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
     """Ragged prompts in chunks; then passes over more tokens than a ring takes back, and over one."""
     kind = kinds(name)
@@ -112,7 +118,7 @@ def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
 
 
 @pytest.mark.parametrize("passes", [(REWIND,), (1,) * REWIND, (REWIND + 2, 1)], ids=["at once", "singly", "more"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
     """Wherever the passes before it began; then other tokens are fed, taken back in part, and fed again."""
     kind = kinds(name)
@@ -134,6 +140,41 @@ def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
         again = np.stack([np.concatenate([x[:n], ROWS[row]])[:WIDTH] for x, n in zip(mixed, kept, strict=True)])
         logits, _ = feed(kind, copies, at(again, kept, 3))
         assert_after(logits, kind.logits(again), kept)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_padding_leaves_no_trace(name, kinds):
+    """Of a pass some rows keep all, some a part, and some nothing; every rewind is then as if nothing had been fed."""
+    kind = kinds(name)
+    _, cache = start(kind)
+    length = LENGTH.copy()
+    for step, real in ((3, [0, 2, 3]), (REWIND + 2, [7, 1, 8]), (3, [2, 0, 1]), (1, [1, 1, 0])):
+        logits, cache = feed(kind, cache, at(ROWS, length, step), real=real)
+        for row, count in enumerate(real):
+            assert_after(logits[row : row + 1, :count], kind.logits(ROWS)[row : row + 1], length[row : row + 1])
+        length += real
+        cache = kind.lm.rewind(cache, jnp.asarray(length, jnp.int32))
+    for back in range(REWIND + 1):
+        short = np.maximum(length - back, 1)
+        mixed = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(ROWS, OTHER, short, strict=True)])
+        logits, _ = feed(kind, kind.lm.rewind(cache, jnp.asarray(short, jnp.int32)), at(mixed, short, 3))
+        assert_after(logits, kind.logits(mixed), short)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_cache_moves_into_another_room(name, kinds):
+    """What was read with little to take back goes on with room for more, and the other way round."""
+    kind, reference = kinds(name), kinds(name).logits(ROWS)
+    prompt = Prompt(jnp.asarray(ROWS[:, : max(LENGTH)]), jnp.asarray(LENGTH, jnp.int32))
+    for small, large in ((Room(18, 2), Room(CAPACITY, REWIND)), (Room(18, 20), Room(CAPACITY, REWIND))):
+        _, cache = kind.lm.prefill(kind.params, prompt, small)
+        cache = chunks.enlarged(cache, lambda b, room: chunks.empty_cache(kind.lm, kind.params, b, room), 3, large)
+        length = np.maximum(LENGTH - 1, 1)
+        cache = kind.lm.rewind(cache, jnp.asarray(length, jnp.int32))
+        for step in (3, 1, REWIND + 2):
+            logits, cache = feed(kind, cache, at(ROWS, length, step))
+            assert_after(logits, reference, length)
+            length = length + step
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -165,7 +206,7 @@ def test_a_node_of_a_tree_is_its_path_and_a_committed_path_is_a_chain(name, kind
     assert_after(logits, reference, length)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_refilled_row_is_its_own_and_the_others_stay(name, kinds):
     kind = kinds(name)
     _, cache = start(kind)
@@ -178,3 +219,36 @@ def test_a_refilled_row_is_its_own_and_the_others_stay(name, kinds):
         logits, cache = feed(kind, cache, at(rows, length, step))
         assert_after(logits, reference, length)
         length += step
+
+
+def test_padding_and_rewinds_leave_a_state_bit_for_bit():
+    """The state that is kept depends on the tokens that count, and not on the passes that brought them."""
+    entries = jax.random.normal(jax.random.key(0), (2, 40, 5))
+
+    def step(state, entry):
+        state = 0.9 * state + jnp.tanh(entry * state[:, ::-1] + entry)
+        return state, jnp.cumsum(state, axis=1)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def feed(cache, count, start, real):
+        at = kv.Pass(cache.length, count, real=real)
+        (layer,), fed = cache.layers, jnp.take(entries, start + jnp.arange(count), axis=1)
+        record = layer.read(at, (), step, fed)
+        return record.outputs, cache.grown([layer.after(record, at)], at)
+
+    def read(passes):
+        shape = jax.ShapeDtypeStruct((5,), jnp.float32)
+        cache, outputs = kv.empty(2, Room(40, rewind=4), [kv.recurrent(shape, shape)]), np.zeros((2, 40, 5))
+        for count, real, back in passes:
+            start = int(cache.length[0])
+            output, cache = feed(cache, count, start, jnp.full((2,), real, jnp.int32))
+            outputs[:, start : start + real] = output[:, :real]
+            cache = kv.rewind(cache, cache.length - back)
+        return outputs[:, : start + real - back], cache
+
+    first, once = read([(12, 12, 0)])
+    for passes in ([(1, 1, 0)] * 12, [(4, 3, 2), (4, 4, 1), (6, 5, 4), (2, 2, 0), (5, 5, 0)]):
+        outputs, parts = read(passes)
+        assert (outputs == first).all() and parts.length.tolist() == [12, 12]
+        assert (parts.layers[0].state == once.layers[0].state).all() and parts.layers[0].base.tolist() == [8, 8]
+    assert [kv.can_rewind(once, length) for length in (0, 7, 8, 12)] == [True, False, True, True]

@@ -65,7 +65,7 @@ def test_they_follow_a_prefix_and_are_streamed():
     streamed = pieces(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append))
     (text,) = complete(prepared).tokens.tolist()
     assert [token for piece in streamed for token in piece.tokens] == text
-    assert seen == [38, 53, 68, 83, 84]
+    assert seen == [38, 53, 68, 81, 84]  # the last chunk is whole, and ends with the buffer of 96
 
 
 @pytest.mark.usefixtures("short_chunks")

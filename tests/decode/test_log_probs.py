@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, rules
-from jaxspec.core import Failure, Finish, Prefix, Prompt, token_rows
+from jaxspec.core import Failure, Finish, Prefix, Prompt, Room, token_rows
 from jaxspec.decode import batches, log_probs, loop
 from jaxspec.decode import state as states
 from jaxspec.decode.generate import complete
@@ -38,7 +38,7 @@ SAMPLING = dict(
 @functools.partial(jax.jit, static_argnames=("lm",))
 def forced_logits(lm, params, prompt, new):
     """The target's logits after the prompt and 0, 1, ... of the new tokens [B, T]: one pass over the finished text."""
-    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + new.shape[1])
+    first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + new.shape[1]))
     return jnp.concatenate([first.logits, lm.extend(params, cache, new)[0].logits], axis=1)
 
 

@@ -202,7 +202,7 @@ def test_cache_holds_the_committed_tokens_but_the_last(model, branching):
     @jax.jit
     def fresh(tokens):
         """Prefill, then everything after the prompt in one pass; what lies past a row's length is garbage."""
-        _, cache = model.lm.prefill(model.params, prepared.prompt, 80)
+        _, cache = model.lm.prefill(model.params, prepared.prompt, Room(80))
         return model.lm.extend(model.params, cache, tokens)[1]
 
     accepted = set()
@@ -325,9 +325,9 @@ def test_samples_are_those_of_repeated_prompts_and_share_a_prefill():
     options = dict(drafter=BLEND, gamma=3, max_new_tokens=12, key=jax.random.key(9))
     temperatures, read = [1.0, 0.5, 1.0, 0.0], []
 
-    def prefill(params, prompt, capacity):
+    def prefill(params, prompt, room):
         read.append(prompt.tokens.shape[0])
-        return TARGET.lm.prefill(params, prompt, capacity)
+        return TARGET.lm.prefill(params, prompt, room)
 
     shared = TARGET._replace(lm=TARGET.lm._replace(prefill=prefill))
     twice = prompt([PROMPTS[i] for i in (0, 0, 2, 2)])

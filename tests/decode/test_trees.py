@@ -494,9 +494,9 @@ def test_a_policy_cuts_a_tree_by_its_depth(policy):
     """A row that may draft n tokens has nodes of depth n at most, and the pass is no wider than it need be."""
     widths = []
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):
         jax.debug.callback(lambda: widths.append(tokens.shape[1]))
-        return TARGET.lm.extend(params, cache, tokens, parent)
+        return TARGET.lm.extend(params, cache, tokens, parent, real)
 
     watched = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)

@@ -314,7 +314,7 @@ def draft_of():
 
         @jax.jit
         def run(weights, keys):
-            forward, cache = lm.prefill(weights.target, prompt, 40)
+            forward, cache = lm.prefill(weights.target, prompt, Room(40))
             state = functions.init(DraftStart(weights, prompt, Room(40, 20), forward))
             context = DraftContext(
                 keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: at_temperature()(params, logits, None)

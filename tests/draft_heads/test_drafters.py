@@ -160,7 +160,7 @@ def draft_after(drafter, rounds, prompt, length, gamma):
 
     @functools.partial(jax.jit, static_argnames="count")
     def run(weights, text, prompt, length, rounds, count):
-        forward, cache = lm.prefill(weights.target, prompt, WIDTH + ROOM)
+        forward, cache = lm.prefill(weights.target, prompt, Room(WIDTH + ROOM))
         state = functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + ROOM, GAMMA + 2), forward))
         slot = jnp.arange(text.shape[1])[None]
 
@@ -249,7 +249,7 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
         return functions.propose(weights, Caches(lm.rewind(cache, row.length - 1), state), context)[0]
 
     read = row._replace(length=row.length - 1)
-    forward, cache = lm.prefill(prepared.weights.target, read, 40)
+    forward, cache = lm.prefill(prepared.weights.target, read, Room(40))
     start = DraftStart(prepared.weights, read, Room(40, 20), forward)
     fresh = draft(prepared.weights, cache, functions.init(start), row)
     continued = draft(prepared.weights, state.caches.target, state.caches.draft, row)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.drafters.lookups.ngram_model import language_model
 from jaxspec.testing import table_model
@@ -45,7 +45,7 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
     assert config.contexts == tuple(sum(len(c) == n for c in expected) for n in range(1, order))
     lm, row = language_model(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
     prompt = Prompt(jnp.array([row[:1]]), jnp.array([1]))
-    first, cache = lm.prefill(tables, prompt, len(row))
+    first, cache = lm.prefill(tables, prompt, Room(len(row)))
     rest, cache = lm.extend(tables, cache, jnp.array([row[1:]]))
     assert cache.length.tolist() == [len(row)]
     got = jnp.exp(jnp.concatenate([first.logits, rest.logits], axis=1))[0]
@@ -58,10 +58,10 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
 def test_a_row_that_was_rewound_reads_only_what_it_holds():
     config, tables = count(ROWS, vocab_size=VOCAB, order=3)
     lm = language_model(config)
-    _, cache = lm.prefill(tables, Prompt(jnp.array([[0, 1]]), jnp.array([2])), 8)
+    _, cache = lm.prefill(tables, Prompt(jnp.array([[0, 1]]), jnp.array([2])), Room(8))
     _, wrong = lm.extend(tables, cache, jnp.array([[5, 5]]))
     again, _ = lm.extend(tables, lm.rewind(wrong, jnp.array([2])), jnp.array([[2]]))
-    fresh, _ = lm.prefill(tables, Prompt(jnp.array([[0, 1, 2]]), jnp.array([3])), 8)
+    fresh, _ = lm.prefill(tables, Prompt(jnp.array([[0, 1, 2]]), jnp.array([3])), Room(8))
     np.testing.assert_array_equal(again.logits, fresh.logits)
 
 
@@ -69,7 +69,7 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
     config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
     assert config.contexts == (2,)  # after 0 and after 3; what ends a text has no followers
-    first, _ = language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), 4)
+    first, _ = language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), Room(4))
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
 
 

@@ -63,9 +63,9 @@ def test_a_round_without_draft_tokens_feeds_one_token():
     model = table_model(jax.random.key(1), 50)
     target, fed = model.lm, []
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):
         jax.debug.callback(lambda: fed.append(tokens.shape[1]))
-        return target.extend(params, cache, tokens, parent)
+        return target.extend(params, cache, tokens, parent, real)
 
     watched = model._replace(lm=target._replace(extend=extend))
     prompt = Prompt(jnp.array([[7]]), jnp.array([1]))

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import jaxspec
+from jaxspec.core import Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import adapters
 
@@ -186,7 +187,7 @@ def _none(batch, capacity):
 def test_a_tree_is_refused_by_a_model_of_chains():
     lm, params = with_cache(0)[:2]
     assert lm.select is None and lm.feature_size == 0
-    _, cache = lm.prefill(params, PROMPT, 8)
+    _, cache = lm.prefill(params, PROMPT, Room(8))
     with pytest.raises(ValueError, match=r"takes chains, not token trees: make it with .*select=\.\.\."):
         lm.extend(params, cache, PROMPT.tokens, jnp.array([[-1, 0, 0], [-1, 0, 1]]))
     with pytest.raises(ValueError, match="got select without empty_cache"):
@@ -203,7 +204,7 @@ def test_a_tree_is_refused_by_a_model_of_chains():
 def test_a_cache_without_the_batch_first_is_named(empty, message):
     lm = adapters.from_function(cached_attention, VOCAB, empty_cache=empty)
     with pytest.raises(ValueError, match=message):
-        lm.prefill(attention_params(0), PROMPT, 8)
+        lm.prefill(attention_params(0), PROMPT, Room(8))
 
 
 def test_a_cache_that_loses_its_batch_is_named():
@@ -212,7 +213,7 @@ def test_a_cache_that_loses_its_batch_is_named():
 
     lm = adapters.from_function(apply, VOCAB, empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity)))
     with pytest.raises(ValueError, match=r"the cache has the shape \[8\]: expected \[batch"):
-        lm.prefill(jnp.zeros((VOCAB, VOCAB)), PROMPT, 8)
+        lm.prefill(jnp.zeros((VOCAB, VOCAB)), PROMPT, Room(8))
 
 
 class LinenTrees(nn.Module):
@@ -259,7 +260,7 @@ def test_a_module_that_takes_trees(kind):
         params = module.init(jax.random.key(0), jnp.zeros((2, 8, 8)), PROMPT.tokens, PROMPT.tokens, **keywords)[
             "params"
         ]
-    _, cache = lm.prefill(params, PROMPT, 12)
+    _, cache = lm.prefill(params, PROMPT, Room(12))
     nodes, parent = jnp.array([[7, 8, 9], [3, 2, 1]]), jnp.array([[-1, 0, 0]] * 2)
     tree, grown = lm.extend(params, cache, nodes, parent)
     chain, expected = lm.extend(params, cache, nodes[:, jnp.array([0, 2])])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import DecoderConfig
 
@@ -48,7 +48,7 @@ def test_cache_equals_full_pass(config, compiled):
     """Fed in ragged pieces, after a rewind too, every position has the logits of the full pass."""
     lm, params = compiled(decoder.language_model(config)), params_of(config)
     full = jax.jit(decoder.Decoder(config).apply)({"params": params}, TOKENS)
-    forward, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 3])), capacity=10)
+    forward, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 3])), Room(10))
     np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
     _, cache = lm.extend(params, cache, jnp.stack([TOKENS[0, 5:9], jnp.full(4, 7)]))
     cache = lm.rewind(cache, jnp.array([6, 3]))  # below what a local layer's window would still hold
@@ -61,11 +61,12 @@ def test_garbage_outside_what_is_seen_has_no_effect(compiled):
     """NaN keys after the length, and before a window where every layer has one."""
     config = dataclasses.replace(LOCAL, local=(True,))
     lm, params = compiled(decoder.language_model(config)), params_of(config)
-    _, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 5])), capacity=8)
+    _, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 5])), Room(8))
     clean, _ = lm.extend(params, cache, TOKENS[:, 5:7])
     slot = jnp.arange(8)[None, None, :, None]
     seen = jnp.logical_and(slot >= 5 - config.window + 1, slot < 5)
-    poisoned = cache._replace(keys=tuple(jnp.where(seen, k, jnp.nan) for k in cache.keys))
+    layers = (dataclasses.replace(layer, keys=jnp.where(seen, layer.keys, jnp.nan)) for layer in cache.layers)
+    poisoned = cache._replace(layers=tuple(layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 5:7])
     np.testing.assert_array_equal(forward.logits, clean.logits)
 
@@ -74,7 +75,7 @@ def test_bfloat16_gives_float32_logits(config):
     narrow = dataclasses.replace(config, dtype="bfloat16")
     lm, params = decoder.language_model(narrow), jax.eval_shape(lambda: decoder.init(narrow, jax.random.key(0)))
     prompt = Prompt(TOKENS, jnp.array([9, 9]))
-    forward, cache = jax.eval_shape(lambda p: lm.prefill(p, prompt, 12), params)
+    forward, cache = jax.eval_shape(lambda p: lm.prefill(p, prompt, Room(12)), params)
     assert forward.logits.dtype == jnp.float32
     assert cache.keys[0].dtype == jnp.bfloat16
     assert cache.keys[0].shape == (2, config.kv_heads, 12, config.head_dim)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.nets import decoder, dense, gpt, t5
 from jaxspec.weights import quantisation
 
@@ -64,7 +64,7 @@ def products(name, dtype, platform="tpu", quantised=False):
     lm = net.language_model(dataclasses.replace(config, dtype=dtype))
 
     def program(params, prompt):
-        forward, cache = lm.prefill(params, prompt, 8)
+        forward, cache = lm.prefill(params, prompt, Room(8))
         return forward.logits, lm.extend(params, cache, prompt.tokens[:, :1])[0].logits
 
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.nets import gpt
 from jaxspec.weights import huggingface
 
@@ -26,7 +26,7 @@ def test_cache_equals_full_pass(compiled):
     lm, params = compiled(gpt.language_model(CONFIG)), params_of(CONFIG)
     full = jax.jit(gpt.GPT(CONFIG).apply)({"params": params}, TOKENS)
     prompt = Prompt(TOKENS[:, :5], jnp.array([5, 3]))
-    forward, cache = lm.prefill(params, prompt, capacity=9)
+    forward, cache = lm.prefill(params, prompt, Room(9))
     np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
     fed = jnp.stack([TOKENS[0, 5:8], TOKENS[1, 3:6]])
     forward, cache = lm.extend(params, cache, fed)
@@ -40,7 +40,7 @@ def test_cache_equals_full_pass(compiled):
 def test_bfloat16_gives_float32_logits(compiled):
     config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
     forward, cache = compiled(gpt.language_model(config)).prefill(
-        params_of(config), Prompt(TOKENS, jnp.array([9, 9])), 12
+        params_of(config), Prompt(TOKENS, jnp.array([9, 9])), Room(12)
     )
     assert forward.logits.dtype == jnp.float32
     assert cache.keys[0].dtype == jnp.bfloat16
@@ -88,7 +88,7 @@ def test_parity_with_transformers(tmp_path, tied, compiled):
     theirs, hidden = said.logits.numpy(), said.hidden_states[1].numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
     lm = compiled(gpt.language_model(loaded.config, taps=(0,)))
-    forward, _ = lm.prefill(loaded.params, Prompt(TOKENS, jnp.array([9, 9])), capacity=12)
+    forward, _ = lm.prefill(loaded.params, Prompt(TOKENS, jnp.array([9, 9])), Room(12))
     np.testing.assert_allclose(forward.taps, hidden, atol=2e-5 * np.abs(hidden).max())
     again = jaxspec.load(huggingface.save(loaded, tmp_path / "again"))
     assert again.config == loaded.config

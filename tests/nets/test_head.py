@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core import Room
 from jaxspec.nets import decoder, gpt, t5
 from tests.marks import marked
 
@@ -36,7 +37,7 @@ def model(name: str) -> jaxspec.Model:
 def test_the_head_gives_what_a_pass_gives(name):
     """A pass over a prompt gives the features of all tokens, and the logits of the last token of each row."""
     lm, params = model(name)[:2]
-    forward, cache = lm.prefill(params, PROMPT, 8)
+    forward, cache = lm.prefill(params, PROMPT, Room(8))
     wide, _ = lm.extend(params, cache, jnp.array([[2, 7], [1, 8]], jnp.int32))
     ends = jnp.zeros(2, jnp.int32) if lm.start_token is not None else PROMPT.length - 1
     of_last = jnp.take_along_axis(forward.features, ends[:, None, None], axis=1)

@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import Forward, LanguageModel, Prompt, chunks, token_rows
+from jaxspec.core import Forward, LanguageModel, Prompt, Room, chunks, token_rows
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of
 from jaxspec.draft_heads.target import zeros
 from jaxspec.draft_heads.training import DraftStarts
@@ -59,7 +59,7 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
 
     def run(lm: LanguageModel):
         def read(params, prompt):
-            forward, cache = lm.prefill(params, prompt, CAPACITY)
+            forward, cache = lm.prefill(params, prompt, Room(CAPACITY))
             after, cache = lm.extend(params, cache, new)
             decoder_cache = cache if lm.start_token is None else cache.decoder
             return forward, after, decoder_cache.length
@@ -111,7 +111,7 @@ def test_chunks_of_padding_are_not_read(make_small):
     make_small(4)
     config = CONFIGS["Llama"]
     lm, params = fresh("Llama"), decoder.init(config, jax.random.key(0))
-    _, cache = lm.prefill(params, PROMPT._replace(length=jnp.array([5, 2, 1])), CAPACITY)
+    _, cache = lm.prefill(params, PROMPT._replace(length=jnp.array([5, 2, 1])), Room(CAPACITY))
     assert float(jnp.abs(cache.keys[0][:, :, 8:]).max()) == 0 and float(jnp.abs(cache.keys[0][0, :, 4]).max()) > 0
 
 
@@ -160,9 +160,9 @@ def test_drafters_read_long_prompts_and_give_the_plain_text(plain, kind, make_sm
 def behind_chunks(model):
     """A table model whose prefill is that of `chunks.prefill`."""
 
-    def empty(batch, capacity):
+    def empty(batch, room):
         zeros = jnp.zeros((batch,), jnp.int32)
-        return tables.TableCache(jnp.zeros((batch, capacity), jnp.int32), zeros, zeros)
+        return tables.TableCache(jnp.zeros((batch, room.tokens), jnp.int32), zeros, zeros)
 
     lm = model.lm
     return model._replace(lm=lm._replace(prefill=chunks.prefill(lm.extend, lm.rewind, empty)))
@@ -204,7 +204,7 @@ def programs(name):
     def loss(params):
         return jnp.mean(jax.nn.log_softmax(module.apply({"params": params}, *inputs))[..., 0])
 
-    return params, lambda params: lm.prefill(params, prompt, LONG + 20), jax.grad(loss)
+    return params, lambda params: lm.prefill(params, prompt, Room(LONG + 20)), jax.grad(loss)
 
 
 @pytest.mark.parametrize("name", ["Gemma", "LaMDA", "GPT", "T5 gated"])
@@ -276,7 +276,7 @@ def test_memory_of_prefill_grows_as_the_prompt():
         prompt = Prompt(jax.ShapeDtypeStruct((1, width), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
 
         def read(params, prompt):
-            forward, cache = lm.prefill(params, prompt, width + 16)
+            forward, cache = lm.prefill(params, prompt, Room(width + 16))
             return forward.logits, cache
 
         return jax.jit(read).lower(params, prompt).compile().memory_analysis().temp_size_in_bytes

@@ -14,7 +14,7 @@ import pytest
 
 import jaxspec
 from jaxspec import nets
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.nets.network import Load
 from jaxspec.weights.hf_families import FAMILIES
 
@@ -78,7 +78,7 @@ def test_amounts_are_those_of_the_whole_network(name):
     assert count == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     lm = network.language_model(config)
     arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, 5), (1,))]
-    _, cache = jax.eval_shape(lambda p, q: lm.prefill(p, q, row), params, Prompt(*arrays))
+    _, cache = jax.eval_shape(lambda p, q: lm.prefill(p, q, Room(row, rewind=0)), params, Prompt(*arrays))
     expected = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache) if x.dtype == jnp.bfloat16)
     assert network.cache_bytes(config, row, 5, dtypes=jnp.floating) == expected
     assert network.load(config, row=0).cache_bytes == 0

@@ -10,6 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, Prompt, rules
+from jaxspec.core import Room
 from jaxspec.decode import loop, request
 from jaxspec.nets import dense, net_of, quantised
 from jaxspec.nets.decoder import DecoderConfig
@@ -145,8 +146,8 @@ def test_logits_are_those_of_the_float_network(name, compiled):
     """Prefill looks rows up and multiplies, with biases, and with tied and untied heads."""
     small = model(name)
     lm = compiled(small.lm)
-    ours, cache = lm.prefill(small.params, PROMPT, capacity=8)
-    theirs, _ = lm.prefill(quantisation.dequantise(small.params), PROMPT, capacity=8)
+    ours, cache = lm.prefill(small.params, PROMPT, Room(8))
+    theirs, _ = lm.prefill(quantisation.dequantise(small.params), PROMPT, Room(8))
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
     assert {x.dtype.name for x in jax.tree.leaves(cache)} <= {"float32", "int32", "bool"}
 
@@ -157,8 +158,8 @@ def test_int4_decoder_gives_the_logits_of_the_float_network_and_its_plain_text(c
     assert (ff["wi"]["weight"]["int4"].shape, ff["out"]["weight"]["int4"].shape) == ((3, 160, 64), (5, 192, 32))
     assert {x.dtype.name for x in jax.tree.leaves(small.params)} == {"int4", "int8", "float32"}
     lm = compiled(small.lm)
-    ours, _ = lm.prefill(small.params, PROMPT, capacity=8)
-    theirs, _ = lm.prefill(quantisation.dequantise(small.params), PROMPT, capacity=8)
+    ours, _ = lm.prefill(small.params, PROMPT, Room(8))
+    theirs, _ = lm.prefill(quantisation.dequantise(small.params), PROMPT, Room(8))
     np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
     plain = jaxspec.generate(small, PROMPT, max_new_tokens=8, eos_ids=())
     out = jaxspec.generate(small, PROMPT, drafter=draft, gamma=3, max_new_tokens=8, eos_ids=())

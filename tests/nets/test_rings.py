@@ -11,7 +11,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.core import Prompt, chunks, token_rows
+from jaxspec.core import Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.decode import loop
 from jaxspec.decode.generate import complete
@@ -25,7 +25,7 @@ from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
 
 VOCAB, WINDOW, SLACK, CAPACITY = 11, 4, 8, 64
-FULL = 10**6  # a slack with which no cache is large enough for a ring
+FULL = None  # no cache is a ring
 GEMMA = dataclasses.replace(CONFIGS["Gemma"], vocab_size=VOCAB, layers=3, window=WINDOW)
 MISTRAL = dataclasses.replace(CONFIGS["Mistral"], vocab_size=VOCAB, window=WINDOW)
 SHAPES = {"Gemma": GEMMA, "Mistral": MISTRAL}
@@ -43,10 +43,14 @@ def params_of(config, seed=0):
 
 @pytest.fixture
 def model_with(monkeypatch):
-    """Makes a model of functions that no other test has compiled, after setting the slack of rings and the chunks."""
+    """Makes a model of functions that no other test has compiled, with rings or without, after setting the chunks."""
+    window = kv.window
+
+    def full(*sizes, ring):
+        return window(*sizes, ring=False)
 
     def make(config, slack=SLACK, chunk=SLACK - 2, seed=0):
-        monkeypatch.setattr(kv, "SLACK", slack)
+        monkeypatch.setattr(kv, "window", full if slack is FULL else window)
         monkeypatch.setattr(chunks, "LONGEST", chunk)
         monkeypatch.setattr(chunks, "MULTIPLE", 1)
         return jaxspec.Model(decoder._language_model.__wrapped__(config, ()), params_of(config, seed), config=config)
@@ -69,7 +73,7 @@ def test_logits_are_those_of_full_caches(name, chunk, model_with):
 
         @jax.jit
         def read(params):
-            forward, cache = model.lm.prefill(params, Prompt(ROWS, LENGTH), CAPACITY)
+            forward, cache = model.lm.prefill(params, Prompt(ROWS, LENGTH), Room(CAPACITY, SLACK))
             logits = [forward.logits]
             for step in (slice(0, 1), slice(1, 4), slice(4, 8)):
                 after, cache = model.lm.extend(params, cache, more[:, step])
@@ -93,7 +97,7 @@ def test_more_tokens_than_a_ring_has_slots(model_with):
 
     def run(slack):
         model = model_with(GEMMA, slack, 64)
-        cache = decoder.empty_cache(GEMMA, 1, CAPACITY)
+        cache = decoder.empty_cache(GEMMA, 1, Room(CAPACITY, SLACK))
         logits, start = [], 0
         for count in (3, 9, 15, 1, 8, 1):  # up to 8 fit into the ring, 12 slots long
             forward, cache = jax.jit(model.lm.extend)(model.params, cache, ROWS[:1, start : start + count])
@@ -111,7 +115,7 @@ def test_rewinds_of_every_length(model_with):
     def run(slack):
         model = model_with(GEMMA, slack, 7)
         prompt = Prompt(ROWS[:1, :length], jnp.array([length]))
-        _, cache = jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, CAPACITY)
+        _, cache = jax.jit(model.lm.prefill)(model.params, prompt, Room(CAPACITY, SLACK))
         back = jnp.arange(SLACK + 5)
         rows = token_rows.repeat_rows(cache, len(back))
         forward, _ = jax.jit(model.lm.extend)(
@@ -139,7 +143,7 @@ def test_the_path_of_a_tree_moves_within_a_ring(model_with):
 
         @jax.jit
         def read(params, length):
-            _, cache = model.lm.prefill(params, Prompt(ROWS, length), CAPACITY)
+            _, cache = model.lm.prefill(params, Prompt(ROWS, length), Room(CAPACITY, SLACK))
             first, cache = model.lm.extend(params, cache, nodes, parent)
             # Node 0 is the last committed token; draft tokens 0, 1, ... are the nodes after it.
             cache = model.lm.rewind(model.lm.select(cache, length + 1, path), length + 1 + count)
@@ -151,37 +155,24 @@ def test_the_path_of_a_tree_moves_within_a_ring(model_with):
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
 
 
-def test_drafts_that_no_ring_can_take_back_are_refused(model_with):
-    target = model_with(GEMMA)
-    with pytest.raises(ValueError, match="a draft has 9 tokens: expected at most 8, which layers with a window"):
-        jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafters.prompt_lookup(), gamma=9, max_new_tokens=8)
-
-
-def test_so_are_levels_of_a_tree_that_feed_more_than_it_has_nodes(model_with):
-    target, draft = model_with(WITHOUT), model_with(DRAFT, seed=5)
-    with pytest.raises(ValueError, match="a draft has 10 tokens: expected at most 8, which layers with a window"):
-        dynamic = drafters.dynamic_tree(draft, nodes=4, depth=3, width=5)
-        jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=dynamic, max_new_tokens=8)
-    with pytest.raises(ValueError, match="a draft has 9 tokens: expected at most 8, which layers with a window"):
-        cascade = drafters.cascade(draft, drafters.prompt_lookup(), gamma=4)
-        jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=cascade, gamma=4, max_new_tokens=8)
-
-
 def test_short_generations_run_the_program_that_they_had(model_with):
-    def program(slack):
-        model = model_with(GEMMA, slack, 512)
-        jaxpr = jax.make_jaxpr(lambda p: model.lm.prefill(p, Prompt(ROWS, LENGTH), CAPACITY))(model.params)
+    def program(rewind):
+        model, room = model_with(GEMMA, chunk=512), Room(CAPACITY, rewind)
+        jaxpr = jax.make_jaxpr(lambda p: model.lm.prefill(p, Prompt(ROWS, LENGTH), room))(model.params)
         return re.sub("0x[0-9a-f]+", "", str(jaxpr))
 
-    assert program(CAPACITY - WINDOW + 1) == program(FULL) != program(SLACK)
+    assert program(CAPACITY - WINDOW + 1) == program(10**6) != program(SLACK)
 
 
-def test_a_chunk_and_what_drafters_read_again_fit_the_slack():
-    assert kv.SLACK >= chunks.LONGEST + 16
-    config = dataclasses.replace(GEMMA, window=1024)
-    caches = jax.eval_shape(lambda: [decoder.empty_cache(config, 1, n) for n in (1500, 1664, 5000)])
+def test_a_ring_has_the_window_and_what_is_taken_back():
+    """A round feeds 8 tokens, so a window of 512 takes 521 slots, however many tokens a chunk of a prompt has."""
+    config = dataclasses.replace(GEMMA, window=512)
+    row = jax.ShapeDtypeStruct((1, 5000), jnp.int32)
+    room = token_rows.room(decoder.language_model(config), Prompt(row, jnp.ones(1, jnp.int32)), headroom=136, nodes=7)
+    rooms = (room, Room(500, 9), Room(521, 9))
+    caches = jax.eval_shape(lambda: [decoder.empty_cache(config, 1, room) for room in rooms])
     sizes = [[keys.shape[2] for keys in cache.keys] for cache in caches]
-    assert sizes == [[1500] * 3, [1664, 1665, 1664], [1664, 5000, 1664]]
+    assert sizes == [[521, 5136, 521], [500] * 3, [521] * 3]
 
 
 # --- the same texts
@@ -193,11 +184,12 @@ def drafter_of(kind, draft):
         "a model": lambda: drafters.model(draft),
         "a tree": lambda: drafters.tree(draft, (2, 1)),
         "a dynamic tree": lambda: drafters.dynamic_tree(draft, nodes=5, depth=3, width=2),
+        "a wide tree": lambda: drafters.dynamic_tree(draft, nodes=4, depth=3, width=5),  # which feeds 10 tokens
         "a cascade": lambda: drafters.cascade(draft, drafters.prompt_lookup(), gamma=2),
     }[kind]()
 
 
-KINDS = ("plain", "a model", "a tree", "a dynamic tree", "a cascade")
+KINDS = ("plain", "a model", "a tree", "a dynamic tree", "a wide tree", "a cascade")
 
 
 @pytest.mark.parametrize("kind", marked(KINDS, slow={*KINDS} - {"a model"}))
@@ -219,7 +211,7 @@ def test_texts_and_counts_are_those_of_full_caches(kind, model_with):
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", ["prefix", "chunks"])
 def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
-    """Some tokens are five of its own, so that a chunk of six is up to thirty, of which 16 can be taken back."""
+    """Some tokens are five of its own, so that a chunk of six is up to thirty, and a rewind of five up to 25."""
     spelled = [[token] if token < 6 else [token - 6, 3, 1, 2, 4] for token in range(VOCAB)]
     own = dataclasses.replace(DEEP, vocab_size=6)
 
@@ -233,14 +225,13 @@ def test_a_model_of_another_vocabulary_drafts_in_its_rings(begin, model_with):
         prepared = prepare(target, Prompt(ROWS, LENGTH), **options)
         return complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None))
 
-    got, expected = run(16), run(FULL)
+    got, expected = run(SLACK), run(FULL)
     assert got.tokens.tolist() == expected.tokens.tolist()
     assert got.trace.draft.tolist() == expected.trace.draft.tolist()
 
 
 def test_a_cache_of_another_vocabulary_is_rewound_in_its_own_tokens():
-    ring = kv.Ring(window=4, slots=7)
-    inner = kv.empty(1, 1, 1, 64, 8, ring=ring, windowed={0})._replace(written=jnp.array([40]))
+    inner = kv.empty(1, Room(64, rewind=3), [kv.window(1, 8, width=4)])._replace(written=jnp.array([40]))
     cache = kv.MappedCache(inner, jnp.array([20]), 2 * jnp.arange(33)[None])
     assert [kv.can_rewind([cache], length) for length in (0, 17, 18, 19)] == [True, False, False, True]
 
@@ -307,7 +298,7 @@ WORDS = ["<unk>", "</s>", "one", "two", "three", "four", "five", "six", "seven",
 
 def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
     """It goes on from the end of the last turn, and from a little before; from further back only all of it."""
-    target, draft = model_with(GEMMA, slack=24), model_with(DRAFT, slack=24, seed=5)
+    target, draft = model_with(GEMMA), model_with(DRAFT, seed=5)
     template = "{% for m in messages %}{{ m['content'] }} </s> {% endfor %}"
     target = target._replace(tokenizer=word_tokenizer(WORDS, chat_template=template))
     options = dict(drafter=draft, gamma=3, max_new_tokens=8, eos_ids=())
@@ -319,7 +310,7 @@ def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
         conversation = [dict(message) for message in talk.messages[:-1]]
         assert text == jaxspec.generate(target, [conversation], **options).texts[0]
     assert reused[0] == 0 and 23 < reused[1] < reused[2]
-    for place, is_lost in ((4, False), (0, True)):  # of the message that is changed
+    for place, is_lost in ((5, False), (0, True)):  # the last answer is changed, then the first question
         talk.messages[place]["content"] += " nine"
         text = "".join(piece.text for piece in talk.send("six"))
         assert (talk.reused_tokens == 0) == is_lost
@@ -328,19 +319,16 @@ def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
 
 
 @pytest.mark.slow
-def test_a_block_drafters_rings(monkeypatch):
+def test_a_block_drafters_rings(model_with):
     """Its layers with windows read prompts in chunks, and blocks at a ring's edge; drafts are those of full caches."""
-    monkeypatch.setattr(chunks, "LONGEST", 6)
-    monkeypatch.setattr(chunks, "MULTIPLE", 1)
     shape = dataclasses.replace(MISTRAL, window=None, local=())
     layer = dataclasses.replace(shape, layers=2, window=3, local=(True, False))
     config = block.BlockConfig(layer, shape.dim, taps=(0, 1), block=4, mask_token=3)
     params = noisy(block.init(config, jax.random.key(2)), 3, 0.2)
 
     def run(slack):
-        monkeypatch.setattr(kv, "SLACK", slack)
-        lm = decoder._language_model.__wrapped__(shape, (0, 1))
-        target = jaxspec.Model(lm, params_of(shape), config=shape)
+        target = model_with(shape, slack, chunk=6)
+        target = target._replace(lm=decoder._language_model.__wrapped__(shape, (0, 1)))
         drafter = block.KIND.drafter(jaxspec.DraftHead(block.head.__wrapped__(config), params), target)
         out = jaxspec.generate(target, Prompt(ROWS, LENGTH), drafter=drafter, max_new_tokens=12, eos_ids=())
         return out.tokens.tolist(), out.stats.accepted.tolist()
@@ -353,6 +341,6 @@ def test_a_block_drafters_rings(monkeypatch):
 def test_the_distribution_of_the_text_is_the_targets(kind, model_with):
     """Of a network of three tokens whose prompt has gone round the ring."""
     small = dataclasses.replace(MISTRAL, vocab_size=3, window=2, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4)
-    target, draft = model_with(small, slack=5, chunk=4), model_with(small, slack=5, chunk=4, seed=5)
+    target, draft = model_with(small, chunk=4), model_with(small, chunk=4, seed=5)
     prompt = Prompt(ROWS[:1, :9] % 3, jnp.array([9]))
     assert certify(target, drafter=drafter_of(kind, draft), prompt=prompt, gamma=2, steps=3) < 1e-5

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import t5
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
@@ -28,7 +29,7 @@ def test_cache_equals_full_pass(config, compiled):
     """Fed in ragged pieces through the cache, every position has the logits of the full pass."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
     full = jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, TOKENS)
-    forward, cache = lm.prefill(params, PROMPT, capacity=9)
+    forward, cache = lm.prefill(params, PROMPT, Room(9))
     np.testing.assert_allclose(forward.logits, full[:, :1], atol=2e-5)
     forward, cache = lm.extend(params, cache, TOKENS[:, 1:4])
     np.testing.assert_allclose(forward.logits, full[:, 1:4], atol=2e-5)
@@ -43,8 +44,8 @@ def test_cache_equals_full_pass(config, compiled):
 def test_padding_of_the_prompt_has_no_effect(config, compiled):
     lm, params = compiled(t5.language_model(config)), params_of(config)
     wide = Prompt(jnp.pad(PROMPT.tokens, ((0, 0), (0, 10)), constant_values=17), PROMPT.length)
-    a, _ = lm.prefill(params, PROMPT, 4)
-    b, _ = lm.prefill(params, wide, 4)
+    a, _ = lm.prefill(params, PROMPT, Room(4))
+    b, _ = lm.prefill(params, wide, Room(4))
     np.testing.assert_allclose(a.logits, b.logits, atol=1e-5)
 
 
@@ -52,15 +53,12 @@ def test_padding_of_the_prompt_has_no_effect(config, compiled):
 def test_garbage_after_the_length_is_masked(config, compiled):
     """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
-    _, cache = lm.prefill(params, PROMPT, capacity=4)
+    _, cache = lm.prefill(params, PROMPT, Room(4))
     clean, _ = lm.extend(params, cache, TOKENS[:, 1:4])  # ends exactly at capacity
     real = (jnp.arange(4) < 1)[None, None, :, None]
-    poisoned = cache._replace(
-        decoder=cache.decoder._replace(
-            keys=tuple(jnp.where(real, k, jnp.nan) for k in cache.decoder.keys),
-            values=tuple(jnp.where(real, v, 1e30) for v in cache.decoder.values),
-        )
-    )
+    pairs = zip(cache.decoder.keys, cache.decoder.values, strict=True)
+    layers = tuple(kv.Whole(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30)) for k, v in pairs)
+    poisoned = cache._replace(decoder=cache.decoder._replace(layers=layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 1:4])
     np.testing.assert_array_equal(forward.logits, clean.logits)
 
@@ -68,7 +66,7 @@ def test_garbage_after_the_length_is_masked(config, compiled):
 @pytest.mark.slow
 def test_bfloat16_gives_float32_logits(compiled):
     config = t5.T5Config(61, 32, 48, 4, 8, 1, 1, dtype="bfloat16")
-    forward, cache = compiled(t5.language_model(config)).prefill(params_of(config), PROMPT, 4)
+    forward, cache = compiled(t5.language_model(config)).prefill(params_of(config), PROMPT, Room(4))
     assert forward.logits.dtype == jnp.float32
     assert cache.decoder.keys[0].dtype == jnp.bfloat16
 
@@ -130,7 +128,7 @@ def test_parity_with_transformers(config, compiled):
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
 
     lm = compiled(t5.language_model(config, taps=(0, 1)))
-    _, cache = lm.prefill(params, PROMPT, capacity=8)
+    _, cache = lm.prefill(params, PROMPT, Room(8))
     forward, _ = lm.extend(params, cache, TOKENS[:, 1:])
     *_, last = hidden = [x.numpy()[:, 1:] for x in said.decoder_hidden_states]
     expected = np.concatenate(hidden[1:3], axis=-1)  # after layer l, but for the last: after the final norm

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import LanguageModel, Prompt, token_rows
+from jaxspec.core import LanguageModel, Prompt, Room, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import adapters, decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
@@ -148,8 +148,8 @@ def holding(network, rows, length):
     lm, params = network.lm, network.params
     rows, length = jnp.array(rows), jnp.array(length, jnp.int32)
     if lm.start_token is None:
-        return lm.prefill(params, Prompt(rows, length), capacity=CAPACITY)[1]
-    _, cache = lm.prefill(params, PROMPT, capacity=CAPACITY)
+        return lm.prefill(params, Prompt(rows, length), Room(CAPACITY))[1]
+    _, cache = lm.prefill(params, PROMPT, Room(CAPACITY))
     return lm.rewind(lm.extend(params, cache, rows[:, 1:])[1], length)
 
 
@@ -314,7 +314,7 @@ def test_taps_and_features(name, networks):
     kind = {t5: t5.T5, gpt: gpt.GPT, decoder: decoder.Decoder}[net]
 
     def run(lm, params=params):
-        forward, cache = lm.prefill(params, prompt, CAPACITY)
+        forward, cache = lm.prefill(params, prompt, Room(CAPACITY))
         wide, _ = lm.extend(params, cache, jnp.array(NODES), jnp.array(PARENT))
         return forward, wide
 
@@ -343,11 +343,11 @@ def test_prefill_gives_features_of_every_position_and_logits_of_the_last(name, n
     network = networks(name)
     lm, params = network.lm, network.params
     if lm.start_token is not None or not lm.feature_size:
-        forward, _ = lm.prefill(params, PROMPT, capacity=CAPACITY)
+        forward, _ = lm.prefill(params, PROMPT, Room(CAPACITY))
         width = PROMPT.tokens.shape[1] if lm.start_token is None else 1
         assert forward.logits.shape == (BATCH, 1, VOCAB) and forward.features.shape == (BATCH, width, lm.feature_size)
         return
-    forward, cache = lm.prefill(params, Prompt(jnp.array(ROWS), jnp.array(LENGTH)), capacity=CAPACITY)
+    forward, cache = lm.prefill(params, Prompt(jnp.array(ROWS), jnp.array(LENGTH)), Room(CAPACITY))
     again, _ = lm.extend(params, lm.rewind(cache, jnp.zeros(BATCH, jnp.int32)), jnp.array(ROWS))
     features = [np.asarray(x.features, np.float32) for x in (forward, again)]
     for b in range(BATCH):

@@ -113,9 +113,9 @@ def test_rows_do_not_depend_on_mates(name):
 def test_the_draft_really_stops():
     prompt, seen = Prompt(PROMPT.tokens[:1], PROMPT.length[:1]), []
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):
         jax.debug.callback(lambda: seen.append(tokens.shape[1]))
-        return GOOD.lm.extend(params, cache, tokens, parent)
+        return GOOD.lm.extend(params, cache, tokens, parent, real)
 
     watched = GOOD._replace(lm=GOOD.lm._replace(extend=extend))
 
@@ -337,9 +337,9 @@ def test_adaptive_leaves_a_hopeless_look_up_alone(knows):
 
     widths = []
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):
         jax.debug.callback(lambda: widths.append(tokens.shape[1]))
-        return TARGET.lm.extend(params, cache, tokens, parent)
+        return TARGET.lm.extend(params, cache, tokens, parent, real)
 
     target = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
     policy = policies.adaptive(0.0, 0.3, pause=7)  # the draft tokens cost nothing, their part of a pass does

@@ -131,7 +131,7 @@ def test_a_table_model_is_what_decoding_expects(encoder):
 def test_a_tree_whose_nodes_see_their_siblings_is_named():
     model = table_model(jax.random.key(0), vocab=5, order=2)
 
-    def extend(params, cache, tokens, parent=None):
+    def extend(params, cache, tokens, parent=None, real=None):
         chain = None if parent is None else jnp.broadcast_to(jnp.arange(parent.shape[1]) - 1, parent.shape)
         return model.lm.extend(params, cache, tokens, chain)
 
@@ -197,7 +197,7 @@ def functions(prefill, extend):
         (
             functions(
                 lambda p, prompt, n: (jaxspec.core.Forward(jnp.zeros((8, 1, VOCAB)), None), prompt.length),
-                lambda p, cache, tokens: (jaxspec.core.Forward(jnp.zeros((8, 3, VOCAB)), None), cache[:, None]),
+                lambda p, cache, tokens, real: (jaxspec.core.Forward(jnp.zeros((8, 3, VOCAB)), None), cache[:, None]),
             ),
             ValueError,
             r"extend of the model returned a cache of shape \(8, 1\) and dtype int32: expected \(8,\)",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, Room
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.drafters.lookups.ngram_model import language_model
 from jaxspec.training import ngrams
@@ -23,7 +23,7 @@ def test_hits_are_where_the_largest_logit_is(order, start):
     for row in HELD:
         first = [] if start is None else [start]
         fed = jnp.asarray([*first, *row.tolist()])[None]
-        _, cache = lm.prefill(tables, Prompt(fed, jnp.array([1])), fed.shape[1])
+        _, cache = lm.prefill(tables, Prompt(fed, jnp.array([1])), Room(fed.shape[1]))
         forward, _ = lm.extend(tables, lm.rewind(cache, jnp.array([0])), fed)
         draft_tokens = np.asarray(forward.logits)[0].argmax(axis=-1)[: len(row) - 1 + len(first)]
         right += int((draft_tokens == row[1 - len(first) :]).sum())

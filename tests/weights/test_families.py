@@ -16,8 +16,7 @@ from safetensors.numpy import save_file
 
 import jaxspec
 from jaxspec import Prompt
-from jaxspec.core import kv_cache
-from jaxspec.nets import decoder
+from jaxspec.core import Room
 from jaxspec.weights import huggingface
 from tests.marks import marked
 
@@ -176,6 +175,10 @@ def relative(got, expected) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
+    compare_with_transformers(case, tmp_path)
+
+
+def compare_with_transformers(case, tmp_path, rewind=None):
     expected = golden(case)
     model = jaxspec.load(write(tmp_path / case, expected["config"], weights(expected["shapes"])))
     logits, greedy = np.array(expected["logits"]), np.array(expected["greedy"])
@@ -185,7 +188,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
     else:
         prompt, fed = Prompt(jnp.array(TOKENS[:, :1]), jnp.ones(2, jnp.int32)), jnp.array(TOKENS[:, 1:])
     extend = jax.jit(model.lm.extend)
-    first, cache = jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, TOKENS.shape[1] + count)
+    first, cache = jax.jit(model.lm.prefill)(model.params, prompt, Room(TOKENS.shape[1] + count, rewind))
     following, _ = extend(model.params, cache, fed)
     following = jnp.concatenate([first.logits, following.logits], axis=1)
     assert relative(following, logits) < 2e-5
@@ -203,11 +206,9 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["mistral", "gemma2", "gemma3", "qwen3-window"])
-def test_rings_of_windows_give_what_transformers_gives(case, tmp_path, monkeypatch):
+def test_rings_of_windows_give_what_transformers_gives(case, tmp_path):
     """Rings of seven slots, for windows of four and rows of 72 tokens."""
-    monkeypatch.setattr(kv_cache, "SLACK", 3)
-    monkeypatch.setattr(decoder, "_language_model", decoder._language_model.__wrapped__)  # compiled by no other test
-    test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path)
+    compare_with_transformers(case, tmp_path, rewind=3)
 
 
 def test_golden_files_are_small():

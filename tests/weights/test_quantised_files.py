@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
+from jaxspec.core import Room
 from jaxspec.nets import decoder
 from jaxspec.weights import huggingface, orbax, quantisation, quantised_files
 from jaxspec.weights.huggingface import CheckpointError
@@ -269,8 +270,8 @@ def test_logits_text_and_a_checkpoint_of_an_awq_model(tmp_path):
     narrow, wide = jaxspec.load(folder, dtype="int4"), jaxspec.load(folder)
     prompt = jaxspec.Prompt(jnp.array([[3, 1, 2, 7]]), jnp.array([4]))
     params = narrow.params | {name: wide.params[name] for name in ("embedding", "head")}  # which int4 makes int8
-    prefill = jax.jit(narrow.lm.prefill, static_argnames="capacity")
-    ours, theirs = (prefill(part, prompt, capacity=8)[0].logits for part in (params, wide.params))
+    prefill = jax.jit(narrow.lm.prefill)
+    ours, theirs = (prefill(part, prompt, Room(8))[0].logits for part in (params, wide.params))
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
     options = dict(name="it", family="decoder", description={})
     orbax.save(tmp_path / "ours", narrow.params, narrow.config, no_tokenizer(tmp_path), dtype="int4", **options)
@@ -305,10 +306,10 @@ def test_what_makers_left_in_full_is_rounded_to_eight_bits_beside_four(tmp_path,
     ):
         assert kind in layer[module][part]["weight"]
     prompt = jaxspec.Prompt(jnp.array([[3, 1, 2, 7]]), jnp.array([4]))
-    prefill = jax.jit(narrow.lm.prefill, static_argnames="capacity")
+    prefill = jax.jit(narrow.lm.prefill)
 
     def log_probs(params):
-        return jax.nn.log_softmax(prefill(params, prompt, capacity=8)[0].logits)
+        return jax.nn.log_softmax(prefill(params, prompt, Room(8))[0].logits)
 
     expected = log_probs(wide.params)
     coarse = narrow.params | {"layers_1": quantisation.quantise(wide.params["layers_1"], "int4")}

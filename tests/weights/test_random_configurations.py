@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core import Room
 from jaxspec.nets.t5 import T5Config
 
 COUNT, SEED, STEPS, FED = 24, 21, 12, 4  # FED of the STEPS tokens are read from a cache
@@ -132,9 +133,9 @@ def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:
     """Return the logits after each of the last tokens, which are read from a cache."""
     lm, params, row = model.lm, model.params, jnp.asarray(tokens)
     if isinstance(model.config, T5Config):
-        _, cache = lm.prefill(params, jaxspec.Prompt(row, jnp.array([STEPS])), STEPS + 1)
+        _, cache = lm.prefill(params, jaxspec.Prompt(row, jnp.array([STEPS])), Room(STEPS + 1))
         return np.asarray(lm.extend(params, lm.rewind(cache, jnp.array([0])), row)[0].logits)
     first = STEPS - FED
-    read, cache = lm.prefill(params, jaxspec.Prompt(row[:, :first], jnp.array([first])), STEPS)
+    read, cache = lm.prefill(params, jaxspec.Prompt(row[:, :first], jnp.array([first])), Room(STEPS))
     after = lm.extend(params, cache, row[:, first:])[0].logits
     return np.concatenate([np.asarray(read.logits), np.asarray(after)], axis=1)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Forward, LanguageModel, Prompt, token_rows, tree
+from jaxspec.core import Forward, LanguageModel, Prompt, Room, token_rows, tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def language_model(config: NGramConfig) -> LanguageModel:
 
     >>> from jaxspec.drafters.lookups.ngram import count
     >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3, followers=2)
-    >>> forward, _ = language_model(config).prefill(tables, Prompt(jnp.array([[1, 2]]), jnp.array([2])), 4)
+    >>> forward, _ = language_model(config).prefill(tables, Prompt(jnp.array([[1, 2]]), jnp.array([2])), Room(4))
     >>> (3 * jnp.exp(forward.logits[0, 0])).round().tolist()
     [0.0, 0.0, 0.0, 2.0, 1.0]
     """
@@ -101,18 +101,22 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         follower, times, depth = _followers(params, config.vocab_size, token_rows.tokens_at(rows, at))
         return _log_probs(follower, times, config.vocab_size), depth[:, -1]
 
-    def prefill(params: Tables, prompt: Prompt, capacity: int) -> tuple[Forward, Rows]:
+    def prefill(params: Tables, prompt: Prompt, room: Room) -> tuple[Forward, Rows]:
         if config.start_token is not None:
             batch, zero = prompt.tokens.shape[0], jnp.zeros_like(prompt.length)
-            empty = Rows(jnp.zeros((batch, capacity), jnp.int32), zero, zero)
+            empty = Rows(jnp.zeros((batch, room.tokens), jnp.int32), zero, zero)
             return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
         width = prompt.tokens.shape[1]
-        rows = jnp.pad(prompt.tokens, ((0, 0), (0, capacity - width)))
+        rows = jnp.pad(prompt.tokens, ((0, 0), (0, room.tokens - width)))
         logits, context = read(params, rows, positions_up_to(prompt.length[:, None] - 1, longest))
         return Forward(logits, jnp.zeros((*prompt.tokens.shape, 0))), Rows(rows, prompt.length, context)
 
     def extend(
-        params: Tables, cache: Rows, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+        params: Tables,
+        cache: Rows,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,  # whoever gives it rewinds to it
     ) -> tuple[Forward, Rows]:
         step = tokens.shape[1]
         rows = token_rows.append(cache.tokens, cache.length, tokens)

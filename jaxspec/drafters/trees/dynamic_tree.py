@@ -8,7 +8,6 @@ from typing import Any
 from jaxtyping import Array, Int
 
 from jaxspec import core
-from jaxspec.core import kv_cache
 from jaxspec.core.checks import integers
 from jaxspec.drafters.trees import tree_cache
 from jaxspec.drafters.trees.best_first import candidates, grow
@@ -76,15 +75,9 @@ def dynamic_tree(
 
 @functools.lru_cache
 def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -> core.Drafter:
-    # On all levels but the last `width` nodes are fed, which may be more than the nodes that are verified: the cache
-    # then needs that much more room.
+    # On all levels but the last `width` nodes are fed, which may be more than the nodes that are verified.
     fed = (depth - 1) * width
     spare = max(fed - nodes, 0)
-
-    def init(start: core.DraftStart) -> Any:
-        state = reader.init(nodes)(start._replace(room=start.room.larger(spare)))
-        kv_cache.check_nodes(state, nodes + spare)
-        return state
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
@@ -103,4 +96,5 @@ def _dynamic_tree(reader: core.TreeReader, nodes: int, depth: int, width: int) -
 
     # No `complete_target_pass`: nodes lie where they were fed, which is not their order in the draft.
     size = core.TreeSize(nodes, depth)
-    return core.Drafter(init, propose, reader.commit(depth - 1), tree=size, rollback=reader.rollback)
+    functions = reader.init(nodes), propose, reader.commit(depth - 1)
+    return core.Drafter(*functions, tree=size, rollback=reader.rollback, spare=spare)
