@@ -186,7 +186,7 @@ class BlockDrafter(PartlyShared):
         logits = self.logits(shared, features[:, config.lead :])
         if config.markov_rank:
             memory = jnp.zeros((batch, config.markov_rank))
-            logits = logits + self.correct(last, features[:, 0], memory)[0][:, None]
+            logits = self.next_logits(logits[:, 0], last, features[:, 0], memory)[0][:, None]
         return logits
 
     @nn.nowrap
@@ -299,13 +299,19 @@ class BlockDrafter(PartlyShared):
         cap = self.config.logits_cap
         return self.widened(logits if cap is None else softcap(logits, cap))
 
-    def correct(self, previous: Int[Array, " B"], features: Float[Array, "B M"], memory: Float[Array, "B R"]):
+    def next_logits(
+        self,
+        logits: Float[Array, "B V"],
+        previous: Int[Array, " B"],
+        features: Float[Array, "B M"],
+        memory: Float[Array, "B R"],
+    ) -> tuple[Float[Array, "B V"], Float[Array, "B R"]]:
         added, memory = self.markov(previous[:, None], features[:, None], memory[:, None])
         if self.config.draft_vocab is not None:
             # Where the drafter has no token the logits are -inf already: nothing is to be added there.
             added = self.widened(added)
             added = jnp.where(added == -jnp.inf, 0.0, added)
-        return added[:, 0], memory[:, 0]
+        return logits + added[:, 0], memory[:, 0]
 
 
 class BlockHead(NamedTuple):
@@ -318,13 +324,14 @@ class BlockHead(NamedTuple):
             None) -> the cache, which grows by them.
         block: (parameters, shared, cache, the last committed tokens [B], count) -> the features of the `count` tokens
             after these, all in one pass [B, L+C, M]. L positions that come before theirs and predict nothing may be
-            returned in front, if `correct` is to read them.
+            returned in front, if `next_logits` is to read them.
         rewind: forgets positions, as `LanguageModel.rewind` does.
         logits: (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V].
-        correct: (parameters, previous tokens [B], features [B, M], memory [B, R]) -> the addition to a token's logits
-            [B, V], and the memory for the next token [B, R]. None: given the committed text, the tokens of a block are
-            independent.
-        memory: R, the width of what `correct` passes on, at the beginning zeros.
+        next_logits: (parameters, logits [B, V], previous tokens [B], features [B, M], memory [B, R]) -> the logits of a
+            token given the draft tokens before it [B, V], and the memory for the next token [B, R]. `logits` are those
+            of `logits`, which know nothing of these tokens: DSpark adds to them. None: given the committed text, the
+            tokens of a block are independent.
+        memory: R, the width of what `next_logits` passes on, at the beginning zeros.
         count: most tokens of a block.
         requirements: its requirements of the target.
     """
@@ -335,7 +342,7 @@ class BlockHead(NamedTuple):
     block: Callable[[core.Params, SharedWithTarget, core.Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
     rewind: core.Rewind
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
-    correct: Callable[..., tuple[Float[Array, "B V"], Float[Array, "B R"]]] | None
+    next_logits: Callable[..., tuple[Float[Array, "B V"], Float[Array, "B R"]]] | None
     memory: int
     count: int
     requirements: TargetRequirements
@@ -352,7 +359,7 @@ def head(config: BlockConfig) -> BlockHead:
         block=stack.pure(net, BlockDrafter.block),
         rewind=kv.rewind,
         logits=stack.pure(net, BlockDrafter.logits),
-        correct=stack.pure(net, BlockDrafter.correct) if config.markov_rank else None,
+        next_logits=stack.pure(net, BlockDrafter.next_logits) if config.markov_rank else None,
         memory=config.markov_rank,
         count=config.count,
         requirements=requirements_of(config, config.hidden_size, config.taps),
@@ -360,13 +367,18 @@ def head(config: BlockConfig) -> BlockHead:
 
 
 def first_memory(
-    head: BlockHead, params: core.Params, last: Int[Array, " B"], features: Float[Array, "B L M"]
+    head: BlockHead,
+    params: core.Params,
+    shared: SharedWithTarget,
+    last: Int[Array, " B"],
+    features: Float[Array, "B L M"],
 ) -> Float[Array, "B R"]:
     """Makes the memory that a block's first token is given: zeros, after the L positions that predict no token."""
     memory = jnp.zeros((features.shape[0], head.memory), features.dtype)
     for i in range(features.shape[1]):
-        assert head.correct is not None
-        _, memory = head.correct(params, last, features[:, i], memory)
+        assert head.next_logits is not None
+        logits = head.logits(params, shared, features[:, i : i + 1])[:, 0]  # compiled away where the memory needs none
+        _, memory = head.next_logits(params, logits, last, features[:, i], memory)
     return memory
 
 
@@ -436,7 +448,7 @@ def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
         def begin() -> tuple[Array, Array, Array]:
             features = head.block(weights.draft, shared, caches.draft, last, count)
             lead = features.shape[1] - count
-            memory = first_memory(head, weights.draft, last, features[:, :lead])
+            memory = first_memory(head, weights.draft, shared, last, features[:, :lead])
             return features[:, lead:], head.logits(weights.draft, shared, features[:, lead:]), memory
 
         def logits_at(
@@ -444,10 +456,9 @@ def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
         ) -> tuple[Float[Array, "B V"], Any]:
             features, logits, memory = carry
             logit = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
-            if head.correct is not None:
+            if head.next_logits is not None:
                 feature = jax.lax.dynamic_index_in_dim(features, i, axis=1, keepdims=False)
-                added, memory = head.correct(weights.draft, previous, feature, memory)
-                logit = logit + added
+                logit, memory = head.next_logits(weights.draft, logit, previous, feature, memory)
             return logit, (features, logits, memory)
 
         def first(carry: Any) -> tuple[Float[Array, "B V"], Any]:
@@ -472,7 +483,7 @@ def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
 
     vocab = head.requirements.vocab_size
     # A sequential head's logits depend on the path.
-    reader = reader_at_once(init, at_once, commit, vocab, head.count) if head.correct is None else None
+    reader = reader_at_once(init, at_once, commit, vocab, head.count) if head.next_logits is None else None
     return core.Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
 
 
@@ -498,12 +509,11 @@ def draft_logits(
     """Makes the logits of the tokens number `depth` of blocks, given the text's tokens before them."""
     functions, index = head(config), config.lead + depth
     logits = functions.logits(params, shared, hidden[:, index : index + 1])[:, 0]
-    if functions.correct is None:
+    if functions.next_logits is None:
         return logits, None
     if memory is None:
-        memory = first_memory(functions, params, ahead[:, 0], hidden[:, : config.lead])
-    added, memory = functions.correct(params, ahead[:, depth], hidden[:, index], memory)
-    return logits + added, memory
+        memory = first_memory(functions, params, shared, ahead[:, 0], hidden[:, : config.lead])
+    return functions.next_logits(params, logits, ahead[:, depth], hidden[:, index], memory)
 
 
 # --- its files

@@ -140,6 +140,6 @@ def _with_head(functions: Any, head: Head) -> Any:
         return call
 
     # All functions that have the parameters as their first argument; the others are of the cache.
-    names = {"read", "extend", "append", "block", "logits", "correct"} & set(functions._fields)
+    names = {"read", "extend", "append", "block", "logits", "next_logits"} & set(functions._fields)
     present = {name: function for name in names if (function := getattr(functions, name)) is not None}
     return functions._replace(**{name: of_network(function) for name, function in present.items()})
