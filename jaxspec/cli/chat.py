@@ -37,7 +37,6 @@ from jaxspec.cli.options import (
     text,
 )
 from jaxspec.cli.prefill import LONG
-from jaxspec.decode import inputs
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
 from jaxspec.decode.generate import Piece
@@ -148,7 +147,7 @@ def load(path: Path) -> list[dict[str, Any]]:
         messages = json.loads(files.read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not a conversation, for it is not JSON ({error})") from None
-    if not inputs.is_chat(messages) or not all(isinstance(m, dict) and "role" in m for m in messages):
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise ValueError(f"{path} is not a conversation: expected a JSON list of messages, each with a role")
     return messages
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
 from jaxspec.cli.options import TARGET, ChatTemplate, flag, number, text
+from jaxspec.decode import inputs
 from jaxspec.decode.scoring import Score, iterate
 from jaxspec.jobs.files import check_paths
 
@@ -55,10 +56,25 @@ def score(
     model = names.model(target, dtype, None if mesh is None else sharding.mesh(mesh), chat_template=chat_template)
     totals, token = Totals(), int(start) if start is not None and start.isdecimal() else start
 
+    where = ""
+
+    def texts() -> Iterator[Any]:
+        nonlocal where
+        for line_place, _, scored in read(input):
+            where = line_place
+            yield scored
+
+    def scores() -> Iterator[Score]:
+        try:
+            yield from iterate(model, texts(), batch, token, end)
+        except inputs.NotEnoughMemory:
+            raise
+        except (ValueError, TypeError) as error:  # of the line that was read last
+            raise ValueError(f"{where}: {error}" if where else str(error)) from error
+
     def lines() -> Iterator[str]:
-        texts = (scored for _, scored in read(input))
         with console.counting("scoring", total) as step:
-            for (line_id, _), scored in zip(read(input), iterate(model, texts, batch, token, end), strict=True):
+            for (_, line_id, _), scored in zip(read(input), scores(), strict=True):
                 totals.add(scored)
                 step("scoring")
                 row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(tokens)
@@ -75,17 +91,18 @@ def score(
         console.say(Console(stderr=output is None, highlight=False), str(totals))
 
 
-def read(paths: Sequence[Path]) -> Iterator[tuple[Any, Any]]:
-    """Yields the id of each line, None if it has none, and its text as `jaxspec.score` takes it.
+def read(paths: Sequence[Path]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it.
 
     Raises:
         ValueError: a line is not of the form that is expected; the message has the file and the line.
     """
     for path in paths:
-        open_text = gzip.open if path.suffix == ".gz" else open
+        open_text = gzip.open if path.suffix.lower() == ".gz" else open
         with open_text(path, "rt", encoding=files.ENCODING) as file:
             for where, line in files.numbered(file, path):
-                yield _of_line(where, line) if files.is_json_lines(path.name) else (None, line)
+                line_id, scored = _of_line(where, line) if files.is_json_lines(path.name) else (None, line)
+                yield where, line_id, scored
 
 
 def _of_line(where: str, line: str) -> tuple[Any, Any]:

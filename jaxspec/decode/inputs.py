@@ -158,16 +158,16 @@ def key_of(key: Any) -> jax.Array:
     raise TypeError(f"key is of type {type(key).__name__}: expected jax.random.key(0), or such a key for each prompt")
 
 
-def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
+def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
     """End tokens as ids: one or several, by id or by name."""
     ids = []
     for end in as_list(eos_ids):
         if isinstance(end, str):
             if tokenizer is None:
-                raise ValueError(f"eos_ids has {end!r}, and this model has no tokenizer: give its id")
+                raise ValueError(f"{name} has {end!r}, and this model has no tokenizer: give its id")
             vocabulary = tokenizer.get_vocab()
             if end not in vocabulary:
-                raise ValueError(f"eos_ids has {end!r}, which is no token of the target's")
+                raise ValueError(f"{name} has {end!r}, which is no token of the target's")
             end = vocabulary[end]
         ids.append(end)
     return ids

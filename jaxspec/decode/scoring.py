@@ -147,7 +147,7 @@ def score(
         >>> score.is_greedy, bool(np.allclose(score.log_probs, out.log_probs.raw[0]))
         (True, True)
     """
-    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) for part in texts):
+    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) or _is_ids(part) for part in texts):
         raise TypeError("texts is a tuple of two texts: give [(prompt, continuation)], or a list of two texts")
     single = isinstance(texts, str) or (not isinstance(texts, Iterator) and _is_ids(texts))
     return list(iterate(target, [texts] if single else texts, batch_size, start, end, chat_template_kwargs))  # type: ignore[arg-type]
@@ -169,7 +169,9 @@ def iterate(
     if are_shapes(target.params):
         raise ValueError(f"{target.name or 'the target'} has shapes in place of parameters: load it to score texts")
     causality.check(target)
-    first = None if start is None else inputs.end_ids(start, target.tokenizer)[0]
+    if start is not None and target.lm.start_token is not None:
+        raise ValueError(f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start out")
+    first = None if start is None else inputs.end_ids(start, target.tokenizer, "start")[0]
     rows = (_row(target, text, number, first, end, chat_template_kwargs) for number, text in enumerate(texts))
     begun = 0
     while part := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):

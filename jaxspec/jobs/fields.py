@@ -26,20 +26,25 @@ OTHER_NAMES = {  # in other libraries: here
 OBEYED = ("id", "number", *CONTENT, "max_new_tokens", "n", "seed", "stop", "tools", "chat_template_kwargs", *OPTIONS)
 CLOSE = {name for name in (*OBEYED, *OTHER_NAMES) if "_" in name or name in ("temperature", "stop", "seed")}
 NEUTRAL = {  # refused fields: the value that asks for nothing, which is therefore fine
+    "add_generation_prompt": True,
     "best_of": 1,
+    "continue_final_message": False,
     "do_sample": False,
     "echo": False,
     "ignore_eos": False,
+    "include_stop_str_in_output": False,
     "logprobs": False,
     "log_probs": False,
     "min_tokens": 0,
     "num_beams": 1,
     "parallel_tool_calls": True,
     "response_format": {"type": "text"},
+    "skip_special_tokens": True,
     "stream": False,
     "tool_choice": "auto",
     "top_log_probs": 0,
     "top_logprobs": 0,
+    "typical_p": 1.0,
     "use_beam_search": False,
 }
 ALL_ROWS = "it holds for all of the job, and is an option of it"
@@ -55,6 +60,17 @@ REFUSED = {  # name: why, or what to do
     ),
     **dict.fromkeys(("num_beams", "use_beam_search"), "jaxspec.beam_search searches"),
     **dict.fromkeys(("suppress_tokens", "bad_words_ids"), "use banned, a list of ids"),
+    **dict.fromkeys(("enable_thinking", "reasoning_effort"), "values for a template stand in chat_template_kwargs"),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message"), "a job writes the answer to a conversation"),
+    **dict.fromkeys(
+        ("include_stop_str_in_output", "skip_special_tokens"),
+        "a text ends before its stop string, and is without special tokens",
+    ),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "top_a", "typical_p"), "use top_k, top_p or min_p"),
+    "allowed_token_ids": "use banned, a list of the other ids",
+    "chat_template": "it holds for all of the job: load the model with it",
+    "prompt_logprobs": "jaxspec.score gives the log probabilities of texts",
+    "truncate_prompt_tokens": "max_prompt_tokens and too_long are options of the job",
     "key": "give seed, an integer",
     "generator": "give seed, an integer",
     "do_sample": "temperature 0 is greedy, and a positive one samples",

@@ -29,6 +29,7 @@ from jaxspec.core import BoundDrafter, Model
 from jaxspec.files import digests, folders
 from jaxspec.jobs import fields, openai
 from jaxspec.jobs.prompts import Line
+from jaxspec.sampling.params import OPTIONS, Sizes
 
 # Files that are often given, and do not consist of lines of prompts.
 OTHER_FILES = (*(".json", ".csv", ".tsv"), *(".parquet", ".arrow"), *(".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz"))
@@ -93,8 +94,11 @@ class Source(NamedTuple):
             try:
                 sampling = fields.read(described.fields).sampling if isinstance(described.fields, Mapping) else {}
                 for name, value in sampling.items():
-                    one_value = name in ("logit_bias", "banned")  # any will do
-                    varying[name] = value if one_value else max(varying.get(name, value), value)
+                    if OPTIONS[name].field == "bias":  # any value will do
+                        varying[name] = value
+                    else:
+                        OPTIONS[name].convert(value, name, Sizes(1, 1, 1))
+                        varying[name] = max(varying.get(name, value), value)
             except (ValueError, TypeError):  # the line's own error, when it is decoded
                 pass
         if not total:

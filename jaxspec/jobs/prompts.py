@@ -212,8 +212,9 @@ class Reader:
 
     def _described(self, place: int, value: Any) -> tuple[JobPrompt, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
-        fields: Any = value if isinstance(value, Mapping) and "role" not in value else {"prompt": value}
-        where, number, others = "", fields.get("number", place), {}
+        is_message = isinstance(value, Mapping) and "role" in value and not value.keys() & {*job_fields.CONTENT}
+        fields: Any = value if isinstance(value, Mapping) and not is_message else {"prompt": value}
+        where, number, others = "", place if fields.get("number") is None else fields["number"], {}
         if isinstance(value, Line):
             where, number, fields, others = value.where, value.number, value.fields, value.others
         # What is wrong with a prompt is the error of its own number, wherever among those read it stands.

@@ -724,6 +724,23 @@ def test_requests_in_the_form_of_openai_are_answered_in_it(loading, zoo, tmp_pat
     assert written_in(tmp_path / "out") == content
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"top_p": 2.0}, "top_p is 2.0"),
+        ({"top_k": "a"}, "top_k is 'a'"),
+        ({"repetition_penalty": -1}, "repetition_penalty is -1"),
+        ({"min_p": "0.1"}, "min_p is '0.1'"),
+    ],
+)
+def test_a_wrong_value_of_a_line_is_no_reason_to_refuse_the_job(loading, tmp_path, wrong, said):
+    rows = [{"prompt": "a file", "temperature": 1, **wrong}, {"prompt": "a file"}]
+    result = run(lines_of(tmp_path, *rows))
+    assert result.exit_code == 3, result.output
+    first, second = rows_in(tmp_path / "out")
+    assert f"line 1: {said}" in first["error"] and second["error"] is None
+
+
 def test_settings_of_a_line_are_obeyed_refused_or_carried_through(loading, zoo, tmp_path):
     bias = {"logit_bias": {"5": 30, "1": -100}}  # as JSON has it: ids are names
     rows = [

@@ -68,7 +68,16 @@ def conversation(path):
 def test_commands_change_the_conversation(zoo, talk, tmp_path):
     saved, other, unread = (tmp_path / name for name in ("a chat.json", "another.json", "notes.txt"))
     unread.write_text("no conversation")
-    lines = ["alte Hund", "/retry", f"/save {saved}", "/reset", "/system das", "das Haus", f"/save {other}"]
+    lines = [
+        f"/save {saved}",
+        "alte Hund",
+        "/retry",
+        f"/save {saved}",
+        "/reset",
+        "/system das",
+        "das Haus",
+        f"/save {other}",
+    ]
     lines += [f"/load {saved}", "neue", f"/save {saved}", f"/save {unread}", "/load nowhere", "/load", "/what now"]
     lines += ["/help", "/quit", "alte Hund"]
     result = talk("\n".join(lines))

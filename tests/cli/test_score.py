@@ -77,3 +77,17 @@ def test_a_line_that_cannot_be_scored_is_named_before_anything_is_loaded(line, m
     path.write_text(line + "\n")
     result = scored("--input", path)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": 5, "completion": "der"}', "line 3: text 1 has the prompt 5"),
+        ('{"text": ""}', "line 3: text 1 has no token"),
+    ],
+)
+def test_a_text_that_cannot_be_scored_is_named_by_its_line(line, message, scored, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps(LINES[0]) + "\n\n" + line + "\n" + json.dumps(LINES[1]) + "\n")
+    result = scored("--input", path)
+    assert result.exit_code == 2 and message in " ".join(result.output.split())

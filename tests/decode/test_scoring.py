@@ -171,6 +171,7 @@ def test_a_score_as_plain_values():
     ("texts", "error", "message"),
     [
         (("a", "b"), TypeError, "a tuple of two texts: give"),
+        (([1, 2], [3, 4]), TypeError, "a tuple of two texts: give"),
         ([[3]], ValueError, "text 0 has one token, and nothing before it: give start"),
         ([[1, 2], ([1], [])], TypeError, r"text 1 is \[\], of type list: expected a text"),
         ([([], [1, 2])], ValueError, "text 0 has an empty prompt: give start"),
@@ -188,6 +189,8 @@ def test_what_cannot_be_scored_is_named(texts, error, message):
 def test_models_that_cannot_score_say_why():
     with pytest.raises(ValueError, match=r"has no prompt, and .* is an encoder-decoder: give pairs"):
         jaxspec.score(table_model(jax.random.key(1), VOCAB, encoder=True), [[1, 2]])
+    with pytest.raises(ValueError, match=r"start is 3, and .* has a start token: leave start out"):
+        jaxspec.score(table_model(jax.random.key(1), VOCAB, encoder=True), [([1], [2])], start=3)
     short = TABLE._replace(lm=TABLE.lm._replace(max_positions=4))
     with pytest.raises(ValueError, match="text 1 has 5 tokens, and the model has 4 positions"):
         jaxspec.score(short, [[1, 2], ROWS[0]])

@@ -211,6 +211,12 @@ def test_a_key_is_needed_only_where_no_seed_is():
     assert row.tokens == out.tokens[0].tolist()
 
 
+def test_a_number_that_is_null_says_nothing_and_a_role_is_the_callers_own_beside_a_prompt():
+    prompts = [{"prompt": [1], "number": None}, {"prompt": [1], "role": "judge"}]
+    rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, in_order=True, max_new_tokens=2, slots=1))
+    assert [(row.number, row.fields) for row in rows] == [(0, {}), (1, {"role": "judge"})]
+
+
 def test_numbers_and_ids_that_occur_twice_are_noticed():
     prompts = [{"id": "a", "number": 3, "prompt": [1]}, {"number": 3, "prompt": [2]}, {"id": "a", "prompt": [1]}, [4]]
     options = dict(slots=1, max_new_tokens=2, on_error="yield", in_order=True)
