@@ -86,6 +86,8 @@ def generate(
         options.refuse(options.typed(context, Search._fields), "generate without --beams")
     texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
     is_example = not texts and not (compare or settings.stop)
+    if settings.chat_template is not None and not settings.chat:
+        raise ValueError("--chat-template is for prompts that are messages: add --chat")
     generation = pair.checked_options(settings, settings.draft, sampling)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):

@@ -108,8 +108,6 @@ def checked_options(settings: PairSettings, draft: str | None, sampling: dict[st
     Raises:
         ValueError: there is no such drafter, or an option is wrong whatever the models are.
     """
-    if settings.chat_template is not None and not getattr(settings, "chat", True):
-        raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if draft is not None:
         drafter_names.check(draft, settings.draft_dtype or settings.dtype)
     elif settings.rule or settings.draft_dtype:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
+import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,23 +59,27 @@ def score(
 
     where = ""
 
-    def texts() -> Iterator[Any]:
+    def texts(rows: Iterable[tuple[str, Any, Any]]) -> Iterator[Any]:
         nonlocal where
-        for line_place, _, scored in read(input):
+        for line_place, _, scored in rows:
             where = line_place
             yield scored
 
-    def scores() -> Iterator[Score]:
+    def scores(rows: Iterable[tuple[str, Any, Any]]) -> Iterator[Score]:
         try:
-            yield from iterate(model, texts(), batch, token, end)
+            yield from iterate(model, texts(rows), batch, token, end)
         except inputs.NotEnoughMemory:
             raise
         except (ValueError, TypeError) as error:  # of the line that was read last
             raise ValueError(f"{where}: {error}" if where else str(error)) from error
 
     def lines() -> Iterator[str]:
-        with console.counting("scoring", total) as step:
-            for (_, line_id, _), scored in zip(read(input), scores(), strict=True):
+        with (
+            contextlib.closing(read(input)) as rows,
+            contextlib.closing(read(input)) as ahead,
+            console.counting("scoring", total) as step,
+        ):
+            for (_, line_id, _), scored in zip(rows, scores(ahead), strict=True):
                 totals.add(scored)
                 step("scoring")
                 row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(tokens)
@@ -91,16 +96,15 @@ def score(
         console.say(Console(stderr=output is None, highlight=False), str(totals))
 
 
-def read(paths: Sequence[Path]) -> Iterator[tuple[str, Any, Any]]:
+def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
     """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it.
 
     Raises:
         ValueError: a line is not of the form that is expected; the message has the file and the line.
     """
     for path in paths:
-        open_text = gzip.open if path.suffix.lower() == ".gz" else open
-        with open_text(path, "rt", encoding=files.ENCODING) as file:
-            for where, line in files.numbered(file, path):
+        with files.opened(path) as file, io.TextIOWrapper(file, files.ENCODING) as lines:
+            for where, line in files.numbered(lines, path):
                 line_id, scored = _of_line(where, line) if files.is_json_lines(path.name) else (None, line)
                 yield where, line_id, scored
 

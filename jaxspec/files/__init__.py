@@ -2,13 +2,15 @@
 
 import codecs
 import contextlib
+import gzip
 import json
 import os
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from jaxspec.files import folders
 
@@ -62,6 +64,20 @@ def read_json(path: Path, what: str) -> Any:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): {what}") from None
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file for its bytes, which gzip may have compressed (.gz).
+
+    Raises:
+        ValueError: the compressed file is damaged, also while it is read in the block.
+    """
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            yield cast(IO[bytes], file)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is cut off or damaged, or is not compressed by gzip ({error})") from None
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:

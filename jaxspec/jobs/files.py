@@ -9,12 +9,10 @@ from __future__ import annotations
 import array
 import codecs
 import contextlib
-import gzip
 import hashlib
 import importlib.metadata
 import itertools
 import json
-import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,15 +120,12 @@ class Source(NamedTuple):
         A byte order mark, which Windows' editors put first, is no part of a file's first line.
         """
         for path in self.paths:
-            try:
-                with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-                    first = file.readline().removeprefix(codecs.BOM_UTF8)
-                    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                        raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
-                    lines = enumerate(itertools.chain([first], file), 1)
-                    yield from ((path, at, line) for at, line in lines if line.strip())
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise ValueError(f"{path} is cut off or damaged, or is not compressed by gzip ({error})") from None
+            with files.opened(path) as file:
+                first = file.readline().removeprefix(codecs.BOM_UTF8)
+                if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
+                lines = enumerate(itertools.chain([first], file), 1)
+                yield from ((path, at, line) for at, line in lines if line.strip())
 
     def _name(self, path: Path) -> str:
         """Names a file in messages, by its folders only where another file has the same name."""

@@ -630,6 +630,12 @@ def test_a_job_that_no_line_survives_is_refused_before_anything_is_written(loadi
     assert said in result.stderr and not (tmp_path / "out").exists()
 
 
+def test_messages_of_lines_are_written_in_a_template_that_is_given(loading, tmp_path):
+    (tmp_path / "template").write_text(TEMPLATE)
+    result = run(lines_of(tmp_path, MESSAGES), "--chat-template", str(tmp_path / "template"))
+    assert result.exit_code == 0 and rows_in(tmp_path / "out")[0]["prompt_tokens"] > 0, result.output
+
+
 def test_a_job_ends_at_the_most_errors_that_are_allowed(loading, tmp_path):
     arguments = lines_of(tmp_path, {"prompt": "a file"}, "no JSON", *[{"prompt": 3}] * 30, {"prompt": "a file"})
     result = run(arguments, "--max-errors", "3", "--json")

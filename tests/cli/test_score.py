@@ -63,6 +63,13 @@ def test_lines_of_text_are_printed(scored, tmp_path):
     assert "2 texts, 3 tokens: log probability" in result.stderr
 
 
+def test_a_compressed_file_that_is_cut_off_is_refused(scored, tmp_path):
+    path = tmp_path / "texts.txt.GZ"
+    path.write_bytes(gzip.compress(b"der Hund sah\n")[:20])
+    result = scored("--input", path)
+    assert result.exit_code == 2 and "texts.txt.GZ is cut off or damaged" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
