@@ -41,7 +41,7 @@ def counting_model(seen: list) -> Model:
     def rewind(cache, length):
         return cache | {"length": length}
 
-    return Model(LanguageModel(prefill, extend, rewind, VOCAB), jnp.ones(()), name="counting")
+    return Model(LanguageModel(prefill, extend, rewind, VOCAB, is_causal=True), jnp.ones(()), name="counting")
 
 
 @pytest.mark.parametrize("inner", [1, 7])

@@ -380,7 +380,10 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: eagle.EagleConfig(dataclasses.replace(LAYER, dim=16), D, (0,)), "expected own_embedding"),
         (lambda: dataclasses.replace(EAGLE3, own_head=False), "expected own_head"),
         (lambda: dataclasses.replace(EAGLE3, norm_before_fc=True, norm_each_tap=True), "expected one of them at most"),
-        (lambda: dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, post_norms=True)), "as Llama's"),
+        (
+            lambda: dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, post_norms=True)),
+            "Llama's kind of layers",
+        ),
         (lambda: mtp.MTPConfig(LLAMA), "expected one layer"),
         (lambda: medusa.HeadsConfig(V, D, 0), "heads is 0"),
         (lambda: medusa.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),
