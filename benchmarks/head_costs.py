@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec import DraftHead, Model, Prompt
+from jaxspec import DraftHead, Model, Prompt, nets
 from jaxspec.analysis import cost
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
@@ -24,7 +24,7 @@ from jaxspec.weights import quantisation
 
 def kinds(shape, gamma):
     """Configurations of networks by name."""
-    layer, dim, taps = dataclasses.replace(shape, layers=1), shape.dim, (0, shape.layers // 2, shape.layers - 1)
+    layer, dim, taps = nets.replace(shape, layers=1), shape.dim, (0, len(shape.layers) // 2, len(shape.layers) - 1)
     three = dict(layer=layer, hidden_size=dim, taps=taps)
     heads = medusa.HeadsConfig(shape.vocab_size, dim, heads=gamma)
     flash = block.BlockConfig(**three, block=gamma + 1, mask_token=0)
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--only", default="", help="drafters whose names have this in them")
     options = parser.parse_args()
     sizes = dict(ff_dim=4 * options.dim, layers=options.layers, heads=8, kv_heads=4, head_dim=options.dim // 8)
-    shape = decoder.DecoderConfig(options.vocab, options.dim, **sizes)
+    shape = decoder.decoder_config(options.vocab, options.dim, **sizes)
     plain = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), None, shape, "random")
     few = jaxspec.trim_vocabulary(plain, size=options.few)
     prompt = Prompt(jnp.arange(32)[None], jnp.array([32]))

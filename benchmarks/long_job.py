@@ -28,7 +28,7 @@ from rich.table import Table
 
 import jaxspec
 from jaxspec import Model
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 
 MOST_PROMPT, MOST_NEW = 30, 16
 GROWTH = 1.05  # of memory, from the first half to the second, that still counts as flat
@@ -64,8 +64,8 @@ class Sample(NamedTuple):
 
 def random_model(dim: int, seed: int, vocab: int = 256) -> Model:
     """Returns a small GPT with random weights."""
-    config = gpt.GPTConfig(vocab, dim, ff_dim=2 * dim, layers=1, heads=2, max_positions=MOST_PROMPT + MOST_NEW)
-    return Model(gpt.language_model(config), gpt.init(config, jax.random.key(seed)), None, config)
+    config = decoder.gpt_config(vocab, dim, ff_dim=2 * dim, layers=1, heads=2, max_positions=MOST_PROMPT + MOST_NEW)
+    return Model(decoder.language_model(config), decoder.init(config, jax.random.key(seed)), None, config)
 
 
 def requests(count: int, vocab: int) -> Iterator[dict[str, Any]]:

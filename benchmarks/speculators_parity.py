@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import Model
+from jaxspec import Model, nets
 from jaxspec.core import Forward
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.block import BlockConfig
@@ -43,27 +43,27 @@ except ImportError as error:
 
 TOLERANCE = 1e-5
 VOCAB, WIDTH, POSITIONS, ANCHOR = 40, 16, 12, 5
-LLAMA = decoder.DecoderConfig(
+LLAMA = decoder.decoder_config(
     VOCAB, WIDTH, ff_dim=24, layers=6, heads=4, kv_heads=2, head_dim=8, rope_base=100.0, epsilon=1e-5, max_positions=64
 )
-QWEN = dataclasses.replace(LLAMA, head_norms=True)  # what blocks and modules have
-EAGLE = EagleConfig(dataclasses.replace(LLAMA, layers=1), WIDTH, taps=(0, 2, 3), own_head=True)
-DFLASH = BlockConfig(dataclasses.replace(QWEN, layers=2), WIDTH, taps=(0, 3), block=4, mask_token=VOCAB - 1)
+QWEN = nets.replace(LLAMA, head_norms=True)  # what blocks and modules have
+EAGLE = EagleConfig(nets.replace(LLAMA, layers=1), WIDTH, taps=(0, 2, 3), own_head=True)
+DFLASH = BlockConfig(nets.replace(QWEN, layers=2), WIDTH, taps=(0, 3), block=4, mask_token=VOCAB - 1)
 DSPARK = dataclasses.replace(DFLASH, markov_rank=5, from_anchor=True)
 SMALL = dict(own_head=True, draft_vocab=20)
 
 FORMATS = {
     "EAGLE-3": EAGLE,
-    "EAGLE-3, head_norms": dataclasses.replace(EAGLE, layer=dataclasses.replace(QWEN, layers=1)),
+    "EAGLE-3, head_norms": dataclasses.replace(EAGLE, layer=nets.replace(QWEN, layers=1)),
     "EAGLE-3, draft_vocab": dataclasses.replace(EAGLE, draft_vocab=20),
     "EAGLE-3, the target's head": dataclasses.replace(EAGLE, own_head=False),
-    "EAGLE-3, two layers": dataclasses.replace(EAGLE, layer=dataclasses.replace(LLAMA, layers=2)),
+    "EAGLE-3, two layers": dataclasses.replace(EAGLE, layer=nets.replace(LLAMA, layers=2)),
     "EAGLE-3, own_embedding": dataclasses.replace(EAGLE, own_embedding=True),
     **{
         f"EAGLE-3, {option}": dataclasses.replace(EAGLE, **{option: True})
         for option in ("norm_before_residual", "norm_before_fc", "norm_each_tap", "norm_output")
     },
-    "MTP": MTPConfig(dataclasses.replace(QWEN, layers=1)),
+    "MTP": MTPConfig(nets.replace(QWEN, layers=1)),
     "DFlash": DFLASH,
     "DFlash, from_anchor": dataclasses.replace(DFLASH, from_anchor=True),
     "DFlash, draft_vocab": dataclasses.replace(DFLASH, **SMALL),

@@ -13,7 +13,6 @@ what rounding does. Seconds on any machine; `jaxspec bench --target FOLDER` meas
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ import jaxspec
 from jaxspec import nets
 from jaxspec.cli.convert import write
 from jaxspec.core import Distribution, Draft, Keys, Model, Params, Rule, Verdict
-from jaxspec.nets import gpt, quantised, t5
+from jaxspec.nets import decoder, quantised, t5
 from jaxspec.rules.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
 from jaxspec.vocab import trim
 
@@ -84,19 +83,20 @@ def widen(model: Model, ff_dim: int) -> Model:
     which a matrix product sums, and the cost of a pass is that of the larger model.
 
     Example:
-        >>> config = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
-        >>> small = Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)), config=config)
+        >>> config = decoder.gpt_config(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+        >>> small = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
         >>> wide = widen(small, 64)
-        >>> wide.config.ff_dim, wide.params["layers_0"]["ff"]["out"]["weight"].shape
+        >>> nets.form_of(wide.config)[1].ff_dim, wide.params["layers_0"]["ff"]["out"]["weight"].shape
         (64, (16, 64))
     """
-    if (net := nets.find(model.config)) not in (t5.NETWORK, gpt.NETWORK):
+    if (net := nets.find(model.config)) not in (t5.NETWORK, decoder.NETWORK):
         kind = type(model.config).__name__
-        raise TypeError(f"widen takes a model with a T5Config or a GPTConfig, got one with a {kind}")
-    more = ff_dim - model.config.ff_dim
+        raise TypeError(f"widen takes a model with a T5 or a decoder, got one with a {kind}")
+    narrow = nets.form_of(model.config)[1].ff_dim
+    more = ff_dim - narrow
     if more < 0:
-        raise ValueError(f"ff_dim is {ff_dim}: expected at least the model's own, {model.config.ff_dim}")
-    config = dataclasses.replace(model.config, ff_dim=ff_dim)
+        raise ValueError(f"ff_dim is {ff_dim}: expected at least the model's own, {narrow}")
+    config = nets.replace(model.config, ff_dim=ff_dim)
 
     def leaf(path: tuple[Any, ...], x: Array) -> Array:
         names = tuple(str(entry.key) for entry in path)

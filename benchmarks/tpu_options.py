@@ -9,13 +9,13 @@ the memory's time, is the least that a pass can take. The vocabulary is small: t
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec import nets
 from jaxspec.analysis import aot, roofline
 from jaxspec.core import Prompt, programs
 from jaxspec.decode.request import Prepared, prepare
@@ -29,7 +29,7 @@ def cut(shape: str, layers: int, dtype: str) -> Prepared:
     """Prepares a chat-sized generation of a shape's first layers, for which two layers of Llama 3.2 1B draft."""
     shapes = roofline.published_shapes()
     target, draft = (
-        aot.shape_model(dataclasses.replace(shapes[name], layers=count, vocab_size=VOCAB), dtype)
+        aot.shape_model(nets.replace(shapes[name], layers=count, vocab_size=VOCAB), dtype)
         for name, count in ((shape, layers), ("llama-3.2-1b", 2))
     )
     prompt = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.array([64]))

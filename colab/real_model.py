@@ -50,7 +50,7 @@ model = jaxspec.load(file)
 weights = sum(x.nbytes for x in jax.tree.leaves(model.params))
 print(f"{file.stat().st_size / 1e6:.0f} MB on disk, {weights / 1e9:.2f} GB as float32; ", end="")
 print(f"loaded in {time.perf_counter() - begin:.0f} s")
-assert model.config.layers == 18 and len(model.tokenizer) == 262_144
+assert len(model.config.layers) == 18 and len(model.tokenizer) == 262_144
 
 # %% [markdown]
 # A base model continues text. `stream` gives its words as they come; here they are sampled.

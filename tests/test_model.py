@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import drafters, generate, load_drafter, with_taps
+from jaxspec import drafters, generate, load_drafter, nets, with_taps
 from jaxspec.cli.main import app
 from jaxspec.core import Prompt, Room
 from jaxspec.files import folders
-from jaxspec.nets import gpt, t5
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
@@ -31,7 +31,7 @@ from tests.marks import marked
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
 T5 = T5Config(len(WORDS), dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-GPT = GPTConfig(16, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)  # more ids than words
+GPT = gpt_config(16, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)  # more ids than words
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1]], jnp.int32), jnp.array([4], jnp.int32))
 
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
     tokenizer = root / "tokenizer"
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tokenizer)
     save_model(root / "checkpoints" / "tiny-t5", t5, T5, "t5", tokenizer)
-    save_model(root / "checkpoints" / "tiny-gpt", gpt, GPT, "gpt", tokenizer)
+    save_model(root / "checkpoints" / "tiny-gpt", decoder, GPT, "gpt", tokenizer)
     return root / "checkpoints"
 
 
@@ -307,8 +307,8 @@ def test_a_folder_without_a_manifest(tmp_path):
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
-    small = GPTConfig(8, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
-    save_model(tmp_path / "small", gpt, small, "gpt", folder / "tiny-gpt")
+    small = gpt_config(8, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+    save_model(tmp_path / "small", decoder, small, "gpt", folder / "tiny-gpt")
     with pytest.raises(CheckpointError, match="the tokenizer has ids up to 9, but the model only up to 7"):
         load(tmp_path / "small")
 
@@ -384,14 +384,14 @@ def test_a_model_of_other_functions_says_what_to_send():
     ],
 )
 def test_parameters_of_another_network_are_named(change, message):
-    other = dataclasses.replace(GPT, **change)
-    wrong = Model(gpt.language_model(GPT), gpt.init(other, jax.random.key(0)), config=GPT)
+    other = nets.replace(GPT, **change)
+    wrong = Model(decoder.language_model(GPT), decoder.init(other, jax.random.key(0)), config=GPT)
     with pytest.raises(ValueError, match=message):
         generate(wrong, PROMPT, max_new_tokens=2)
 
 
 def test_parameters_that_are_none_are_named():
-    for net, config in ((t5, T5), (gpt, GPT)):
+    for net, config in ((t5, T5), (decoder, GPT)):
         with pytest.raises(ValueError, match=r"the parameters are not those of the model's network: .* is missing"):
             generate(Model(net.language_model(config), None, config=config), PROMPT, max_new_tokens=2)
 

@@ -16,24 +16,25 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 import jaxspec
-from jaxspec import sharding
+from jaxspec import nets, sharding
 from jaxspec.decode import request
-from jaxspec.nets import axes_of, decoder, gpt, t5
+from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.testing import table_model
 from jaxspec.weights import parameters
+from jaxspec.weights.hf_families.gpt import SIZES as GPT
 from jaxspec.weights.hf_families.lamda import SIZES as LAMDA
 from jaxspec.weights.loading import shipped
 
 KINDS = ["encoder", "llama", "gpt", "int8"]  # of scripts/placement.py; the last drafts by looking up
 SCRIPTS = Path(__file__).parent / "scripts"
 GRID = AbstractMesh((2, 4), ("data", "model"))
-LLAMA = decoder.DecoderConfig(
+LLAMA = decoder.decoder_config(
     96, dim=32, ff_dim=64, layers=1, heads=8, kv_heads=2, head_dim=8, qkv_bias=True, out_bias=True, head_norms=True
 )
 NETS = {
     "t5-v1_1-xxl": (t5, dataclasses.replace(t5.SIZES["t5-v1_1-xxl"], encoder_layers=1, decoder_layers=1)),
     "t5-small": (t5, t5.SIZES["t5-small"]),
-    "gpt-97m": (gpt, gpt.SIZES["gpt-97m"]),
+    "gpt-97m": (decoder, GPT["gpt-97m"]),
     "llama": (decoder, LLAMA),
     "lamda": (decoder, next(iter(LAMDA.values()))),
 }
@@ -50,9 +51,10 @@ def shapes(name):
 def test_every_matrix_has_axes_and_nothing_else_has(name):
     """A matrix that the table forgets would be whole on every device."""
     params, config = shapes(name)
-    sizes = {"vocab": config.vocab_size, "dim": config.dim, "ff": config.ff_dim}
-    sizes |= {"heads": config.heads * config.head_dim, "positions": config.max_positions}
-    sizes["kv_heads"] = getattr(config, "kv_heads", config.heads) * config.head_dim
+    parts, form = axes_of(config).parts, nets.form_of(config)[1]
+    head_dim = form.dim // form.heads if name.startswith("gpt") else form.head_dim
+    sizes = {"vocab": config.vocab_size, "dim": config.dim, "ff": form.ff_dim, "positions": config.max_positions}
+    sizes |= {axis: parts[axis] * head_dim for axis in ("heads", "kv_heads")}
     for path, x in parameters.flat(params).items():
         axes = sharding.logical(path)
         if path.endswith(("/weight", "/embedding", "/bias")) and "norm/" not in path:

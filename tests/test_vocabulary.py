@@ -5,13 +5,13 @@ import json
 import jax
 import pytest
 
-from jaxspec.nets import decoder, gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.weights import hf_families, orbax, vocabulary
 from jaxspec.weights.orbax import CheckpointError
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
-LLAMA = decoder.DecoderConfig(8, dim=4, ff_dim=4, layers=1, heads=1, kv_heads=1, head_dim=4, max_positions=32)
+LLAMA = decoder.decoder_config(8, dim=4, ff_dim=4, layers=1, heads=1, kv_heads=1, head_dim=4, max_positions=32)
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def theirs(tmp_path):
 @pytest.fixture
 def ours(theirs, tmp_path):
     """A checkpoint with the same tokenizer."""
-    config = gpt.GPTConfig(7, dim=4, ff_dim=4, layers=1, heads=1, max_positions=8)
-    params = gpt.init(config, jax.random.key(0))
+    config = decoder.gpt_config(7, dim=4, ff_dim=4, layers=1, heads=1, max_positions=8)
+    params = decoder.init(config, jax.random.key(0))
     orbax.save(tmp_path / "gpt", params, config, theirs, name="gpt", family="gpt", dtype="float32", description={})
     return tmp_path / "gpt"
 

@@ -10,7 +10,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.core import Model, Prompt, Room
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model, word_tokenizer
 from jaxspec.training.top_tokens import log_probs_of
@@ -82,11 +82,11 @@ def test_a_spelled_row_is_what_the_model_reads():
 
 # --- a smaller head
 
-DECODER = decoder.DecoderConfig(40, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=1, head_dim=4, logits_cap=5.0)
+DECODER = decoder.decoder_config(40, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=1, head_dim=4, logits_cap=5.0)
 NETS = {
     "own head": (decoder, DECODER),
     "tied": (decoder, dataclasses.replace(DECODER, tied_head=True, end_tokens=(39,))),
-    "gpt": (gpt, gpt.GPTConfig(40, dim=8, ff_dim=16, layers=1, heads=2, max_positions=32)),
+    "gpt": (decoder, decoder.gpt_config(40, dim=8, ff_dim=16, layers=1, heads=2, max_positions=32)),
     "t5": (t5, t5.T5Config(40, 8, 16, 2, 4, 1, 1, tied_head=True, start_token=7)),
     "int8": (decoder, DECODER),
 }

@@ -86,9 +86,9 @@ def search_layers(
 
     Example:
         >>> import jax.numpy as jnp, jaxspec
-        >>> from jaxspec.nets import gpt
-        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
-        >>> target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
+        >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> search = search_layers(target, prompt, trials=1, repeats=1, max_new_tokens=5, progress=False)
         >>> search.best.attention, search.best.mlp

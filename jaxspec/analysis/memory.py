@@ -126,7 +126,7 @@ class NetSize(NamedTuple):
 def of_config(name: str, config: Any) -> NetSize:
     """Counts parameters, memory and cache of a network or of n-gram tables, without making it.
 
-    >>> from jaxspec.nets.gpt import SIZES
+    >>> from jaxspec.weights.hf_families.gpt import SIZES
     >>> size = of_config("gpt-6m", SIZES["gpt-6m"])
     >>> size.parameters, size.cache_bytes_per_token["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
     (6036480, 4096)

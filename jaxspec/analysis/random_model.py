@@ -57,8 +57,8 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
     program draws all matrices of a shape: a network's own `init` is a program with a draw for every one of them, and
     makes them in float32.
 
-    >>> from jaxspec.nets.gpt import GPTConfig
-    >>> params = random_params(GPTConfig(32, 16, 64, 1, 2), "bfloat16", jax.random.key(0))
+    >>> from jaxspec.nets.decoder import gpt_config
+    >>> params = random_params(gpt_config(32, 16, 64, 1, 2), "bfloat16", jax.random.key(0))
     >>> params["layers_0"]["ff"]["wi"]["weight"].dtype, float(params["norm"]["scale"][0])
     (dtype(bfloat16), 1.0)
     """

@@ -90,7 +90,7 @@ def write(
 ) -> None:
     """Writes a checkpoint of jaxspec's, as `weights.orbax.save`, with the model's own tokenizer."""
     from jaxspec.core import token_ids
-    from jaxspec.nets import net_of
+    from jaxspec.nets import form_of
     from jaxspec.weights import orbax, vocabulary
 
     if model.tokenizer is None:
@@ -104,7 +104,7 @@ def write(
             f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}: take "
             "the tokens that were added out of its files, or choose --format huggingface"
         )
-    manifest: dict[str, Any] = {"name": to.resolve().name, "family": net_of(config).name, "draft_tokens": draft_tokens}
+    manifest: dict[str, Any] = {"name": to.resolve().name, "family": form_of(config)[0], "draft_tokens": draft_tokens}
     manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **manifest)

@@ -36,7 +36,7 @@ from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Mask, for_queries, softcap
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, empty_cache, norm_of, rotation_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 
@@ -59,7 +59,7 @@ class BlockConfig:
         markov: which of its three forms it has.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
-        causal_windows: whether in layers with a window (`layer.local`) a token of a block sees those before it and
+        causal_windows: whether in layers with a window a token of a block sees those before it and
             itself; if not, and in all other layers, it sees the whole block. What is before a block they see as far
             back as the window, counted from the block's first position.
         embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft cap of the logits.
@@ -83,7 +83,7 @@ class BlockConfig:
 
     def __post_init__(self):
         c = self.layer
-        if c.positions != "rotary" or c.local_rope_base is not None:
+        if c.positions != "rotary" or len(c.rotaries) != 1:
             raise ValueError("expected layers with rotary positions, of one base")
         if not self.taps:
             raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
@@ -174,7 +174,7 @@ class BlockDrafter(PartlyShared):
         super().setup()
         c, norm = self.config.layer, norm_of(self.config.layer)
         self.fc, self.hidden_norm, self.norm = Dense(c.dim, dtype=jnp.dtype(c.dtype)), norm(), norm()
-        self.layers = [DecoderLayer(c) for _ in range(c.layers)]
+        self.layers = layers_of(c)
         if self.config.markov_rank:
             self.markov = Markov(self.config)
 
@@ -222,8 +222,8 @@ class BlockDrafter(PartlyShared):
         """
         config, c, length = self.config, self.config.layer, cache.length
         at = kv.Pass(length, config.block)
-        rotary, of_kind = rotation_of(c, at.positions()), map(c.is_local, range(c.layers))
-        views = dict(zip(of_kind, cache.views(at), strict=True))  # of local layers, and of the others
+        rotary = rotation_of(c, at.positions())
+        views = dict(zip(self._local(), cache.views(at), strict=True))  # of local layers, and of the others
 
         def inputs(is_local: bool) -> AttentionInputs:
             ahead = views[is_local].entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
@@ -277,14 +277,16 @@ class BlockDrafter(PartlyShared):
         `ahead`, of each key, and `slot`, of each position, count from the block's first.
         """
         c = self.config
-        assert c.layer.window is not None
-        seen = ahead >= -c.layer.window
+        (window,) = c.layer.windows
+        seen = ahead >= -window
         return jnp.logical_and(seen, ahead <= slot[None, :, None]) if c.causal_windows else seen
+
+    def _local(self) -> list[bool]:
+        return [layer.attention.window is not None for layer in self.config.layer.layers]
 
     def _layers(self, inputs: Callable[[bool], AttentionInputs]) -> list[stack.Layer]:
         """The layers, each with the inputs of its kind: with a window (True) or without."""
-        c = self.config.layer
-        local = [c.window is not None and c.is_local(i) for i in range(c.layers)]
+        local = self._local()
         of_kinds = {is_local: inputs(is_local) for is_local in sorted(set(local))}
         return [functools.partial(layer, inputs=of_kinds[x]) for layer, x in zip(self.layers, local, strict=True)]
 
@@ -410,9 +412,9 @@ def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
     Example:
         >>> import jaxspec
         >>> from jaxspec.nets import decoder
-        >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
+        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 1)), decoder.init(shape, jax.random.key(0)))
-        >>> config = BlockConfig(dataclasses.replace(shape, layers=1), 16, taps=(0, 1), block=4, mask_token=31)
+        >>> config = BlockConfig(nets.replace(shape, layers=1), 16, taps=(0, 1), block=4, mask_token=31)
         >>> drafter = block(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=9)

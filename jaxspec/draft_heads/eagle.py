@@ -27,7 +27,7 @@ from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, norm_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, layer_of, norm_of
 from jaxspec.nets.dense import Dense
 
 
@@ -62,7 +62,7 @@ class EagleConfig:
 
     def __post_init__(self):
         c = self.layer
-        if c.positions != "rotary" or any(c.local) or c.post_norms:
+        if c.positions != "rotary" or c.windows or any(layer.post_norms for layer in c.layers):
             raise ValueError(
                 "expected an EAGLE head with Llama's kind of layers: rotary positions, no windows, no post-norms"
             )
@@ -122,7 +122,7 @@ class FirstLayer(DecoderLayer):
     def setup(self):
         super().setup()  # the norm before attention is not called, and so has no parameters
         if self.joins:
-            self.embedding_norm, self.hidden_norm = norm_of(self.config)(), norm_of(self.config)()
+            self.embedding_norm, self.hidden_norm = self.norm(), self.norm()
 
     def __call__(self, x, update_cache: stack.UpdateCache, embedded: Float[Array, "B T M"], inputs: AttentionInputs):
         y = x
@@ -144,8 +144,9 @@ class Eagle(Recurrent):
         super().setup()
         config, c, norm = self.config, self.config.layer, norm_of(self.config.layer)
         self.fc = Dense(c.dim, config.fc_bias, jnp.dtype(c.dtype))
-        first = FirstLayer(c, joins=bool(config.taps), norm_before_residual=config.norm_before_residual)
-        self.layers = [first, *(DecoderLayer(c) for _ in range(c.layers - 1))]
+        options = {"joins": bool(config.taps), "norm_before_residual": config.norm_before_residual}
+        first = layer_of(c, 0, FirstLayer, **options)
+        self.layers = [first, *(layer_of(c, i) for i in range(1, len(c.layers)))]
         if config.taps:
             self.norm = norm()
             if config.norm_before_fc:
@@ -224,10 +225,11 @@ def eagle(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
 
     Example:
         >>> import jax, jaxspec
+        >>> from jaxspec import nets
         >>> from jaxspec.nets import decoder
-        >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=4, heads=4, kv_heads=2, head_dim=4)
+        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=4, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 2)), decoder.init(shape, jax.random.key(0)))
-        >>> config = EagleConfig(dataclasses.replace(shape, layers=1), 16, taps=(0, 2), own_head=True)
+        >>> config = EagleConfig(nets.replace(shape, layers=1), 16, taps=(0, 2), own_head=True)
         >>> drafter = eagle(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)

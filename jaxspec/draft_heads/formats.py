@@ -104,8 +104,11 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
 
 def layer_names(config: DecoderConfig) -> dict[str, str]:
     """Says where each parameter of the layers lies."""
-    tensors = decoders.names(dataclasses.replace(config, tied_head=True))
-    return {path: tensor.name.removeprefix("model.") for path, tensor in tensors.items() if path.startswith("layers_")}
+    return {
+        f"layers_{i}/{path}": f"layers.{i}.{name}"
+        for i, layer in enumerate(config.layers)
+        for path, name in decoders.layer_names(layer).items()
+    }
 
 
 def part_names(config: Any, draft_vocab: int | None = None) -> dict[str, str]:

@@ -29,7 +29,7 @@ from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
 from jaxspec.nets.attention import causal
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, empty_cache, norm_of, rotation_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ExitAdapterConfig:
     exit: int
 
     def __post_init__(self):
-        if self.layer.positions != "rotary" or any(self.layer.local):
+        if self.layer.positions != "rotary" or self.layer.windows:
             raise ValueError("an adapter's layers are as Llama's: expected rotary positions and no windows")
 
     @property
@@ -87,7 +87,7 @@ class Net(nn.Module):
 
     def setup(self):
         c = self.config.layer
-        self.layers = [DecoderLayer(c) for _ in range(c.layers)]
+        self.layers = layers_of(c)
         self.norm = norm_of(c)()
 
     def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):

@@ -13,7 +13,7 @@ from jaxspec.draft_heads.formats import Format
 from jaxspec.draft_heads.target import with_head
 from jaxspec.draft_heads.training import Training
 from jaxspec.drafters.hidden_states import DraftHead
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import DecoderConfig, decoder_config
 
 
 class Kind(NamedTuple):
@@ -87,7 +87,7 @@ class LayerSizes:
     def layer(self, target: Model) -> DecoderConfig:
         """Returns the configuration of the layers."""
         dim = self.dim or target.lm.feature_size
-        return DecoderConfig(
+        return decoder_config(
             vocab_size=target.lm.vocab_size,
             dim=dim,
             ff_dim=self.ff_dim,

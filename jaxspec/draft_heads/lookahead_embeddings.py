@@ -127,9 +127,9 @@ def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: core.Mode
 
     Example:
         >>> import jaxspec
-        >>> from jaxspec.nets import gpt
-        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
-        >>> target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
+        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> config = LookAheadConfig(32, dim=16, vectors=2)
         >>> vectors = jaxspec.DraftHead(head(config), init(config, jax.random.key(1)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))

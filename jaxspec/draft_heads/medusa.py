@@ -230,9 +230,9 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDraft
 
     Example:
         >>> import jaxspec
-        >>> from jaxspec.nets import gpt
-        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
-        >>> target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
+        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> config = HeadsConfig(32, dim=16, heads=3)
         >>> medusa = heads(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))

@@ -38,7 +38,7 @@ from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, stack
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, norm_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, layer_of, norm_of
 from jaxspec.nets.dense import Dense
 
 
@@ -64,7 +64,7 @@ class MTPConfig:
     draft_vocab: ClassVar[None] = None  # always the target's
 
     def __post_init__(self):
-        if self.layer.positions != "rotary" or any(self.layer.local) or self.layer.layers != 1:
+        if self.layer.positions != "rotary" or self.layer.windows or len(self.layer.layers) != 1:
             raise ValueError("expected one layer, with rotary positions and no window")
 
     @property
@@ -97,7 +97,7 @@ class MTP(Recurrent):
         c, norm = self.config.layer, norm_of(self.config.layer)
         self.embedding_norm, self.hidden_norm, self.norm = norm(), norm(), norm()
         self.fc = Dense(c.dim, dtype=jnp.dtype(c.dtype))
-        self.layer = DecoderLayer(c)
+        self.layer = layer_of(c, 0)
 
     def joined(
         self,
@@ -155,9 +155,9 @@ def mtp(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
-        >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=4)
+        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
-        >>> config = MTPConfig(dataclasses.replace(shape, layers=1))
+        >>> config = MTPConfig(nets.replace(shape, layers=1))
         >>> module = jaxspec.DraftHead(head(config), init(config, jax.random.key(1)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=mtp(module, target), gamma=2, max_new_tokens=9)
@@ -248,16 +248,17 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     if place == SPECULATORS:
         layer = formats.layer_of(table, shapes, f"{place}layers.0.")
         formats.check_vocabulary(layer.vocab_size, target)
-    elif nets.find(target.config) == decoder.NETWORK:
+    elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
         layer = target.config
     else:
         raise formats.FamilyError(
-            f"its layer has the target's shape, but the target is a {type(target.config).__name__}: expected a "
-            "network of nets.decoder"
+            "its layer has the target's shape, which has no rotary positions: expected a target like Llama or Qwen"
         )
     nextn = place.startswith(NEXTN)
+    shape = next((x for x in layer.layers if x.attention.window is None), layer.layers[0])
+    shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(
-        dataclasses.replace(layer, layers=1, local=(), window=None, tied_head=False),
+        dataclasses.replace(layer, layers=(shape,), tied_head=False),
         hidden_first=place == MIMO,
         feeds_normed=not nextn,
         zero_first=nextn or place == MIMO,
@@ -280,7 +281,7 @@ def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
         )
     if config.own_embedding or config.own_head:
         raise formats.FamilyError("in the format of speculators a module uses its target's embedding and head")
-    if not config.layer.head_norms:
+    if not config.layer.layers[0].attention.head_norms:
         raise formats.FamilyError(
             "speculators takes only modules with Qwen 3's layer, which normalises queries and keys. This one has "
             "head_norms=False: train it with head_norms = true (the default of a recipe's [head])"

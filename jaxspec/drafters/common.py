@@ -128,20 +128,29 @@ def with_taps_of(target: Model, made_for: Model) -> Model:
     return target._replace(lm=made_for.lm)
 
 
-def _difference(first: Any, second: Any) -> tuple[str, str]:
+def _difference(first: Any, second: Any, name: str = "") -> tuple[str, str]:
     """Tells two models of one name from each other, by the first field of their configs that differs.
 
-    >>> from jaxspec.nets.gpt import GPTConfig
-    >>> _difference(*(GPTConfig(32, dim=16, ff_dim=32, layers=n, heads=2, max_positions=48) for n in (2, 3)))
-    (' (layers=2)', ' (layers=3)')
+    >>> from jaxspec.nets.decoder import gpt_config
+    >>> _difference(*(gpt_config(32, dim=16, ff_dim=n, layers=n, heads=2, max_positions=48) for n in (2, 3)))
+    (' (2 layers)', ' (3 layers)')
+    >>> _difference(*(gpt_config(32, dim=16, ff_dim=n, layers=1, heads=2, max_positions=48) for n in (2, 3)))
+    (' (layers[0].ff.dim=2)', ' (layers[0].ff.dim=3)')
     """
     if type(first) is not type(second):
         return f" ({type(first).__name__})", f" ({type(second).__name__})"
-    for field in dataclasses.fields(first) if dataclasses.is_dataclass(first) else ():
-        values = getattr(first, field.name), getattr(second, field.name)
-        if values[0] != values[1]:
-            return f" ({field.name}={values[0]})", f" ({field.name}={values[1]})"
-    return "", " (another one)"
+    if isinstance(first, tuple) and len(first) != len(second):
+        return f" ({len(first)} {name})", f" ({len(second)} {name})"
+    parts: list[tuple[str, Any, Any]] = []
+    if dataclasses.is_dataclass(first):
+        names = [field.name for field in dataclasses.fields(first)]
+        parts = [(f"{name}.{x}".lstrip("."), getattr(first, x), getattr(second, x)) for x in names]
+    elif isinstance(first, tuple):
+        parts = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(first, second, strict=True))]
+    for part, *pair in parts:
+        if pair[0] != pair[1]:
+            return _difference(*pair, part)
+    return (f" ({name}={first})", f" ({name}={second})") if name else ("", " (another one)")
 
 
 def no_state(start: DraftStart) -> Any:

@@ -93,9 +93,9 @@ def early_exit(
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec
-        >>> from jaxspec.nets import gpt
-        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
-        >>> target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
+        >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> drafter = early_exit(target, layers=1, head=jaxspec.trim_vocabulary(target, size=16))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
@@ -147,9 +147,9 @@ def skip_layers(
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec
-        >>> from jaxspec.nets import gpt
-        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
-        >>> target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
+        >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> drafter = skip_layers(target, attention=[1, 2], mlp=[2])
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)

@@ -33,6 +33,8 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
 def _convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(value):
         return value
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return build(typing.cast(type, hint), value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return value if value is None else _convert(value, args[0], where)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from jaxspec.nets import decoder, gpt, ngram, t5
-from jaxspec.nets.network import Network
+from jaxspec.files import strict_tables
+from jaxspec.nets import decoder, ngram, t5
+from jaxspec.nets.network import Form, Network
 from jaxspec.sharding import WHOLE, Axes
 
-NETWORKS = {network.name: network for network in (t5.NETWORK, gpt.NETWORK, decoder.NETWORK, ngram.NETWORK)}
+NETWORKS = {network.name: network for network in (t5.NETWORK, decoder.NETWORK, ngram.NETWORK)}
 _BY_CONFIG = {network.config: network for network in NETWORKS.values()}
+
+
+def _forms(network: Network) -> dict[str, Form]:
+    return dict(network.forms) or {network.name: Form(network.config, lambda form: form, lambda config: config)}
+
+
+FORMS = {family: form for network in NETWORKS.values() for family, form in _forms(network).items()}
+"""How recipes and manifests of each family write a configuration."""
 
 
 def find(config: Any) -> Network | None:
@@ -23,8 +33,8 @@ def net_of(config: Any) -> Network:
     Raises:
         TypeError: it is the configuration of none.
 
-    >>> net_of(gpt.SIZES["gpt-6m"]).name
-    'gpt'
+    >>> net_of(t5.SIZES["t5-small"]).name
+    't5'
     """
     if (network := find(config)) is None:
         names = ", ".join(network.config.__name__ for network in NETWORKS.values())
@@ -35,8 +45,8 @@ def net_of(config: Any) -> Network:
 def decoder_layers(config: Any) -> int:
     """Counts a network's layers that generate; 0 where nothing is known of it.
 
-    >>> decoder_layers(gpt.SIZES["gpt-6m"]), decoder_layers(t5.SIZES["t5-v1_1-xxl"]), decoder_layers(None)
-    (2, 24, 0)
+    >>> decoder_layers(t5.SIZES["t5-v1_1-xxl"]), decoder_layers(None)
+    (24, 0)
     """
     network = find(config)
     return 0 if network is None else network.depth(config)
@@ -57,3 +67,51 @@ def logits_cap(config: Any) -> float | None:
     """Returns the soft cap that a network's head ends with; None if there is none, or nothing is known of it."""
     network = find(config)
     return None if network is None else network.logits_cap(config)
+
+
+def form_of(config: Any) -> tuple[str, Any]:
+    """Returns the family of a configuration, and the shortest form of it: the configuration, if none says all of it.
+
+    >>> family, form = form_of(decoder.gpt_config(32, dim=8, ff_dim=16, layers=2, heads=2))
+    >>> family, form.layers
+    ('gpt', 2)
+    """
+    network = net_of(config)
+    for family, form in _forms(network).items():
+        try:
+            return family, form.of(config)
+        except ValueError:
+            continue
+    return network.name, config
+
+
+def replace(config: Any, **changes: Any) -> Any:
+    """Returns a configuration with other values in its form.
+
+    >>> small = decoder.decoder_config(32, dim=8, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=4)
+    >>> len(replace(small, layers=3).layers)
+    3
+    """
+    family, form = form_of(config)
+    changed = dataclasses.replace(form, **changes)
+    return changed if type(changed) is type(config) else FORMS[family].config(changed)
+
+
+def from_table(family: str, table: dict[str, Any], where: str) -> Any:
+    """Builds a configuration from a recipe's or a manifest's table, in its family's form or as a list of layers.
+
+    Raises:
+        strict_tables.RecipeError: a key is missing or unknown, or a value is wrong; `where` says of which table.
+
+    >>> from_table("gpt", {"vocab_size": 32, "dim": 8, "ff_dim": 16, "layers": 2, "heads": 2}, "[model]").positions
+    'learned'
+    """
+    if family == decoder.NETWORK.name and isinstance(table.get("layers"), list):
+        return strict_tables.build(decoder.DecoderConfig, table, where)
+    form = FORMS[family]
+    try:
+        return form.config(strict_tables.build(form.kind, table, where))
+    except strict_tables.RecipeError:
+        raise
+    except ValueError as error:
+        raise strict_tables.RecipeError(f"{where}: {error}") from error

@@ -188,6 +188,9 @@ class Attention(nn.Module):
         qkv_bias, out_bias: whether the projections have biases.
         softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
         head_norm: makes the normalisation of each query head and each key head, before they are rotated.
+        value_norm: makes that of each value head.
+        keys_are_values: whether values are the projected keys, before their norm and rotation.
+        has_keys: whether it makes keys and values; if not, it attends to those of another layer.
     """
 
     heads: int
@@ -199,6 +202,9 @@ class Attention(nn.Module):
     out_bias: bool = False
     softcap: float | None = None
     head_norm: Callable[[], nn.Module] | None = None
+    value_norm: Callable[[], nn.Module] | None = None
+    keys_are_values: bool = False
+    has_keys: bool = True
     init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
 
@@ -209,17 +215,28 @@ class Attention(nn.Module):
 
         query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
         self.query = dense(self.heads * self.head_dim, query_scale, self.qkv_bias)
-        self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
-        self.value = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
+        if self.has_keys:
+            self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
+        if self.has_keys and not self.keys_are_values:
+            self.value = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
         self.out = dense(self.dim, self.init_scale, self.out_bias)
         if self.head_norm is not None:
-            self.query_norm, self.key_norm = self.head_norm(), self.head_norm()
+            self.query_norm = self.head_norm()
+        if self.has_keys and self.head_norm is not None:
+            self.key_norm = self.head_norm()
+        if self.has_keys and self.value_norm is not None:
+            self.value_heads_norm = self.value_norm()
 
     def keys_values(
         self, x: Float[Array, "B T M"], rotary: Rotation | None = None
-    ) -> tuple[Float[Array, "B K T D"], Float[Array, "B K T D"]]:
-        """Makes keys and values of `x`, in the cache's layout; keys are rotated by `rotary`."""
-        keys, values = self._split(self.key(x), self.kv_heads), self._split(self.value(x), self.kv_heads)
+    ) -> tuple[Float[Array, "B K T D"], ...]:
+        """Makes keys and values of `x`, in the cache's layout; keys are rotated by `rotary`. () if it has none."""
+        if not self.has_keys:
+            return ()
+        keys = self._split(self.key(x), self.kv_heads)
+        values = keys if self.keys_are_values else self._split(self.value(x), self.kv_heads)
+        if self.value_norm is not None:
+            values = self.value_heads_norm(values)
         if self.head_norm is not None:
             keys = self.key_norm(keys)
         return (keys if rotary is None else rotate(keys, rotary)), values
@@ -292,19 +309,23 @@ class RMSNorm(nn.Module):
 
     Attributes:
         unit_offset: whether what is stored is the scale minus 1 (Gemma).
+        scaled: whether there is a scale.
     """
 
     epsilon: float = 1e-6
     unit_offset: bool = False
     dtype: jnp.dtype = jnp.float32
+    scaled: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        if not self.scaled:
+            return wide.astype(self.dtype)
         start = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
         scale = parameter(self, "scale", start, (x.shape[-1],))
         scale = jnp.expand_dims(1.0 + scale if self.unit_offset else scale, range(x.ndim - 1))
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
         return (wide * scale).astype(self.dtype)
 
 
@@ -315,10 +336,11 @@ class LayerNorm(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
         bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        return (wide * scale[None, None, :] + bias[None, None, :]).astype(self.dtype)
+        scale, bias = (jnp.expand_dims(v, range(x.ndim - 1)) for v in (scale, bias))
+        return (wide * scale + bias).astype(self.dtype)

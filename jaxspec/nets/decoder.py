@@ -1,18 +1,20 @@
-"""The decoder-only network of today's model families: RMS norms, gated feed-forward, rotary or relative positions.
+"""The decoder-only network of today's model families: norms, attention and feed-forward blocks, layer by layer.
 
-One frozen configuration says which of their options a model has. Llama, Mistral, Qwen, Gemma and LaMDA are values of
-it: see `jaxspec.weights.hf_families`. Local layers attend to a window only, and their caches are rings that hold little
-more (`core.kv_cache`), where there is room for more.
+A configuration says of each layer what it is made of (`nets.shapes`). Llama, Mistral, Qwen, Gemma, LaMDA and GPT-2 are
+values of it: see `jaxspec.weights.hf_families`. Layers with a window attend to it only, and their caches are rings that
+hold little more (`core.kv_cache`), where there is room for more.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,13 +22,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Parts, Room
 from jaxspec.core import kv_cache as kv
-from jaxspec.core.checks import one_of
-from jaxspec.nets import rotary, stack
+from jaxspec.nets import stack
 from jaxspec.nets.attention import (
-    ACTIVATIONS,
     Attention,
     Bias,
     FeedForward,
+    LayerNorm,
     Mask,
     QueryMask,
     RMSNorm,
@@ -37,94 +38,12 @@ from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances
-from jaxspec.nets.rotary import RopeScaling, Rotation
+from jaxspec.nets.rotary import Rotation
+from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape
+from jaxspec.nets.uniform import FORMS, decoder_config, gpt_config
 from jaxspec.sharding import Axes
 
-
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
-    """The shape of a decoder, and which options it has.
-
-    Attributes:
-        vocab_size, dim, ff_dim, layers: as they say.
-        heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their dimension.
-        activation: of the gated feed-forward block: "silu", "gelu" (by tanh), "gelu_erf" (the exact one) or "relu".
-        tied_head: whether the head is the embedding.
-        epsilon: added to the mean square in every norm.
-        qkv_bias, out_bias, ff_bias: whether these projections have biases.
-        head_norms: whether each query head and key head is normalised (Qwen 3, Gemma 3).
-        post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
-        norms_from_one: whether norms store their scale minus 1 (Gemma).
-        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
-        query_scalar: scores are divided by its root; None for head_dim.
-        attention_cap, logits_cap: soft caps of scores and logits; None for none.
-        window: how many positions a local layer attends to, its own included.
-        local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
-        positions: "rotary", or "relative" for T5's biases.
-        rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the same).
-        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: of global layers; see
-            `rotary.RopeScaling`.
-        rope_magnitude: of global layers: multiplies cosines and sines (YaRN).
-        buckets, max_distance: of relative biases.
-        max_positions: longest row to accept; None if nothing limits it.
-        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
-        dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
-    """
-
-    vocab_size: int
-    dim: int
-    ff_dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    activation: str = "silu"
-    tied_head: bool = False
-    epsilon: float = 1e-6
-    qkv_bias: bool = False
-    out_bias: bool = False
-    ff_bias: bool = False
-    head_norms: bool = False
-    post_norms: bool = False
-    norms_from_one: bool = False
-    scale_embedding: bool = False
-    query_scalar: float | None = None
-    attention_cap: float | None = None
-    logits_cap: float | None = None
-    window: int | None = None
-    local: tuple[bool, ...] = ()
-    positions: str = "rotary"
-    rope_base: float = 10_000.0
-    local_rope_base: float | None = None
-    rope_scaling: str = "default"
-    rope_factor: float = 1.0
-    rope_low: float = 1.0
-    rope_high: float = 4.0
-    rope_original: int = 8192
-    rope_whole: bool = True
-    rope_magnitude: float = 1.0
-    buckets: int = 32
-    max_distance: int = 128
-    max_positions: int | None = None
-    end_tokens: tuple[int, ...] = ()
-    dtype: str = "float32"
-
-    def __post_init__(self):
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads: expected a divisor"
-            )
-        if any(self.local) and self.window is None:
-            raise ValueError("some layers are local, but window is None: expected how many positions they attend to")
-        for name, options in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("rope_scaling", rotary.SCALINGS)):
-            one_of(getattr(self, name), name, options)
-
-    def is_local(self, layer: int) -> bool:
-        """Tells whether a layer attends to the window only: with (True, False), layers 0, 2, 4, ... do."""
-        return bool(self.local) and self.local[layer % len(self.local)]
-
-
-POSITIONS = ("rotary", "relative")
+__all__ = ["Decoder", "DecoderConfig", "decoder_config", "gpt_config", "init", "language_model"]
 
 
 class AttentionInputs(NamedTuple):
@@ -136,51 +55,82 @@ class AttentionInputs(NamedTuple):
 
 
 def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
-    """Computes the rotation of global layers at some positions; None if positions are not rotary."""
-    c = config
-    if c.positions != "rotary":
-        return None
-    scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original, c.rope_whole)
-    return rotary.rotation(position, rotary.frequencies(c.head_dim, c.rope_base, scaling), c.rope_magnitude)
+    """Computes the rotation of layers that all rotate alike; None if they rotate nothing."""
+    shape = config.layers[0].attention
+    return None if shape.rotary is None else shape.rotary.at(position, shape.head_dim)
 
 
-def norm_of(config: DecoderConfig) -> Callable[[], RMSNorm]:
+def norm_of(config: DecoderConfig) -> Callable[[], Any]:
     """Makes norms of a configuration's kind."""
-    return functools.partial(RMSNorm, config.epsilon, config.norms_from_one, jnp.dtype(config.dtype))
+    norm, dtype = config.norm, jnp.dtype(config.dtype)
+    if norm.kind == "layer":
+        return functools.partial(LayerNorm, norm.epsilon, dtype)
+    return functools.partial(RMSNorm, norm.epsilon, norm.from_one, dtype)
 
 
 def empty_cache(config: DecoderConfig, batch: int, room: Room) -> kv.KVCache:
     """Makes an empty cache for a configuration's layers."""
-    c, dtype = config, jnp.dtype(config.dtype)
-    kinds = {False: kv.whole(c.kv_heads, c.head_dim, dtype)}
-    if c.window is not None:  # relative biases go by slots, so that entry i must lie in slot i
-        kinds[True] = kv.window(c.kv_heads, c.head_dim, c.window, dtype, ring=c.positions == "rotary")
-    return kv.empty(batch, room, [kinds[c.is_local(layer)] for layer in range(c.layers)])
+    dtype, is_ring = jnp.dtype(config.dtype), config.positions != "relative"
+
+    def maker(shape: AttentionShape) -> kv.Maker:
+        if shape.shares is not None:
+            return kv.shared(shape.shares)
+        if shape.window is None:
+            return kv.whole(shape.kv_heads, shape.head_dim, dtype)
+        # Relative biases go by slots, so that entry i must lie in slot i.
+        return kv.window(shape.kv_heads, shape.head_dim, shape.window, dtype, ring=is_ring)
+
+    return kv.empty(batch, room, [maker(layer.attention) for layer in config.layers])
+
+
+def attention_of(config: DecoderConfig, shape: AttentionShape) -> Attention:
+    """Makes a layer's attention, a submodule of whatever it is given to."""
+    norm, dtype = norm_of(config), jnp.dtype(config.dtype)
+    return Attention(
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        config.dim,
+        shape.scale,
+        shape.qkv_bias,
+        shape.out_bias,
+        shape.cap,
+        norm if shape.head_norms else None,
+        functools.partial(RMSNorm, config.norm.epsilon, dtype=dtype, scaled=False) if shape.value_norm else None,
+        shape.keys_are_values,
+        shape.shares is None,
+        dtype=dtype,
+        parent=None,
+    )
+
+
+def ff_of(config: DecoderConfig, shape: FeedForwardShape) -> FeedForward:
+    """Makes a layer's feed-forward block, a submodule of whatever it is given to."""
+    dtype = jnp.dtype(config.dtype)
+    return FeedForward(
+        config.dim, shape.dim, shape.activation, shape.gated, use_bias=shape.bias, dtype=dtype, parent=None
+    )
 
 
 class DecoderLayer(nn.Module):
-    """Attention and a gated feed-forward block, each after a norm."""
+    """Attention and a feed-forward block, each after a norm.
 
-    config: DecoderConfig
+    Attributes:
+        attention: the attention, with the methods of `nets.attention.Attention`; perhaps another one wrapped.
+        ff: the feed-forward block.
+        norm: makes norms.
+        post_norms: whether what a block adds is normalised, too.
+    """
+
+    attention: Any
+    ff: Any
+    norm: Callable[[], Any]
+    post_norms: bool = False
 
     def setup(self):
-        c, dtype, norm = self.config, jnp.dtype(self.config.dtype), norm_of(self.config)
-        self.attention_norm, self.ff_norm = norm(), norm()
-        if c.post_norms:
-            self.attention_post_norm, self.ff_post_norm = norm(), norm()
-        self.attention = Attention(
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            c.dim,
-            (c.query_scalar or c.head_dim) ** -0.5,
-            c.qkv_bias,
-            c.out_bias,
-            c.attention_cap,
-            norm if c.head_norms else None,
-            dtype=dtype,
-        )
-        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
+        self.attention_norm, self.ff_norm = self.norm(), self.norm()
+        if self.post_norms:
+            self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
 
     def __call__(
         self,
@@ -196,11 +146,23 @@ class DecoderLayer(nn.Module):
             y = self.attention_norm(x)
             keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
             added = self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
-            x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
+            x = x + (self.attention_post_norm(added) if self.post_norms else added)
         if mlp:
             added = self.ff(self.ff_norm(x))
-            x = x + (self.ff_post_norm(added) if self.config.post_norms else added)
+            x = x + (self.ff_post_norm(added) if self.post_norms else added)
         return x, keys, values
+
+
+def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
+    """Makes a layer of a configuration; `options` are those of another kind of layer."""
+    shape = config.layers[index]
+    attention, ff = attention_of(config, shape.attention), ff_of(config, shape.ff)
+    return kind(attention, ff, norm_of(config), shape.post_norms, **options)
+
+
+def layers_of(config: DecoderConfig) -> list[DecoderLayer]:
+    """Makes all layers of a configuration."""
+    return [layer_of(config, i) for i in range(len(config.layers))]
 
 
 class Decoder(nn.Module):
@@ -211,13 +173,19 @@ class Decoder(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
-        self.layers = [DecoderLayer(c) for _ in range(c.layers)]
+        normal = nn.initializers.normal(0.02)
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=normal)
+        self.layers = layers_of(c)
         self.norm = norm_of(c)()
         if c.positions == "relative":
-            self.bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
+            heads = c.layers[0].attention.heads
+            self.bias = RelativeBias(heads, c.buckets, c.max_distance, bidirectional=False)
+        if c.positions == "learned":
+            assert c.max_positions is not None
+            self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=normal)
         if not c.tied_head:
-            self.head = Dense(c.vocab_size, dtype=dtype)
+            as_gpt = {"weight_init": normal} if c.positions == "learned" else {}
+            self.head = Dense(c.vocab_size, dtype=dtype, **as_gpt)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Computes the logits of each position of whole rows."""
@@ -227,17 +195,18 @@ class Decoder(nn.Module):
         self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
-        at = kv.Pass(jnp.zeros((tokens.shape[0],), jnp.int32), tokens.shape[1])
-        c = self.config
-        views = [at.view(at.step, c.window if c.is_local(layer) else None) for layer in range(c.layers)]
+        at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
+        views = [at.view(at.step, shape.attention.window) for shape in self.config.layers]
         inputs = self._attention_inputs(at, views)
-        return stack.without_cache(self._layers(inputs), self._embed(tokens), runs)
+        x = self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None])
+        sources = [shape.attention.shares for shape in self.config.layers]
+        return stack.without_cache(self._layers(inputs), x, runs, sources)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> Float[Array, "B T M"]:
-        """Embeds tokens for the first layer; where they lie does not matter to it."""
-        return self._embed(tokens)
+        """Embeds tokens for the first layer, at each row's own length."""
+        return self._embed(tokens, kv.positions(cache.length, tokens.shape[1], parent))
 
     def run(
         self,
@@ -256,19 +225,12 @@ class Decoder(nn.Module):
         return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
 
     def _attention_inputs(self, at: kv.Pass, views: Sequence[kv.View]) -> list[AttentionInputs]:
-        """Makes the inputs of each layer; layers that read the same view share them."""
-        c, position, rotations = self.config, at.positions(), dict[float | None, Rotation | None]()
+        """Makes the inputs of each layer; layers that read the same view, or rotate alike, share them."""
+        position, shapes = at.positions(), [layer.attention for layer in self.config.layers]
+        turns = {(x.rotary, x.head_dim): x.rotary and x.rotary.at(position, x.head_dim) for x in shapes}
 
-        def rotation(is_local: bool) -> Rotation | None:
-            # A base of their own is not scaled: within the window no distance is longer than in training.
-            base = c.local_rope_base if is_local and c.positions == "rotary" else None
-            if base not in rotations:
-                unscaled = None if base is None else rotary.rotation(position, rotary.frequencies(c.head_dim, base))
-                rotations[base] = rotation_of(c, position) if base is None else unscaled
-            return rotations[base]
-
-        def make(view: kv.View, is_local: bool) -> AttentionInputs:
-            by_distance = self.bias(distances(view.size)) if c.positions == "relative" else None
+        def seen(view: kv.View) -> tuple[Mask | QueryMask, Bias]:
+            by_distance = self.bias(distances(view.size)) if self.config.positions == "relative" else None
 
             def mask_and_bias(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
                 mask, start = view.mask(first, count)[:, None], at.length + first  # [B, 1, T, S]
@@ -276,17 +238,16 @@ class Decoder(nn.Module):
                     return mask, None
                 return mask, biases(by_distance, start, count, view.size, at.parent)  # [B, H, T, S]
 
-            mask, bias = for_queries(at.step, mask_and_bias, at.parent)
-            return AttentionInputs(mask, rotation(is_local), bias)
+            return for_queries(at.step, mask_and_bias, at.parent)
 
-        inputs = dict[kv.View, AttentionInputs]()
-        for layer, view in enumerate(views):
-            if view not in inputs:
-                inputs[view] = make(view, c.is_local(layer))
-        return [inputs[view] for view in views]
+        masks = {view: seen(view) for view in dict.fromkeys(views)}
+        each = zip(views, shapes, strict=True)
+        return [AttentionInputs(masks[view][0], turns[x.rotary, x.head_dim], masks[view][1]) for view, x in each]
 
-    def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+    def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
         x = self.embedding(tokens)
+        if self.config.positions == "learned":
+            x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
         return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
@@ -308,21 +269,21 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
         taps: layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
 
     >>> import jax, jaxspec
-    >>> config = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+    >>> config = decoder_config(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
     >>> lm = language_model(config)
     >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
     >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, Room(8))
     >>> forward.logits.shape, cache.keys[0].shape
     ((2, 1, 32), (2, 2, 8, 4))
     """
-    return _language_model(config, stack.check_taps(taps, config.layers))
+    return _language_model(config, stack.check_taps(taps, len(config.layers)))
 
 
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, empty = config, functools.partial(empty_cache, config)
     return stack.decoder_only(
-        Decoder(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps, c.end_tokens
+        Decoder(c, taps), init, c, empty, len(c.layers), c.vocab_size, c.max_positions, c.dim, taps, c.end_tokens
     )
 
 
@@ -332,15 +293,28 @@ def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
 
 
 def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
-    """Takes local and global layers apart, whose caches differ."""
-    local = sum(config.is_local(i) for i in range(config.layers))
-    shallow = dataclasses.replace(config, layers=1, local=())
-    more = [
-        (dataclasses.replace(config, layers=2, local=(False, is_local)), times)
-        for is_local, times in ((True, local), (False, config.layers - local - 1))
-        if times
-    ]
-    return [(shallow, 1 - sum(times for _, times in more)), *more]
+    shapes = collections.Counter(config.layers)
+    more = [(dataclasses.replace(config, layers=(*shapes, shape)), times - 1) for shape, times in shapes.items()]
+    return [(dataclasses.replace(config, layers=tuple(shapes)), 1 - sum(times for _, times in more)), *more]
+
+
+def _axes(config: DecoderConfig) -> Axes:
+    """Layers are split alike: an axis that differs between them, into parts that divide all of its sizes."""
+    attentions = [layer.attention for layer in config.layers]
+    return Axes(
+        {
+            "heads": math.gcd(*(x.heads for x in attentions)),
+            "kv_heads": math.gcd(*(x.kv_heads for x in attentions)),
+            "ff": math.gcd(*(layer.ff.dim for layer in config.layers)),
+            "vocab": config.vocab_size,
+        }
+    )
+
+
+def _share(config: DecoderConfig, path: str) -> float:
+    """Positions are looked up, as is an embedding that is no head."""
+    unread = path.startswith("position") or path.endswith("table")
+    return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0
 
 
 NETWORK = Network(
@@ -349,10 +323,14 @@ NETWORK = Network(
     init,
     language_model,
     Decoder,
-    stack.stack_of_layers,
+    lambda config: {"layers": len(config.layers)},
     _pieces,
-    axes=lambda c: Axes({"heads": c.heads, "kv_heads": c.kv_heads, "ff": c.ff_dim, "vocab": c.vocab_size}),
-    share=stack.share,
-    trimmed=stack.trimmed,
+    _axes,
+    _share,
     logits_cap=lambda config: config.logits_cap,
+    trimmed=lambda config, tokens: (
+        dataclasses.replace(config, vocab_size=tokens),
+        "embedding" if config.tied_head else "head",
+    ),
+    forms=FORMS,
 )

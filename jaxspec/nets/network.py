@@ -63,6 +63,20 @@ class Load(NamedTuple):
         return (self.parameters + union) * BYTES[self.dtype]
 
 
+class Form(NamedTuple):
+    """A short way to write a configuration, in recipes and manifests.
+
+    Attributes:
+        kind: a frozen dataclass of plain values.
+        config: such a value -> the configuration.
+        of: configuration -> that value; raises ValueError where the form cannot say it.
+    """
+
+    kind: type
+    config: Callable[[Any], Any]
+    of: Callable[[Any], Any]
+
+
 class Network(NamedTuple):
     """A kind of network, for all configurations of a type.
 
@@ -83,6 +97,7 @@ class Network(NamedTuple):
         logits_cap: configuration -> the soft cap that its head ends with.
         trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the name of the
             head's parameters, "head" or "embedding". None: it has no head.
+        forms: (family, short form of the configuration) for each family; none: the configuration is short itself.
     """
 
     name: str
@@ -97,6 +112,7 @@ class Network(NamedTuple):
     spread: Callable[[Any, str], float] = lambda config, path: 1.0
     logits_cap: Callable[[Any], float | None] = lambda config: None
     trimmed: Callable[[Any, int], tuple[Any, str]] | None = None
+    forms: tuple[tuple[str, Form], ...] = ()
 
     def depth(self, config: Any) -> int:
         """Counts the layers that generate: a T5's decoder's."""
@@ -109,10 +125,10 @@ class Network(NamedTuple):
     def total(self, config: Any, measure: Callable[[Any], int]) -> int:
         """Adds up an amount to which every layer adds its own, from small networks that have each shape of layer once.
 
-        >>> from jaxspec.nets import gpt
-        >>> config = gpt.SIZES["gpt-97m"]
-        >>> gpt.NETWORK.total(config, lambda small: len(jax.tree.leaves(gpt.NETWORK.shapes(small))))
-        197
+        >>> from jaxspec.nets import decoder
+        >>> config = decoder.gpt_config(32, dim=8, ff_dim=8, layers=12, heads=2)
+        >>> decoder.NETWORK.total(config, lambda small: len(jax.tree.leaves(decoder.NETWORK.shapes(small))))
+        196
         """
         return sum(times * measure(piece) for piece, times in self.pieces(config) if times)
 

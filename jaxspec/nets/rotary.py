@@ -1,10 +1,11 @@
 """Rotary positions (Su et al., arXiv 2104.09864): queries and keys are rotated by angles that grow with position.
 
-Shapes: B batch, T step, H heads, D head dimension, F = D / 2 frequencies.
+Shapes: B batch, T step, H heads, D head dimension, F frequencies, D / 2 where all of a head is rotated.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from jaxtyping import Array, Float, Int
 SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
-class RopeScaling(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
     """The lower frequencies by which a model trained on short rows was made to read longer ones.
 
     Attributes:
@@ -34,6 +36,40 @@ class RopeScaling(NamedTuple):
     high: float = 4.0
     original: int = 8192
     truncate: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """How the queries and keys of a layer are rotated.
+
+    Attributes:
+        base: the base of the frequencies.
+        dims: how many dimensions of a head are rotated, the first ones; None for all.
+        scaling: what is done to the lower frequencies.
+        magnitude: multiplies cosines and sines (YaRN).
+        proportional: whether frequencies and pairs are those of the whole head, of which those beyond `dims` stand
+            still (Gemma 4).
+    """
+
+    base: float = 10_000.0
+    dims: int | None = None
+    scaling: RopeScaling = RopeScaling()
+    magnitude: float = 1.0
+    proportional: bool = False
+
+    def at(self, position: Int[Array, "B T"], head_dim: int) -> Rotation:
+        """Computes the rotation at some positions.
+
+        >>> position = jnp.array([[1]])
+        >>> [Rotary(dims=4, proportional=x).at(position, 8).cos.round(3).tolist() for x in (False, True)]
+        [[[[0.54, 1.0]]], [[[0.54, 0.995, 1.0, 1.0]]]]
+        """
+        if self.proportional:
+            frequency = frequencies(head_dim, self.base, self.scaling)
+            frequency = np.where(np.arange(len(frequency)) < (self.dims or head_dim) // 2, frequency, np.float32(0))
+        else:
+            frequency = frequencies(self.dims or head_dim, self.base, self.scaling)
+        return rotation(position, frequency, self.magnitude)
 
 
 class Rotation(NamedTuple):
@@ -101,13 +137,13 @@ def rotation(position: Int[Array, "B T"], frequency: np.ndarray, magnitude: floa
 
 
 def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T D"]:
-    """Rotates dimensions i and i + D / 2, as a pair, by the angle of frequency i.
+    """Rotates dimensions i and i + F, as a pair, by the angle of frequency i; those from 2 F on stay.
 
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
     >>> rotate(x, rotation(jnp.array([[1]]), np.array([np.pi / 2]))).round(3).tolist()
     [[[[-0.0, 1.0]]]]
     """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    cos, sin, turned = rotary.cos[:, None], rotary.sin[:, None], 2 * rotary.cos.shape[-1]
+    first, second = jnp.split(x[..., :turned].astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return rotated if turned == x.shape[-1] else jnp.concatenate([rotated, x[..., turned:]], axis=-1)

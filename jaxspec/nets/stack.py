@@ -5,7 +5,6 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -138,7 +137,10 @@ def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def without_cache(
-    layers: Iterable[Layer], x: Float[Array, "B T M"], runs: Bool[Array, "layers B"] | None = None
+    layers: Iterable[Layer],
+    x: Float[Array, "B T M"],
+    runs: Bool[Array, "layers B"] | None = None,
+    sources: Sequence[int | None] = (),
 ) -> list[Float[Array, "B T M"]]:
     """Runs layers over whole rows, as in training: what a layer may attend to is what it was given.
 
@@ -147,13 +149,16 @@ def without_cache(
         x: the embedded tokens.
         runs: which rows run which layers, in training with layer dropout; the others' stream goes on as it is. None:
             all run all.
+        sources: for each layer, the number of the one whose keys and values it reads; None, or no entry: its own.
 
     Returns:
         The residual stream after each layer.
     """
-    after = []
+    after, records = [], []
     for i, layer in enumerate(layers):
-        output, *_ = layer(x, lambda k, v: (k, v))
+        source = sources[i] if sources else None
+        output, *record = layer(x, lambda *new, source=source: new if source is None else tuple(records[source]))
+        records.append(record)
         x = output if runs is None else jnp.where(runs[i][:, None, None], output, x)
         after.append(x)
     return after
@@ -315,25 +320,3 @@ def decoder_only(
         end_tokens=end_tokens,
         is_causal=True,
     )
-
-
-def stack_of_layers(config: Any) -> dict[str, int]:
-    """Returns `Network.stacks` of a network with one stack."""
-    return {"layers": config.layers}
-
-
-def pieces(config: Any) -> list[tuple[Any, int]]:
-    """Returns `Network.pieces` of a network whose layers are alike."""
-    single, double = (dataclasses.replace(config, layers=n) for n in (1, 2))
-    return [(single, 2 - config.layers), (double, config.layers - 1)]
-
-
-def trimmed(config: Any, tokens: int) -> tuple[Any, str]:
-    """Returns `Network.trimmed` of a decoder."""
-    return dataclasses.replace(config, vocab_size=tokens), "embedding" if config.tied_head else "head"
-
-
-def share(config: Any, path: str) -> float:
-    """Returns `Network.share` of a decoder: positions are looked up, as is an embedding that is no head."""
-    unread = path.startswith("position") or path.endswith("table")
-    return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0

@@ -11,7 +11,7 @@ from typing import Any
 from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import NETWORKS, decoder_layers
+from jaxspec.nets import FORMS, decoder_layers, from_table
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {kind.name: kind.sizes for kind in KINDS}
@@ -370,16 +370,17 @@ def load(path: str | Path) -> AnyRecipe:
 def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     """A recipe from the tables of its TOML file; its family says of which kind."""
     family = table.get("family")
-    if family not in {**NETWORKS, **HEADS}:
-        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*NETWORKS, *HEADS])}")
+    if family not in {**FORMS, **HEADS}:
+        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}")
     if family in HEADS:
         kind_of_recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     else:
-        kind_of_recipe, parts = Recipe, {"model": NETWORKS[family].config, "data": Data, "train": Train}
-        parts |= {"distil": Distil, "early_exit": EarlyExit}
+        kind_of_recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit}
     if family == "ngram":
         kind_of_recipe, parts = TableRecipe, {"data": Texts, "tables": Tables}
     table = dict(table)
+    if kind_of_recipe is Recipe and "model" in table:
+        table["model"] = from_table(family, table["model"], f"{where}: [model]")
     for key, kind in parts.items():
         if key in table:
             table[key] = build(kind, table[key], f"{where}: [{key}]")

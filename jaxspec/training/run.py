@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import files
 from jaxspec.core import Params, token_ids
 from jaxspec.files import folders
-from jaxspec.nets import net_of, t5
+from jaxspec.nets import form_of, net_of, t5
 from jaxspec.nets.resize import resize
 from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts
@@ -161,6 +161,8 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
         ValueError: the folder holds the run of another recipe.
     """
     record, table = work / RECORD, dataclasses.asdict(recipe)
+    if isinstance(recipe, Recipe):
+        table["model"] = dataclasses.asdict(form_of(recipe.model)[1])
     for name in ("steps", "evaluate_every", "save_every"):
         del table["train"][name]
     fields = {name: json.dumps(value) for name, value in _flat(table)}

@@ -49,7 +49,7 @@ def trim_vocabulary(
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.nets import decoder
-        >>> config = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+        >>> config = decoder.decoder_config(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
         >>> model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
         >>> small = trim_vocabulary(model, size=8)
         >>> small.params.head["head"]["weight"].shape, small.lm.vocab_size

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import optional_imports, sharding
+from jaxspec import nets, optional_imports, sharding
 from jaxspec.core import Params, token_ids
 from jaxspec.core.checks import suggest
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import NETWORKS, axes_of, find, quantised
+from jaxspec.nets import FORMS, axes_of, quantised
 from jaxspec.weights import orbax_arrays, parameters, quantisation, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
@@ -52,7 +52,7 @@ class Manifest:
             tables.
         dtype: how matrices are stored: "float32", "bfloat16", "int8" or "int4".
         parameters: number of weights or table entries (scales of quantised matrices not counted).
-        model: the configuration of the family.
+        model: the network's configuration; the file holds the family's form of it (`nets.form_of`).
         files: [size in bytes, SHA-256] of every other file, by its path in the folder.
         about: where the weights come from and what was measured; plain values.
     """
@@ -113,7 +113,7 @@ def save(
     if drafted is not None and (complaint := _ill_formed_tokens(drafted, config.vocab_size)):
         raise CheckpointError(f"draft_tokens {complaint}")
     wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params)
-    if complaint := _differences(_abstract(config, family), wide):
+    if complaint := _differences(_abstract(config), wide):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
     if bad := [
         path for path, x in parameters.flat(params, is_leaf=quantisation.is_quantised).items() if not _is_finite(x)
@@ -154,7 +154,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     manifest = read_manifest(folder)
     if complaint := folders.damage(folder, manifest.files):
         raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
-    abstract = _abstract(manifest.model, manifest.family)
+    abstract = _abstract(manifest.model)
 
     def place(path: tuple[Any, ...], x: np.ndarray) -> Any:
         if mesh is None:
@@ -198,9 +198,9 @@ def read_manifest(folder: str | Path) -> Manifest:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if table.get("format") != VERSION:
             raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}")
-        if table.get("family") not in NETWORKS:
-            raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(NETWORKS)}")
-        model = build(NETWORKS[table["family"]].config, table.get("model", {}), "[model]")
+        if table.get("family") not in FORMS:
+            raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(FORMS)}")
+        model = nets.from_table(table["family"], table.get("model", {}), "[model]")
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
@@ -272,11 +272,13 @@ def _copy_compact(source: Path, copy: Path) -> None:
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    if family not in NETWORKS:
-        raise CheckpointError(f"family is {family!r}, expected one of {sorted(NETWORKS)}")
-    if find(config) != NETWORKS[family]:
-        expected = NETWORKS[family].config.__name__
-        raise CheckpointError(f"config is a {type(config).__name__}, family {family!r} expects a {expected}")
+    if family not in FORMS:
+        raise CheckpointError(f"family is {family!r}, expected one of {sorted(FORMS)}")
+    expected = "" if nets.find(config) is None else nets.form_of(config)[0]
+    if family != expected:
+        raise CheckpointError(
+            f"config is a {type(config).__name__} of family {expected!r}, and family is {family!r}: expected the same"
+        )
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     if absent := [file for file in tokenizer_files(present) if file not in present]:
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
@@ -301,14 +303,19 @@ def _check_manifest(manifest: Manifest) -> None:
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:
     table = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
-    model = dataclasses.asdict(manifest.model)
-    # TOML has no null: a None is left out, and is the default of each field that may be None.
-    table["model"] = {key: value for key, value in model.items() if value is not None}
+    table["model"] = _without_none(dataclasses.asdict(nets.form_of(manifest.model)[1]))
     try:
         text = folders.to_toml(table)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _without_none(value: Any) -> Any:
+    """Leaves out what TOML has no null for: each field that may be None has it as its default."""
+    if isinstance(value, dict):
+        return {key: _without_none(x) for key, x in value.items() if x is not None}
+    return [_without_none(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _write_params(folder: Path, params: Params, dtype: str) -> None:
@@ -344,9 +351,9 @@ def _read_params(folder: Path, expected: Params, place: Callable[[tuple[Any, ...
 
 
 @functools.lru_cache
-def _abstract(config: Any, family: str) -> Params:
+def _abstract(config: Any) -> Params:
     """Shapes and types of the network's parameters."""
-    return NETWORKS[family].shapes(config)
+    return nets.net_of(config).shapes(config)
 
 
 def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str, mixed: bool = False) -> Any:

@@ -38,8 +38,8 @@ Shape = tuple[int, ...]
 def shapes(config: Any) -> dict[str, Shape]:
     """Returns the shape of each of a network's parameters.
 
-    >>> from jaxspec.nets.gpt import GPTConfig
-    >>> found = shapes(GPTConfig(32, dim=16, ff_dim=24, layers=1, heads=2, max_positions=8))
+    >>> from jaxspec.nets.decoder import gpt_config
+    >>> found = shapes(gpt_config(32, dim=16, ff_dim=24, layers=1, heads=2, max_positions=8))
     >>> found["layers_0/ff/wi/weight"]
     (24, 16)
     """

@@ -39,9 +39,9 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
 
     Example:
         >>> import jax.numpy as jnp, jaxspec
-        >>> from jaxspec.nets import gpt
-        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=2, heads=2, max_positions=48)
-        >>> target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=2, heads=2, max_positions=48)
+        >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=quantised(target), gamma=3, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())

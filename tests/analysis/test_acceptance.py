@@ -13,8 +13,8 @@ from jaxspec.analysis.statistics import Rate
 from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.nets import gpt, t5
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, table_model_from
 from jaxspec.testing.tables import plain_distribution
@@ -201,11 +201,11 @@ def test_teacher_forcing_is_the_distribution_of_plain_sampling():
 
 
 T5 = T5Config(11, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-GPT = GPTConfig(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
+GPT = gpt_config(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("net", "config"), [(t5, T5), (gpt, GPT)], ids=["t5", "gpt"])
+@pytest.mark.parametrize(("net", "config"), [(t5, T5), (decoder, GPT)], ids=["t5", "gpt"])
 def test_alpha_of_a_network_with_itself_is_1_and_with_another_less(net, config):
     init = jax.jit(net.init, static_argnums=0)
     target, draft = (Model(net.language_model(config), init(config, jax.random.key(i))) for i in (0, 1))

@@ -7,15 +7,15 @@ import pytest
 
 from jaxspec import Model, Prompt
 from jaxspec.analysis import layers
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
 
 
 def target(count):
-    shape = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=count, heads=2, max_positions=48)
-    return Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+    shape = decoder.gpt_config(32, dim=8, ff_dim=8, layers=count, heads=2, max_positions=48)
+    return Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
 
 
 @pytest.mark.slow

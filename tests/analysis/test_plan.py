@@ -15,8 +15,9 @@ from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import Room
 from jaxspec.decode.request import prepare
-from jaxspec.nets import decoder, gpt, net_of, t5
+from jaxspec.nets import decoder, net_of, t5
 from jaxspec.testing import prepared_table, table_model
+from jaxspec.weights.hf_families.gpt import SIZES
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
@@ -116,7 +117,7 @@ def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     assert cost.operations_ratio(target, bigram) == 0
     half = target._replace(params=target.params[: len(target.params) // 2])
     assert cost.operations_ratio(target, half) == pytest.approx(half.params.size / target.params.size)
-    big, small = (target._replace(config=gpt.SIZES[name]) for name in ("gpt-97m", "gpt-6m"))
+    big, small = (target._replace(config=SIZES[name]) for name in ("gpt-97m", "gpt-6m"))
     assert cost.operations_ratio(big, small) == pytest.approx(0.04, abs=0.005)
 
 
@@ -142,8 +143,8 @@ def test_bad_arguments_are_refused(call, message):
 
 
 TINY_T5 = t5.T5Config(32, dim=8, ff_dim=12, heads=2, head_dim=3, encoder_layers=1, decoder_layers=2)
-TINY_GPT = gpt.GPTConfig(32, dim=8, ff_dim=12, layers=2, heads=2, max_positions=16)
-TINY_LLAMA = decoder.DecoderConfig(32, dim=8, ff_dim=12, layers=2, heads=4, kv_heads=2, head_dim=4)
+TINY_GPT = decoder.gpt_config(32, dim=8, ff_dim=12, layers=2, heads=2, max_positions=16)
+TINY_LLAMA = decoder.decoder_config(32, dim=8, ff_dim=12, layers=2, heads=4, kv_heads=2, head_dim=4)
 
 
 @pytest.mark.parametrize("config", [TINY_T5, TINY_GPT, TINY_LLAMA], ids=["t5", "gpt", "llama"])
@@ -155,7 +156,7 @@ def test_load_of_counts_what_decoding_multiplies(config):
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)
         absent = ["encoder", "position", "['cross']['key']", "['cross']['value']", "table"]
-        absent += [] if isinstance(config, gpt.GPTConfig) else ["embedding"]  # looked up; the head is another matrix
+        absent += [] if config.tied_head else ["embedding"]  # looked up; the head is another matrix
         if leaf.ndim == 2 and not any(part in name for part in absent):
             count += leaf.size
     row, prompt = 16, 16

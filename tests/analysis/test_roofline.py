@@ -15,7 +15,7 @@ from jaxspec.analysis.roofline import (
     spare_tokens,
     verify_cost,
 )
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import decoder_config
 
 TOY = Machine(bandwidth=100.0, bfloat16=1000.0, float32=500.0)
 MODEL = Load(parameters=50, cache_bytes=10)  # 100 bytes of weights: a second; 100 operations a token: a tenth
@@ -46,7 +46,8 @@ def test_caches_keep_the_verify_pass_cheap_at_large_batches():
 
 
 def test_layers_with_a_window_read_no_more_than_their_rings():
-    config = DecoderConfig(8, dim=4, ff_dim=4, layers=3, heads=1, kv_heads=1, head_dim=2, window=5, local=(True, False))
+    shape = dict(dim=4, ff_dim=4, layers=3, heads=1, kv_heads=1, head_dim=2)
+    config = decoder_config(8, **shape, window=5, local=(True, False))
     entry = 2 * 2 * 4  # a key and a value of two float32
     read = [load_of(config, row=row).cache_bytes for row in (600, 1000)]
     assert read == [3 * 600 * entry, (1000 + 2 * 645) * entry]

@@ -11,7 +11,7 @@ from jaxspec import drafters, policies, rules
 from jaxspec.analysis.setting import Backend, Setting, Task, describe, identity, product, setting_of
 from jaxspec.core import Model, Prompt
 from jaxspec.decode.request import prepare
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import table_model
 
 TARGET = table_model(jax.random.key(1), 6)
@@ -31,8 +31,8 @@ def test_names_are_given_or_found():
 
 
 def test_drafters_of_different_factories_and_sizes_have_different_names():
-    shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
-    target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape, name="toy")
+    shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
+    target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape, name="toy")
     early = drafters.early_exit(target, 1)
     expected = {
         "early_exit(1)": early,

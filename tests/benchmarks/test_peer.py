@@ -11,9 +11,8 @@ from benchmarks import jobs, peer
 from jaxspec import drafters, rules
 from jaxspec.analysis.bench import Config, Setting, Task, product, run
 from jaxspec.decode.request import prepare
-from jaxspec.nets import decoder, gpt, t5
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.vocab import trim
 
@@ -21,8 +20,8 @@ PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0]]), jnp.array([4,
 TASK = Task("ids", PROMPT, new_tokens=9, ends=False)
 DEEPER = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=2)  # than its encoder
 SHALLOW = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=1)
-GPTS = [GPTConfig(64, dim=16, ff_dim=16, layers=n, heads=2, max_positions=64) for n in (2, 1)]
-LLAMAS = [DecoderConfig(64, 16, ff_dim=16, layers=n, heads=2, kv_heads=1, head_dim=8) for n in (2, 1)]
+GPTS = [gpt_config(64, dim=16, ff_dim=16, layers=n, heads=2, max_positions=64) for n in (2, 1)]
+LLAMAS = [decoder_config(64, 16, ff_dim=16, layers=n, heads=2, kv_heads=1, head_dim=8) for n in (2, 1)]
 BOTH = [peer.GENERATE, peer.TRANSFORMERS]
 NAMES = [backend.name for backend in BOTH]
 
@@ -44,7 +43,7 @@ def one_thread(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("net", "configs"), [(t5, (DEEPER, SHALLOW)), (gpt, GPTS), (decoder, LLAMAS)], ids=["t5", "gpt", "llama"]
+    ("net", "configs"), [(t5, (DEEPER, SHALLOW)), (decoder, GPTS), (decoder, LLAMAS)], ids=["t5", "gpt", "llama"]
 )
 def test_both_libraries_generate_the_same(net, configs):
     target, draft = (random(net, config, i) for i, config in enumerate(configs))
@@ -63,7 +62,7 @@ def test_both_libraries_generate_the_same(net, configs):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("net", "config"), [(t5, DEEPER), (gpt, GPTS[0])], ids=["t5", "gpt"])
+@pytest.mark.parametrize(("net", "config"), [(t5, DEEPER), (decoder, GPTS[0])], ids=["t5", "gpt"])
 def test_batches_with_limits_of_several_lengths_are_decoded_alike(net, config, tmp_path):
     """Each batch until its longest row is done, in both libraries; slots are left by rows that are done."""
     prepared = prepare(
@@ -116,8 +115,8 @@ def test_without_pytorch_it_says_what_to_do(monkeypatch):
     ],
 )
 def test_what_cannot_be_compared(changed, message):
-    target, draft = random(gpt, GPTS[0], 0), random(gpt, GPTS[1], 1)
-    half = draft._replace(config=GPTConfig(64, 16, 16, 1, 2, max_positions=64, dtype="bfloat16"))
+    target, draft = random(decoder, GPTS[0], 0), random(decoder, GPTS[1], 1)
+    half = draft._replace(config=gpt_config(64, 16, 16, 1, 2, max_positions=64, dtype="bfloat16"))
     setting = Setting(TASK, draft, 2)._replace(**changed | ({"drafter": half} if "half" in changed.values() else {}))
     prepared = prepare(target, PROMPT, key=jax.random.key(0), max_new_tokens=9, **setting.sampling)
     with pytest.raises(ValueError, match=message):

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import model_card, quality
 from jaxspec.core import Model
-from jaxspec.nets import gpt, t5
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import word_tokenizer
 
@@ -67,7 +67,7 @@ def test_without_the_extra(monkeypatch, package, call):
 
 WORDS = ["<pad>", "</s>", "<unk>", "Das", "ist", "ein", "Haus", "a", "house", "is"]
 T5 = T5Config(len(WORDS), dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-GPT = GPTConfig(len(WORDS), dim=16, ff_dim=16, layers=1, heads=2, max_positions=640)
+GPT = gpt_config(len(WORDS), dim=16, ff_dim=16, layers=1, heads=2, max_positions=640)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
 def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
     """The loss per token is that of the examples, computed here without batches."""
     folder = data_folder(tmp_path)
-    target, _ = pair(gpt, GPT, tokenizer)
+    target, _ = pair(decoder, GPT, tokenizer)
     row = tokenizer("</s> Das ist ein Haus a house is a house </s>")["input_ids"]
-    logits = jax.jit(gpt.GPT(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
+    logits = jax.jit(decoder.Decoder(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
     log_probs = jax.nn.log_softmax(logits)[0]
     expected = -float(np.mean([log_probs[i, token] for i, token in enumerate(row[1:])]))
     assert model_card.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)

@@ -33,9 +33,10 @@ from benchmarks import (
     rule_costs,
     synthetic,
 )
+from jaxspec import nets
 from jaxspec.analysis import bench, environment, random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Spread
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.rules import catalogue
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.weights import loading as model_loading
@@ -181,16 +182,16 @@ def checkpoint(tmp_path):
     """A small GPT in int8, as a checkpoint."""
     words = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
     word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path / "words")
-    config = gpt.GPTConfig(len(words), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    config = decoder.gpt_config(len(words), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
     options = dict(name="small", family="gpt", dtype="int8", description={})
-    orbax.save(tmp_path / "small", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
+    orbax.save(tmp_path / "small", decoder.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
     return tmp_path / "small"
 
 
 def test_wider_and_unrounded_models_are_written(checkpoint, tmp_path):
     synthetic.main(["widen", str(checkpoint), "--units", "8", "--out", str(tmp_path / "new" / "wide")])
     small, wide = model_loading.load(checkpoint), model_loading.load(tmp_path / "new" / "wide")
-    assert (wide.config.ff_dim, wide.name) == (8, "wide")
+    assert (nets.form_of(wide.config)[1].ff_dim, wide.name) == (8, "wide")
     synthetic.main(["unrounded", str(checkpoint), "--out", str(tmp_path / "drawn")])
     drawn = model_loading.load(tmp_path / "drawn")
     matrices = [x.params["layers_0"]["ff"]["wi"]["weight"] for x in (small, drawn)]

@@ -11,11 +11,12 @@ import scipy.stats
 
 import jaxspec
 from benchmarks.synthetic import random_verdicts_for_benchmarks, widen
+from jaxspec import nets
 from jaxspec.analysis import formulas
 from jaxspec.analysis import random_model as random_models
 from jaxspec.core import Distribution, Draft, Model, Prompt, Room, noise
-from jaxspec.nets import gpt, t5
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model
 from jaxspec.weights import quantisation
@@ -99,7 +100,7 @@ def test_a_shape_is_stored_in_the_dtype_asked_for(stored, monkeypatch):
 CONFIGS = {
     "t5-v1_1": T5Config(40, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1),
     "t5-1_0": T5Config(40, 16, 24, 2, 8, 1, 1, activation="relu", gated=False, tied_head=True),
-    "gpt": GPTConfig(40, dim=16, ff_dim=24, layers=1, heads=2, max_positions=64),
+    "gpt": gpt_config(40, dim=16, ff_dim=24, layers=1, heads=2, max_positions=64),
 }
 PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4, 2], jnp.int32))
 
@@ -107,7 +108,7 @@ PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4
 def model(name: str) -> Model:
     """Random parameters, biases included."""
     config = CONFIGS[name]
-    net = gpt if isinstance(config, GPTConfig) else t5
+    net = t5 if isinstance(config, T5Config) else decoder
     random = np.random.default_rng(0)
     params = jax.jit(net.init, static_argnums=0)(config, jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.1 * random.standard_normal(x.shape).astype(x.dtype), params)
@@ -119,7 +120,7 @@ def model(name: str) -> Model:
 def test_the_same_text_and_logits(name):
     small = model(name)
     wide = widen(small, 100)
-    assert wide.config.ff_dim == 100 and wide.name == name
+    assert nets.form_of(wide.config)[1].ff_dim == 100 and wide.name == name
     ours, theirs = (jax.jit(m.lm.prefill)(m.params, PROMPT, Room(8))[0].logits for m in (wide, small))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     options = dict(temperature=np.array([0.0, 1.0]), key=jax.random.key(0), max_new_tokens=24)  # a greedy row, too
@@ -152,7 +153,7 @@ def test_every_feed_forward_block_grows_and_nothing_else(name):
 
 def test_the_parameters_have_the_shapes_of_a_model_of_that_size():
     wide = widen(model("gpt"), 100)
-    fresh = jax.eval_shape(lambda: gpt.init(wide.config, jax.random.key(0)))
+    fresh = jax.eval_shape(lambda: decoder.init(wide.config, jax.random.key(0)))
     assert jax.tree.map(jnp.shape, wide.params) == jax.tree.map(lambda x: x.shape, fresh)
 
 

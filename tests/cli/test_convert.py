@@ -14,12 +14,12 @@ import jaxspec
 from jaxspec import Model
 from jaxspec.cli.main import app
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import decoder_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, orbax
 
 runner = CliRunner()
-CONFIG = DecoderConfig(
+CONFIG = decoder_config(
     32, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, window=4, local=(True,), max_positions=32
 )
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

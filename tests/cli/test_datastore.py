@@ -15,7 +15,7 @@ from jaxspec import drafters
 from jaxspec.cli.main import app
 from jaxspec.drafters.lookups import datastore
 from jaxspec.files import folders
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.weights import huggingface, loading, orbax
 
@@ -28,9 +28,9 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "words")
-    config = gpt.GPTConfig(len(WORDS), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    config = decoder.gpt_config(len(WORDS), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
     options = dict(name="target", family="gpt", dtype="float32", description={})
-    orbax.save(tmp_path / "target", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
+    orbax.save(tmp_path / "target", decoder.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
     (tmp_path / "texts.txt").write_text("the old dog\n\nthe old cat saw a new dog\n")
     rows = [{"task": task, "output": f"a {task} dog"} for task in ("old", "new")]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

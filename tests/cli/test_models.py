@@ -12,18 +12,17 @@ from jaxspec.analysis import memory
 from jaxspec.cli.main import app
 from jaxspec.core import Prompt, Room
 from jaxspec.drafters.lookups import ngram_model
-from jaxspec.nets import decoder, gpt, t5
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import hf_families, loading, orbax
 
 runner = CliRunner()
 T5 = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=2)
-GPT = GPTConfig(32, dim=16, ff_dim=24, layers=3, heads=2, max_positions=16)
-LLAMA = DecoderConfig(32, dim=16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4, head_norms=True)
+GPT = gpt_config(32, dim=16, ff_dim=24, layers=3, heads=2, max_positions=16)
+LLAMA = decoder_config(32, dim=16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4, head_norms=True)
 NGRAM = ngram_model.NGramConfig(32, (5, 9), followers=2)
-NETS = [(t5, T5), (gpt, GPT), (decoder, LLAMA)]
+NETS = [(t5, T5), (decoder, GPT), (decoder, LLAMA)]
 EACH = pytest.mark.parametrize(("net", "config"), NETS, ids=["t5", "gpt", "decoder"])
 
 
@@ -150,7 +149,7 @@ def few(monkeypatch, tmp_path):
     tokenizer.mkdir()
     for file in orbax.TOKENIZER:
         (tokenizer / file).write_text("{}")
-    params = gpt.init(GPT, jax.random.key(0))
+    params = decoder.init(GPT, jax.random.key(0))
     manifest = dict(name="ours", family="gpt", dtype="bfloat16", description={"heldout_loss": 1.5})
     orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **manifest)
     monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "shipped",))

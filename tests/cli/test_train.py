@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec.cli.main import app
 from jaxspec.core import Room
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import recipes, run
 from jaxspec.vocab import trim
@@ -172,8 +172,8 @@ order = 2
 @pytest.fixture
 def target(project):
     """A checkpoint to draft for."""
-    config = gpt.GPTConfig(12, dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
-    params = gpt.init(config, jax.random.key(0))
+    config = decoder.gpt_config(12, dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    params = decoder.init(config, jax.random.key(0))
     options = dict(name="target", family="gpt", dtype="float32", description={})
     orbax.save(project / "trained" / "target", params, config, project / "data" / "words", **options)
     (project / "pairs.toml").write_text(COUNTED)

@@ -4,7 +4,6 @@ A kind is a tiny network. The reference is the network over whole rows, without 
 a window's ring, and rewinds have every length that there is room for.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec import nets
 from jaxspec.core import LanguageModel, Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import decoder
@@ -21,11 +21,11 @@ from tests.draft_heads.test_drafters import noisy
 from tests.rehearsals import test_recurrent_family, test_shared_family
 
 VOCAB, WINDOW, REWIND, CAPACITY, WIDTH = 11, 3, 6, 40, 32
-WHOLE = decoder.DecoderConfig(VOCAB, dim=8, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+WHOLE = decoder.decoder_config(VOCAB, dim=8, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
 CONFIGS = {
     "whole": WHOLE,
-    "window": dataclasses.replace(WHOLE, window=WINDOW, local=(True,)),
-    "both": dataclasses.replace(WHOLE, window=WINDOW, local=(True, False)),
+    "window": nets.replace(WHOLE, window=WINDOW, local=(True,)),
+    "both": nets.replace(WHOLE, window=WINDOW, local=(True, False)),
 }
 TREES = (*CONFIGS, "shared")
 KINDS = (*TREES, "recurrent")

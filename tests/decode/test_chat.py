@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import policies
+from jaxspec import nets, policies
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from tests.draft_heads.test_drafters import LLAMA, drafter_of, noisy, target_of
@@ -20,7 +20,7 @@ FORGETS = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] if loop.index0 >= messages|length - 2 "
     "else m['content'].split('<think>')[-1] }} </s> {% endfor %}assistant"
 )
-CONFIG = dataclasses.replace(LLAMA, vocab_size=len(WORDS), layers=2)
+CONFIG = nets.replace(LLAMA, vocab_size=len(WORDS), layers=2)
 # Networks, in which everything depends on all that was read before.
 TARGET, DRAFT = (
     jaxspec.Model(decoder.language_model(CONFIG), noisy(decoder.init(CONFIG, jax.random.key(0)), seed, 0.6))

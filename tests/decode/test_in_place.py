@@ -1,22 +1,21 @@
 """Caches are updated in place: XLA copies those of a conditional, and, on a CPU, what is written for two readers."""
 
-import dataclasses
 import re
 
 import jax
 import pytest
 
-from jaxspec import DraftHead, drafters, policies
+from jaxspec import DraftHead, drafters, nets, policies
 from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import eagle, kind_of
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 
 
 def gpt_model(layers: int) -> Model:
-    config = gpt.GPTConfig(17, dim=15, ff_dim=32, layers=layers, heads=3, max_positions=64)
-    return Model(gpt.language_model(config), gpt.init(config, jax.random.key(layers)), config=config)
+    config = decoder.gpt_config(17, dim=15, ff_dim=32, layers=layers, heads=3, max_positions=64)
+    return Model(decoder.language_model(config), decoder.init(config, jax.random.key(layers)), config=config)
 
 
 def t5_model(layers: int) -> Model:
@@ -26,9 +25,9 @@ def t5_model(layers: int) -> Model:
 
 def eagle_head() -> tuple[Model, BoundDrafter]:
     """A decoder with an EAGLE head, which feeds its own cache the pair that prefill leaves open."""
-    shape = decoder.DecoderConfig(17, 16, ff_dim=32, layers=2, heads=2, kv_heads=2, head_dim=8)
+    shape = decoder.decoder_config(17, 16, ff_dim=32, layers=2, heads=2, kv_heads=2, head_dim=8)
     target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
-    config = eagle.EagleConfig(dataclasses.replace(shape, layers=1), 16)
+    config = eagle.EagleConfig(nets.replace(shape, layers=1), 16)
     kind = kind_of(config)
     head = DraftHead(kind.head(config), kind.init(config, jax.random.key(1)))
     return target, kind.drafter(head, target, None)

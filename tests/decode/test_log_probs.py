@@ -15,7 +15,7 @@ from jaxspec.decode import batches, log_probs, loop
 from jaxspec.decode import state as states
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import prepare
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.rules.catalogue import RULES
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 from tests.drafters.cases import CASES, LARGE_TARGET, TARGET
@@ -120,8 +120,8 @@ def network(kind):
         config = t5.T5Config(VOCAB, 16, 32, 2, 8, 1, 2)
         lm, init = t5.language_model(config), t5.init
     else:
-        config = gpt.GPTConfig(VOCAB, 16, 32, 1, 2, max_positions=64)
-        lm, init = gpt.language_model(config), gpt.init
+        config = decoder.gpt_config(VOCAB, 16, 32, 1, 2, max_positions=64)
+        lm, init = decoder.language_model(config), decoder.init
     params, other = init(config, jax.random.key(0)), init(config, jax.random.key(1))
     params = jax.tree.map(lambda x: 3 * x, params)  # far from uniform
     return jaxspec.Model(lm, params), jaxspec.Model(lm, jax.tree.map(lambda x, y: 0.9 * x + 0.3 * y, params, other))

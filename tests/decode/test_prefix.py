@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, drafters, rules
+from jaxspec import Model, drafters, nets, rules
 from jaxspec.core import BoundDrafter, Drafter, chunks
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
@@ -24,7 +24,7 @@ SOME_HEADS = ("eagle 3", "dflash", "kangaroo", "medusa")
 # Networks, in which everything depends on all that was read before; tables look at two tokens.
 SMALL, SMALLER = (
     Model(decoder.language_model(c), noisy(decoder.init(c, jax.random.key(0)), n, 0.6))
-    for n, c in ((7, dataclasses.replace(LLAMA, layers=2)), (8, dataclasses.replace(LLAMA, layers=1)))
+    for n, c in ((7, nets.replace(LLAMA, layers=2)), (8, nets.replace(LLAMA, layers=1)))
 )
 NETWORKS = {
     "a model": drafters.model(SMALL),

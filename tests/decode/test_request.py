@@ -16,7 +16,7 @@ from jaxspec.analysis.random_model import random_params
 from jaxspec.core import Model, Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import batches, inputs, loop, request
 from jaxspec.decode.request import prepare
-from jaxspec.nets import decoder, gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
@@ -32,7 +32,7 @@ def model(seed=0, vocab=6, words=WORDS):
 
 TARGET, DRAFT = model(0), model(1)
 ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
-TINY = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+TINY = decoder.decoder_config(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_encoder_decoder_needs_its_kind():
 
 @pytest.mark.slow
 def test_prompt_longer_than_the_positions():
-    config = gpt.GPTConfig(6, 8, 8, 1, 1, max_positions=16)
-    small = jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)))
+    config = decoder.gpt_config(6, 8, 8, 1, 1, max_positions=16)
+    small = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)))
     long = Prompt(jnp.ones((1, 12), jnp.int32), jnp.array([12]))
     with pytest.raises(ValueError, match="12 tokens and 5 new ones need 17 positions, but the target has 16"):
         jaxspec.generate(small, long, max_new_tokens=5)
@@ -479,7 +479,7 @@ def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch)
 
 def test_long_prompts_are_refused_with_the_sum_of_what_they_take():
     """Before anything is allocated: 1,024 rows of 8,192 tokens whose cache has 262 KB for each."""
-    config = decoder.DecoderConfig(32, dim=8, ff_dim=8, layers=2, heads=64, kv_heads=64, head_dim=256)
+    config = decoder.decoder_config(32, dim=8, ff_dim=8, layers=2, heads=64, kv_heads=64, head_dim=256)
     model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), None, config)
     prompt = Prompt(np.ones((1024, 8192), np.int32), np.full(1024, 8192, np.int32))
     said = r"1024 prompts of up to 8192 tokens, .* \(weights .*, caches and rows 2.2 TB, .*their number or their length"

@@ -25,7 +25,7 @@ from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
 from jaxspec.drafters.lookups import datastore
 from jaxspec.drafters.sequential import sequential
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model
 from tests.marks import marked
 
@@ -43,12 +43,12 @@ def model(name, seed=1):
     if name == "table":
         return table_model(jax.random.key(seed), VOCAB, sharpness=2.0)
     if name == "gpt":
-        net, config = gpt, gpt.GPTConfig(VOCAB, 8, 8, 1, 2, max_positions=64)
+        net, config = decoder, decoder.gpt_config(VOCAB, 8, 8, 1, 2, max_positions=64)
     elif name == "t5":
         net, config = t5, t5.T5Config(VOCAB, 8, 8, 1, 8, 1, 1, buckets=4, max_distance=6)
     else:  # with a sliding window
         net = decoder
-        config = decoder.DecoderConfig(
+        config = decoder.decoder_config(
             VOCAB, dim=8, ff_dim=8, layers=1, heads=2, kv_heads=1, head_dim=4, window=3, local=(True,)
         )
     params = jax.tree.map(lambda x: 3 * x, net.init(config, jax.random.key(seed)))

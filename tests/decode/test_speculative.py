@@ -29,7 +29,7 @@ from jaxspec.core import (
 )
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model, table_model_from
 from tests.marks import marked
 
@@ -169,9 +169,9 @@ def test_a_ban_of_all_that_the_target_allows_is_an_error(temperature):
 
 
 def small_networks():
-    config = gpt.GPTConfig(VOCAB, 16, 32, 2, 2, max_positions=64)
+    config = decoder.gpt_config(VOCAB, 16, 32, 2, 2, max_positions=64)
     encdec = t5.T5Config(VOCAB, 16, 32, 2, 8, 1, 2)
-    yield jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)))
+    yield jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)))
     yield jaxspec.Model(t5.language_model(encdec), t5.init(encdec, jax.random.key(0)))
 
 
@@ -234,8 +234,8 @@ def test_drafter_equal_to_target_is_always_accepted(model):
 @pytest.mark.slow
 def test_draft_logits_equal_a_fresh_pass():
     """After a full acceptance the drafter is two behind; what it then drafts from equals a recomputation."""
-    config = gpt.GPTConfig(VOCAB, 16, 32, 1, 2, max_positions=64)
-    lm, params = gpt.language_model(config), gpt.init(config, jax.random.key(3))
+    config = decoder.gpt_config(VOCAB, 16, 32, 1, 2, max_positions=64)
+    lm, params = decoder.language_model(config), decoder.init(config, jax.random.key(3))
     drafter, *_ = drafters.model(jaxspec.Model(lm, params))
     row = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))
     weights = Weights(None, params)
@@ -249,7 +249,7 @@ def test_draft_logits_equal_a_fresh_pass():
     context = DraftContext(noise.row_keys(jax.random.key(0), 1), row, jnp.array([3]), 3, False, to_distribution)
     draft, _ = drafter.propose(weights, Caches(None, state), context)
     row = jnp.concatenate([row.tokens[:, :6], draft.tokens], axis=1)
-    full = jax.nn.log_softmax(gpt.GPT(config).apply({"params": params}, row))
+    full = jax.nn.log_softmax(decoder.Decoder(config).apply({"params": params}, row))
     np.testing.assert_allclose(draft.log_probs, full[:, 5:8], atol=1e-5)
 
 

@@ -34,7 +34,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.drafters.sequential import sequential
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.testing import certify, table_model, table_model_from
 from tests.marks import marked
 
@@ -179,12 +179,12 @@ def network(name):
     """Tiny, with caches and positions that count; the window ends inside of trees, the encoder-decoder's rows begin
     with one token."""
     if name == "gpt":
-        net, config = gpt, gpt.GPTConfig(VOCAB, 16, 16, 1, 2, max_positions=64)
+        net, config = decoder, decoder.gpt_config(VOCAB, 16, 16, 1, 2, max_positions=64)
     elif name == "t5":
         net, config = t5, t5.T5Config(VOCAB, 16, 16, 2, 8, 1, 1, buckets=4, max_distance=6)
     else:
         net = decoder
-        config = decoder.DecoderConfig(
+        config = decoder.decoder_config(
             VOCAB, dim=16, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, window=3, local=(True, False)
         )
     params = net.init(config, jax.random.key(4))

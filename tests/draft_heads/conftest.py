@@ -16,12 +16,12 @@ import jaxspec
 from jaxspec import Model
 from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, Weights
 from jaxspec.nets import decoder
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import decoder_config
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.weights import huggingface
 
 V, D, FF, HEADS, KV, HD, LAYERS, EPS = 13, 16, 24, 4, 2, 4, 7, 1e-5
-LLAMA = DecoderConfig(V, D, FF, LAYERS, HEADS, KV, HD, epsilon=EPS, rope_base=100.0, max_positions=64)
+LLAMA = decoder_config(V, D, FF, LAYERS, HEADS, KV, HD, epsilon=EPS, rope_base=100.0, max_positions=64)
 PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3  # the row is the prompt, and the token after it
 BASE = dict(
     hidden_size=D,

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, drafters
+from jaxspec import Model, drafters, nets
 from jaxspec.analysis import cost
 from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, RoundEnd, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
 from jaxspec.drafters.hidden_states import DraftHead
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
@@ -28,11 +28,11 @@ from jaxspec.training.recipes import Learn
 from tests.marks import marked
 
 V, D = 3, 8
-LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)
-LAYER = dataclasses.replace(LLAMA, layers=1)
+LLAMA = decoder.decoder_config(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)
+LAYER = nets.replace(LLAMA, layers=1)
 TARGETS = {
     "decoder": (decoder, LLAMA),
-    "gpt": (gpt, gpt.GPTConfig(V, D, 8, layers=3, heads=2, max_positions=64)),
+    "gpt": (decoder, decoder.gpt_config(V, D, 8, layers=3, heads=2, max_positions=64)),
     "t5": (t5, t5.T5Config(V, D, 8, 2, 4, encoder_layers=1, decoder_layers=3, buckets=4, max_distance=6)),
 }
 
@@ -68,9 +68,7 @@ CONFIGS = {
     "blockwise": medusa.HeadsConfig(V, D, heads=3, block="feed_forward", ff_dim=6, own_head=False),
     "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
     "dflash": DFLASH,
-    "dflash, windows": dataclasses.replace(
-        DFLASH, layer=dataclasses.replace(LAYER, layers=2, window=2, local=(True, False))
-    ),
+    "dflash, windows": dataclasses.replace(DFLASH, layer=nets.replace(LAYER, layers=2, window=2, local=(True, False))),
     "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn"),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
@@ -311,7 +309,7 @@ def test_a_head_that_copies_its_target_is_always_right():
     The target has one layer, which adds nothing; so its features are its embedding's, normalised, and a layer that adds
     nothing to a projection that takes the token's half of the pair gives the next ones.
     """
-    config = dataclasses.replace(LLAMA, layers=1, ff_dim=2)
+    config = nets.replace(LLAMA, layers=1, ff_dim=2)
     params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.6)
     silent = jax.tree.map(jnp.zeros_like, params["layers_0"])
     params = params | {"layers_0": silent}
@@ -380,10 +378,7 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: eagle.EagleConfig(dataclasses.replace(LAYER, dim=16), D, (0,)), "expected own_embedding"),
         (lambda: dataclasses.replace(EAGLE3, own_head=False), "expected own_head"),
         (lambda: dataclasses.replace(EAGLE3, norm_before_fc=True, norm_each_tap=True), "expected one of them at most"),
-        (
-            lambda: dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, post_norms=True)),
-            "Llama's kind of layers",
-        ),
+        (lambda: dataclasses.replace(EAGLE1, layer=nets.replace(LAYER, post_norms=True)), "Llama's kind of layers"),
         (lambda: mtp.MTPConfig(LLAMA), "expected one layer"),
         (lambda: medusa.HeadsConfig(V, D, 0), "heads is 0"),
         (lambda: medusa.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),

@@ -5,7 +5,6 @@ read the hidden states of transformers' own Llama; so names, numbers of layers, 
 state are tested together, through `load_drafter` and the drafters' own functions.
 """
 
-import dataclasses
 import json
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import nets
 from jaxspec.core import Prompt
 from jaxspec.draft_heads import medusa as medusa_kind
 from jaxspec.draft_heads import mtp as mtp_kind
@@ -282,7 +282,7 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path, published
     assert said["proposal_methods"][0]["speculative_tokens"] <= 4
     assert said["algorithm"] == table["speculators_model_type"] in table["architectures"][0].lower() + "eagle3 mtp"
     layers = transformers.AutoConfig.for_model(**table["transformer_layer_config"])
-    assert (layers.hidden_size, layers.vocab_size, layers.num_hidden_layers) == (D, V, config.layer.layers)
+    assert (layers.hidden_size, layers.vocab_size, layers.num_hidden_layers) == (D, V, len(config.layer.layers))
     if name == "EAGLE-3, its authors'":
         tensors = load_file(written / "model.safetensors")
         assert all(tensors[name].tolist() == case.fixed[name] for name in ("d2t", "t2d"))
@@ -296,7 +296,7 @@ def test_a_format_without_such_a_drafter(target, folder, tmp_path, published):
     config, params = read_head(published["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
     with pytest.raises(CheckpointError, match="hidden_first"):
         save(config, params, tmp_path / "out", target=target)
-    plain = mtp_kind.MTPConfig(dataclasses.replace(target.config, layers=1))
+    plain = mtp_kind.MTPConfig(nets.replace(target.config, layers=1))
     with pytest.raises(CheckpointError, match=r"Qwen 3's layer only.* head_norms=False: train it with head_norms"):
         save(plain, mtp_kind.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()

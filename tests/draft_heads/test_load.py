@@ -1,6 +1,5 @@
 """Drafters that do not fit: for another target, damaged, or given options that they have no use for."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model
+from jaxspec import Model, nets
 from jaxspec.draft_heads import kangaroo, lookahead_embeddings
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
-from jaxspec.nets import decoder, gpt
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets import decoder
+from jaxspec.nets.decoder import decoder_config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
 from jaxspec.weights.orbax import CheckpointError
@@ -24,15 +23,15 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 load_file, save_file = safetensors_torch.load_file, safetensors_torch.save_file
 
 V, D, FF, HEADS, KV, HD, LAYERS = 13, 16, 24, 4, 2, 4, 7  # as in conftest.py
-NARROW = DecoderConfig(V, 8, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
-WORDS = DecoderConfig(V + 3, D, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
-DEEPER = DecoderConfig(V, D, FF, LAYERS + 2, HEADS, KV, HD, rope_base=100.0)
-SHALLOW = DecoderConfig(V, D, FF, 4, HEADS, KV, HD, rope_base=100.0)
+NARROW = decoder_config(V, 8, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
+WORDS = decoder_config(V + 3, D, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
+DEEPER = decoder_config(V, D, FF, LAYERS + 2, HEADS, KV, HD, rope_base=100.0)
+SHALLOW = decoder_config(V, D, FF, 4, HEADS, KV, HD, rope_base=100.0)
 
 
 def unloaded(config):
     """A model whose parameters nobody reads."""
-    net = gpt if isinstance(config, gpt.GPTConfig) else decoder
+    net = decoder
     return Model(net.language_model(config), {}, None, config, "other")
 
 
@@ -54,8 +53,8 @@ def unloaded(config):
         ("EAGLE-3, SGLang's", SHALLOW, "it reads layers .* of its target, which has 4: the output of 4 cannot be read"),
         pytest.param("Medusa", NARROW, "for a width of 16, and the target's is 8", marks=pytest.mark.slow),
         pytest.param("Medusa", WORDS, "for a vocabulary of 13, and the target's is 16", marks=pytest.mark.slow),
-        ("MTP, Qwen's", gpt.GPTConfig(V, D, FF, 2, 2), "the target is a GPTConfig"),
-        ("MTP, Qwen's", DecoderConfig(V, D, FF, 2, 2, 2, 8), "k_proj.weight is .8, 16., expected .16, 16."),
+        ("MTP, Qwen's", decoder.gpt_config(V, D, FF, 2, 2), "which has no rotary positions"),
+        ("MTP, Qwen's", decoder_config(V, D, FF, 2, 2, 2, 8), "k_proj.weight is .8, 16., expected .16, 16."),
         ("DFlash", NARROW, "hidden states of width 16"),
         ("DFlash", SHALLOW, "which has 4: the output of 4 cannot be read"),
         ("DFlash", DEEPER, f"made for a target of {LAYERS} layers, and the target has {LAYERS + 2}"),
@@ -84,7 +83,7 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
 
 def test_a_drafter_that_names_another_model(target, tmp_path):
     """A target of the same width and vocabulary is refused where it is known to have more layers, or fewer."""
-    config = kangaroo.ExitAdapterConfig(dataclasses.replace(target.config, layers=1), exit=2)
+    config = kangaroo.ExitAdapterConfig(nets.replace(target.config, layers=1), exit=2)
     params = kangaroo.init(config, jax.random.key(0))
     folder = save(config, params, tmp_path / "it", target=target._replace(name="org/tiny-7b"))
     table = json.loads((folder / "config.json").read_text())

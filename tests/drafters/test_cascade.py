@@ -7,7 +7,7 @@ import pytest
 import jaxspec
 from jaxspec import Model, drafters, policies, rules
 from jaxspec.core import BoundDrafter, token_rows
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import table_model
 from tests.marks import marked
 
@@ -17,8 +17,8 @@ LARGE, SMALL = (model._replace(params=TARGET.params + 0.6 * model.params) for mo
 FORGETS = BoundDrafter(drafters.prompt_lookup().functions._replace(rollback=None))
 ROWS = token_rows.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
-SHAPE = gpt.GPTConfig(6, 8, 8, layers=2, heads=1, max_positions=64)
-NET = Model(gpt.language_model(SHAPE), gpt.init(SHAPE, jax.random.key(0)), config=SHAPE)
+SHAPE = decoder.gpt_config(6, 8, 8, layers=2, heads=1, max_positions=64)
+NET = Model(decoder.language_model(SHAPE), decoder.init(SHAPE, jax.random.key(0)), config=SHAPE)
 TAPPED = jaxspec.with_taps(NET, [0])
 INNER = {
     "three levels": (LARGE, drafters.cascade(SMALL, drafters.prompt_lookup(), gamma=2), {"gamma": 2}),

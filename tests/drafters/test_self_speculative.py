@@ -1,6 +1,5 @@
 """Targets that draft for themselves: early exit and layer skipping, as chains and trees, with tiny networks."""
 
-import dataclasses
 import functools
 import re
 
@@ -10,22 +9,22 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import DraftHead, Model, drafters, policies
+from jaxspec import DraftHead, Model, drafters, nets, policies
 from jaxspec.core import Caches, Parts, Prompt, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import kangaroo
 from jaxspec.drafters import self_speculative
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from tests.marks import marked
 
 V, D = 3, 8
-LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+LLAMA = decoder.decoder_config(V, D, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
 TARGETS = {
     "decoder": (decoder, LLAMA),
-    "gpt": (gpt, gpt.GPTConfig(V, D, 8, layers=2, heads=2, max_positions=64)),
+    "gpt": (decoder, decoder.gpt_config(V, D, 8, layers=2, heads=2, max_positions=64)),
     "t5": (t5, t5.T5Config(V, D, 8, 2, 4, encoder_layers=1, decoder_layers=2, buckets=4, max_distance=6)),
 }
 
@@ -106,7 +105,7 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
     target, (net, config) = target_of(name), TARGETS[name]
     depth = {"decoder_layers": 1} if name == "t5" else {"layers": 1}
     params = {part: x for part, x in target.params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
-    small = target._replace(lm=net.language_model(dataclasses.replace(config, **depth)), params=params)
+    small = target._replace(lm=net.language_model(nets.replace(config, **depth)), params=params)
     rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     apart = jaxspec.generate(target, rows, drafter=small, **options).stats
     stats = jaxspec.generate(target, rows, drafter=early(name), **options).stats
@@ -118,7 +117,7 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
 @pytest.mark.parametrize("tree", marked([False, True], exhaustive={True}))
 def test_an_adapter_is_one_more_layer(tree):
     """Greedy rounds are those of a model of the first layer, the adapter's attention and its norm."""
-    target, config = target_of("decoder"), kangaroo.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=1)
+    target, config = target_of("decoder"), kangaroo.ExitAdapterConfig(nets.replace(LLAMA, layers=1), exit=1)
     random, adapter = np.random.default_rng(5), kangaroo.init(config, jax.random.key(2))
     adapter = jax.tree.map(lambda x: x + 0.5 * random.standard_normal(x.shape, np.float32), adapter)
     silent = jax.tree.map(jnp.zeros_like, {part: target.params["layers_1"][part] for part in ("ff_norm", "ff")})
@@ -144,7 +143,7 @@ def temporaries(prepared, room):
 @pytest.mark.slow
 def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     """Counted in the compiled programs: the operations of verification, and the memory of a round."""
-    config, exit_layer, gamma = dataclasses.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
+    config, exit_layer, gamma = nets.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
     target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     prompt, options = Prompt(jnp.ones((1, 16), jnp.int32), jnp.array([9])), dict(max_new_tokens=960, gamma=gamma)
     prepared = prepare(target, prompt, drafter=drafters.early_exit(target, exit_layer), **options)
@@ -182,8 +181,8 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 # --- bad input
 
-ONE = gpt.GPTConfig(6, 8, 8, layers=1, heads=1, max_positions=64)
-ONE_LAYER = Model(gpt.language_model(ONE), gpt.init(ONE, jax.random.key(0)), config=ONE)
+ONE = decoder.gpt_config(6, 8, 8, layers=1, heads=1, max_positions=64)
+ONE_LAYER = Model(decoder.language_model(ONE), decoder.init(ONE, jax.random.key(0)), config=ONE)
 FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
 
 
@@ -249,7 +248,7 @@ def test_what_is_no_model_or_adapter_is_refused(make, message):
 def test_a_drafter_is_of_its_own_target():
     with pytest.raises(ValueError, match="the hidden states of gpt or uses its layers, and drafts for decoder: make"):
         jaxspec.generate(target_of("decoder"), token_rows.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)
-    config = dataclasses.replace(ONE, layers=2)
-    two = Model(gpt.language_model(config), None, config=config)
+    config = nets.replace(ONE, layers=2)
+    two = Model(decoder.language_model(config), None, config=config)
     with pytest.raises(ValueError, match=r"\(layers=2\) or uses .* a name \(layers=1\): make"):
         jaxspec.generate(ONE_LAYER, token_rows.pad([[1]]), drafter=drafters.early_exit(two, 1), max_new_tokens=2)

@@ -1,14 +1,12 @@
 """Published config.json files, in full or in the parts that matter, give the sizes that the families list."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import rules
+from jaxspec import nets, rules
 from jaxspec.nets import decoder
 from jaxspec.weights import hf_families
 from jaxspec.weights.hf_families import FAMILIES, FamilyError, lamda
@@ -194,7 +192,7 @@ def test_local_rotary_positions_that_are_null_are_the_published_ones():
 def test_lamda_is_sampled_with_top_40():
     """Speculative text, by the coupled rule, is token for token plain text; and no token is outside of the 40."""
     shape = {"vocab_size": 96, "ff_dim": 64, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8}
-    configs = [dataclasses.replace(lamda.SIZES["lamda-100m"], dim=dim, **shape) for dim in (24, 16)]
+    configs = [nets.replace(lamda.SIZES["lamda-100m"], dim=dim, **shape) for dim in (24, 16)]
     target, draft = (
         jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(i)), None, config, "lamda")
         for i, config in enumerate(configs)

@@ -23,7 +23,7 @@ from jaxspec.jobs import slots
 from jaxspec.jobs.chunks import Journal
 from jaxspec.jobs.files import Shard, Source
 from jaxspec.jobs.prompts import limits_of
-from jaxspec.nets import adapters, gpt, t5
+from jaxspec.nets import adapters, decoder, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
 
@@ -506,8 +506,8 @@ def test_a_job_with_a_prefix_has_the_texts_of_whole_prompts(name):
 
 def test_slots_are_no_wider_than_what_a_model_reads():
     """However long the prompts are that a job says it takes."""
-    config = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
-    target = Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)), config=config)
+    config = decoder.gpt_config(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
+    target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     prepared = prepare(target, [[0]], max_new_tokens=4)
     assert limits_of(prepared, 4, 10**6, "error").prompt == 47
     assert limits_of(prepared, 4, None, "error").prompt is None

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec import nets
 from jaxspec.core import Prompt, Room
 from jaxspec.nets import decoder
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import decoder_config
 
-SHAPE = DecoderConfig(61, dim=32, ff_dim=48, layers=3, heads=4, kv_heads=2, head_dim=8, max_positions=32)
-LOCAL = dataclasses.replace(
+SHAPE = decoder_config(61, dim=32, ff_dim=48, layers=3, heads=4, kv_heads=2, head_dim=8, max_positions=32)
+LOCAL = nets.replace(
     SHAPE,
     qkv_bias=True,
     out_bias=True,
@@ -29,7 +30,7 @@ LOCAL = dataclasses.replace(
     local_rope_base=100.0,
     tied_head=True,
 )
-RELATIVE = dataclasses.replace(SHAPE, positions="relative", buckets=8, max_distance=6, activation="gelu")
+RELATIVE = nets.replace(SHAPE, positions="relative", buckets=8, max_distance=6, activation="gelu")
 TOKENS = jax.random.randint(jax.random.key(1), (2, 10), 0, 61)
 
 
@@ -59,12 +60,12 @@ def test_cache_equals_full_pass(config, compiled):
 @pytest.mark.slow
 def test_garbage_outside_what_is_seen_has_no_effect(compiled):
     """NaN keys after the length, and before a window where every layer has one."""
-    config = dataclasses.replace(LOCAL, local=(True,))
+    config = nets.replace(LOCAL, local=(True,))
     lm, params = compiled(decoder.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 5])), Room(8))
     clean, _ = lm.extend(params, cache, TOKENS[:, 5:7])
     slot = jnp.arange(8)[None, None, :, None]
-    seen = jnp.logical_and(slot >= 5 - config.window + 1, slot < 5)
+    seen = jnp.logical_and(slot >= 5 - config.layers[0].attention.window + 1, slot < 5)
     layers = (dataclasses.replace(layer, keys=jnp.where(seen, layer.keys, jnp.nan)) for layer in cache.layers)
     poisoned = cache._replace(layers=tuple(layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 5:7])
@@ -78,7 +79,8 @@ def test_bfloat16_gives_float32_logits(config):
     forward, cache = jax.eval_shape(lambda p: lm.prefill(p, prompt, Room(12)), params)
     assert forward.logits.dtype == jnp.float32
     assert cache.keys[0].dtype == jnp.bfloat16
-    assert cache.keys[0].shape == (2, config.kv_heads, 12, config.head_dim)
+    attention = config.layers[0].attention
+    assert cache.keys[0].shape == (2, attention.kv_heads, 12, attention.head_dim)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +95,13 @@ def test_bfloat16_gives_float32_logits(config):
 )
 def test_shapes_that_cannot_be(changes, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SHAPE, **changes)
+        nets.replace(SHAPE, **changes)
 
 
 @pytest.mark.slow
 def test_an_8b_llama_has_its_published_size():
     """Instantiated abstractly: no memory."""
-    config = dataclasses.replace(
+    config = nets.replace(
         SHAPE, vocab_size=128_256, dim=4096, ff_dim=14_336, layers=32, heads=32, kv_heads=8, head_dim=128
     )
     shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))

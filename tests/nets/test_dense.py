@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspec.core import Prompt, Room
-from jaxspec.nets import decoder, dense, gpt, t5
+from jaxspec.nets import decoder, dense, t5
 from jaxspec.weights import quantisation
 
 
@@ -51,8 +51,8 @@ def test_a_layer_has_its_weights_as_pytorch_has_them():
 # --- what a TPU is given: lowered only, which needs none
 
 NETS = {
-    "decoder": (decoder, decoder.DecoderConfig(64, 16, 24, 1, 4, 2, 4)),
-    "gpt": (gpt, gpt.GPTConfig(64, dim=16, ff_dim=24, layers=1, heads=2)),
+    "decoder": (decoder, decoder.decoder_config(64, 16, 24, 1, 4, 2, 4)),
+    "gpt": (decoder, decoder.gpt_config(64, dim=16, ff_dim=24, layers=1, heads=2)),
     "t5": (t5, t5.T5Config(64, 16, 24, 2, 8, 1, 1)),
 }
 PRODUCT = re.compile(r"stablehlo.dot_general .*")

@@ -9,22 +9,23 @@ import pytest
 
 import jaxspec
 from jaxspec.core import Prompt, Room
-from jaxspec.nets import gpt
+from jaxspec.nets import decoder
 from jaxspec.weights import huggingface
+from jaxspec.weights.hf_families.gpt import SIZES
 
-CONFIG = gpt.GPTConfig(61, dim=32, ff_dim=64, layers=2, heads=4, max_positions=16)
+CONFIG = decoder.gpt_config(61, dim=32, ff_dim=64, layers=2, heads=4, max_positions=16)
 TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 61)
 
 
 def params_of(config, seed=0):
-    params = gpt.init(config, jax.random.key(seed))
+    params = decoder.init(config, jax.random.key(seed))
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
 
 
 @pytest.mark.slow
 def test_cache_equals_full_pass(compiled):
-    lm, params = compiled(gpt.language_model(CONFIG)), params_of(CONFIG)
-    full = jax.jit(gpt.GPT(CONFIG).apply)({"params": params}, TOKENS)
+    lm, params = compiled(decoder.language_model(CONFIG)), params_of(CONFIG)
+    full = jax.jit(decoder.Decoder(CONFIG).apply)({"params": params}, TOKENS)
     prompt = Prompt(TOKENS[:, :5], jnp.array([5, 3]))
     forward, cache = lm.prefill(params, prompt, Room(9))
     np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
@@ -38,8 +39,8 @@ def test_cache_equals_full_pass(compiled):
 
 @pytest.mark.slow
 def test_bfloat16_gives_float32_logits(compiled):
-    config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
-    forward, cache = compiled(gpt.language_model(config)).prefill(
+    config = decoder.gpt_config(61, 32, 64, 1, 4, 16, dtype="bfloat16")
+    forward, cache = compiled(decoder.language_model(config)).prefill(
         params_of(config), Prompt(TOKENS, jnp.array([9, 9])), Room(12)
     )
     assert forward.logits.dtype == jnp.float32
@@ -51,7 +52,7 @@ def test_bfloat16_gives_float32_logits(compiled):
 )
 def test_the_papers_sizes(name, count, published):
     """With 8k tokens; the paper's counts have no positions."""
-    shapes = jax.eval_shape(lambda key: gpt.init(gpt.SIZES[name], key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: decoder.init(SIZES[name], key), jax.random.key(0))
     sizes = {module: sum(x.size for x in jax.tree.leaves(shape)) for module, shape in shapes.items()}
     assert sum(sizes.values()) == count
     assert count - sizes["position"] == pytest.approx(published, rel=0.01)
@@ -82,12 +83,12 @@ def test_parity_with_transformers(tmp_path, tied, compiled):
     peer.save_pretrained(tmp_path)
     loaded = jaxspec.load(tmp_path)
     assert loaded.config == dataclasses.replace(CONFIG, tied_head=tied, end_tokens=(60,))
-    ours = jax.jit(gpt.GPT(loaded.config).apply)({"params": loaded.params}, TOKENS)
+    ours = jax.jit(decoder.Decoder(loaded.config).apply)({"params": loaded.params}, TOKENS)
     with torch.no_grad():
         said = peer(torch.tensor(np.array(TOKENS)), output_hidden_states=True)
     theirs, hidden = said.logits.numpy(), said.hidden_states[1].numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
-    lm = compiled(gpt.language_model(loaded.config, taps=(0,)))
+    lm = compiled(decoder.language_model(loaded.config, taps=(0,)))
     forward, _ = lm.prefill(loaded.params, Prompt(TOKENS, jnp.array([9, 9])), Room(12))
     np.testing.assert_allclose(forward.taps, hidden, atol=2e-5 * np.abs(hidden).max())
     again = jaxspec.load(huggingface.save(loaded, tmp_path / "again"))

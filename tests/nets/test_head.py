@@ -9,14 +9,14 @@ import pytest
 
 import jaxspec
 from jaxspec.core import Room
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, t5
 from tests.marks import marked
 
 SIZES = dict(dim=16, ff_dim=24)
 T5 = t5.T5Config(13, **SIZES, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-DECODER = decoder.DecoderConfig(13, **SIZES, layers=1, heads=2, kv_heads=1, head_dim=8)
+DECODER = decoder.decoder_config(13, **SIZES, layers=1, heads=2, kv_heads=1, head_dim=8)
 NETS = {
-    "gpt": (gpt, gpt.GPTConfig(13, **SIZES, layers=1, heads=2, max_positions=32)),
+    "gpt": (decoder, decoder.gpt_config(13, **SIZES, layers=1, heads=2, max_positions=32)),
     "t5": (t5, T5),
     "t5 1.0": (t5, dataclasses.replace(T5, tied_head=True, scaled_head=True)),
     "t5 tied": (t5, dataclasses.replace(T5, tied_head=True)),

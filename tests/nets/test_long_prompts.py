@@ -10,12 +10,12 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import drafters, nets
 from jaxspec.core import Forward, LanguageModel, Prompt, Room, chunks, token_rows
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of
 from jaxspec.draft_heads.target import zeros
 from jaxspec.draft_heads.training import DraftStarts
-from jaxspec.nets import attention, decoder, gpt, t5
+from jaxspec.nets import attention, decoder, t5
 from jaxspec.testing import certify, tables
 from tests.draft_heads.test_drafters import CONFIGS as CONFIGS_OF_HEADS
 from tests.draft_heads.test_drafters import noisy
@@ -24,7 +24,7 @@ from tests.nets.test_trees import CONFIGS
 
 VOCAB, WIDTH, CAPACITY = 37, 17, 20  # no number of chunks but 1 and 17 fills the width
 PROMPT = Prompt(jax.random.randint(jax.random.key(5), (3, WIDTH), 0, VOCAB), jnp.array([17, 8, 1]))
-NETS = {"T5": t5, "GP": gpt}
+NETS = {"T5": t5}
 
 
 def net_of(name):
@@ -83,7 +83,7 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
 def test_a_long_text_has_the_loss_and_the_gradient_of_whole_scores(name, make_small):
     net, config = net_of(name), CONFIGS[name]
     params, tokens = net.init(config, jax.random.key(0)), PROMPT.tokens
-    module = {t5: t5.T5, gpt: gpt.GPT, decoder: decoder.Decoder}[net](config)
+    module = {t5: t5.T5, decoder: decoder.Decoder}[net](config)
     inputs = (PROMPT, tokens) if net is t5 else (tokens,)
 
     def loss(params):
@@ -117,8 +117,8 @@ def test_chunks_of_padding_are_not_read(make_small):
 
 # --- the same texts --------------------------------------------------------------------------------------------------
 
-SHAPE = decoder.DecoderConfig(VOCAB, dim=16, ff_dim=24, layers=3, heads=2, kv_heads=1, head_dim=8)
-ONE = dataclasses.replace(SHAPE, layers=1)
+SHAPE = decoder.decoder_config(VOCAB, dim=16, ff_dim=24, layers=3, heads=2, kv_heads=1, head_dim=8)
+ONE = nets.replace(SHAPE, layers=1)
 
 
 def drafter_of(kind, target):
@@ -197,7 +197,7 @@ def programs(name):
     net, tokens = net_of(name), jnp.ones((1, LONG), jnp.int32)
     prompt = Prompt(tokens, jnp.array([LONG - 3]))
     lm = net.language_model(config, (0,))
-    module = {t5: t5.T5, gpt: gpt.GPT, decoder: decoder.Decoder}[net](config)
+    module = {t5: t5.T5, decoder: decoder.Decoder}[net](config)
     inputs = (prompt, tokens) if net is t5 else (tokens,)
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
 
@@ -282,6 +282,6 @@ def test_memory_of_prefill_grows_as_the_prompt():
         return jax.jit(read).lower(params, prompt).compile().memory_analysis().temp_size_in_bytes
 
     small, large = temporaries(2048), temporaries(4096)
-    scores = 4 * config.heads * 4096**2  # bytes of those of one layer in one pass
+    scores = 4 * config.layers[0].attention.heads * 4096**2  # bytes of those of one layer in one pass
     assert large < scores / 10
     assert large <= 2.1 * small

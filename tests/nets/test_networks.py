@@ -47,7 +47,7 @@ def questions(source: str) -> list[int]:
     ("source", "expected"),
     [
         ("isinstance(config, T5Config)", [1]),
-        ("x = 1\nisinstance(model.config, decoder.DecoderConfig | GPTConfig)", [2]),
+        ("x = 1\nisinstance(model.config, decoder.DecoderConfig | T5Config)", [2]),
         ('getattr(target.config, "dtype", "float32")', [1]),
         ('hasattr(config, "end_tokens")', [1]),
         ("class ToyConfig: ...\nisinstance(model.config, ToyConfig)", []),

@@ -13,8 +13,7 @@ from jaxspec import Model, Prompt, rules
 from jaxspec.core import Room
 from jaxspec.decode import loop, request
 from jaxspec.nets import dense, net_of, quantised
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import quantisation
 from tests.marks import marked
@@ -22,10 +21,10 @@ from tests.marks import marked
 CONFIGS = {
     "t5-v1_1": T5Config(48, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1),
     "t5-1_0": T5Config(48, 16, 24, 2, 8, 1, 1, activation="relu", gated=False, tied_head=True),
-    "gpt": GPTConfig(48, dim=16, ff_dim=24, layers=1, heads=2, max_positions=32),
-    "decoder": DecoderConfig(48, 16, 24, layers=1, heads=4, kv_heads=2, head_dim=4, qkv_bias=True, ff_bias=True),
+    "gpt": gpt_config(48, dim=16, ff_dim=24, layers=1, heads=2, max_positions=32),
+    "decoder": decoder_config(48, 16, 24, layers=1, heads=4, kv_heads=2, head_dim=4, qkv_bias=True, ff_bias=True),
 }
-GROUPED = DecoderConfig(48, 192, 160, layers=1, heads=4, kv_heads=2, head_dim=8)  # three groups of 64, five of 32
+GROUPED = decoder_config(48, 192, 160, layers=1, heads=4, kv_heads=2, head_dim=8)  # three groups of 64, five of 32
 PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4, 2], jnp.int32))
 
 

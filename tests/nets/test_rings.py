@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, policies
+from jaxspec import drafters, nets, policies
 from jaxspec.core import Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.decode import loop
@@ -26,14 +26,14 @@ from tests.nets.test_trees import CONFIGS
 
 VOCAB, WINDOW, SLACK, CAPACITY = 11, 4, 8, 64
 FULL = None  # no cache is a ring
-GEMMA = dataclasses.replace(CONFIGS["Gemma"], vocab_size=VOCAB, layers=3, window=WINDOW)
-MISTRAL = dataclasses.replace(CONFIGS["Mistral"], vocab_size=VOCAB, window=WINDOW)
+GEMMA = nets.replace(CONFIGS["Gemma"], vocab_size=VOCAB, layers=3, window=WINDOW)
+MISTRAL = nets.replace(CONFIGS["Mistral"], vocab_size=VOCAB, window=WINDOW)
 SHAPES = {"Gemma": GEMMA, "Mistral": MISTRAL}
 ROWS = jnp.array(np.random.default_rng(0).integers(0, VOCAB, (3, 41)))
 LENGTH = jnp.array([41, 18, 5])
-DRAFT = dataclasses.replace(MISTRAL, layers=1)
-WITHOUT = dataclasses.replace(MISTRAL, window=None, local=())
-DEEP = dataclasses.replace(MISTRAL, layers=3, window=16)  # the last position depends on 46 before it
+DRAFT = nets.replace(MISTRAL, layers=1)
+WITHOUT = nets.replace(MISTRAL, window=None, local=())
+DEEP = nets.replace(MISTRAL, layers=3, window=16)  # the last position depends on 46 before it
 
 
 @functools.cache
@@ -166,7 +166,7 @@ def test_short_generations_run_the_program_that_they_had(model_with):
 
 def test_a_ring_has_the_window_and_what_is_taken_back():
     """A round feeds 8 tokens, so a window of 512 takes 521 slots, however many tokens a chunk of a prompt has."""
-    config = dataclasses.replace(GEMMA, window=512)
+    config = nets.replace(GEMMA, window=512)
     row = jax.ShapeDtypeStruct((1, 5000), jnp.int32)
     room = token_rows.room(decoder.language_model(config), Prompt(row, jnp.ones(1, jnp.int32)), headroom=136, nodes=7)
     rooms = (room, Room(500, 9), Room(521, 9))
@@ -321,8 +321,8 @@ def test_a_chat_reads_again_what_its_rings_have_lost(model_with):
 @pytest.mark.slow
 def test_a_block_drafters_rings(model_with):
     """Its layers with windows read prompts in chunks, and blocks at a ring's edge; drafts are those of full caches."""
-    shape = dataclasses.replace(MISTRAL, window=None, local=())
-    layer = dataclasses.replace(shape, layers=2, window=3, local=(True, False))
+    shape = nets.replace(MISTRAL, window=None, local=())
+    layer = nets.replace(shape, layers=2, window=3, local=(True, False))
     config = block.BlockConfig(layer, shape.dim, taps=(0, 1), block=4, mask_token=3)
     params = noisy(block.init(config, jax.random.key(2)), 3, 0.2)
 
@@ -340,7 +340,7 @@ def test_a_block_drafters_rings(model_with):
 @pytest.mark.parametrize("kind", ["a model", "a tree"])
 def test_the_distribution_of_the_text_is_the_targets(kind, model_with):
     """Of a network of three tokens whose prompt has gone round the ring."""
-    small = dataclasses.replace(MISTRAL, vocab_size=3, window=2, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4)
+    small = nets.replace(MISTRAL, vocab_size=3, window=2, dim=8, ff_dim=8, heads=2, kv_heads=1, head_dim=4)
     target, draft = model_with(small, chunk=4), model_with(small, chunk=4, seed=5)
     prompt = Prompt(ROWS[:1, :9] % 3, jnp.array([9]))
     assert certify(target, drafter=drafter_of(kind, draft), prompt=prompt, gamma=2, steps=3) < 1e-5

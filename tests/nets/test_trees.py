@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec import nets
 from jaxspec.core import LanguageModel, Prompt, Room, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import adapters, decoder, gpt, t5
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import adapters, decoder, t5
+from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import quantisation
 from tests.marks import marked
@@ -27,9 +27,9 @@ from tests.marks import marked
 VOCAB, CAPACITY, WIDTH = 37, 20, 12
 T5_GATED = T5Config(VOCAB, 24, 32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=2, buckets=6, max_distance=8)
 T5_PLAIN = dataclasses.replace(T5_GATED, activation="relu", gated=False, tied_head=True, scaled_head=True)
-GPT = GPTConfig(VOCAB, dim=24, ff_dim=32, layers=2, heads=3, max_positions=CAPACITY)
-LLAMA = DecoderConfig(VOCAB, dim=24, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=8)
-GEMMA = dataclasses.replace(
+GPT = gpt_config(VOCAB, dim=24, ff_dim=32, layers=2, heads=3, max_positions=CAPACITY)
+LLAMA = decoder_config(VOCAB, dim=24, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=8)
+GEMMA = nets.replace(
     LLAMA,
     qkv_bias=True,
     head_norms=True,
@@ -50,9 +50,9 @@ CONFIGS: dict[str, Any] = {
     "T5 1.0": T5_PLAIN,
     "GPT": GPT,
     "Llama": LLAMA,
-    "Mistral": dataclasses.replace(LLAMA, window=3, local=(True,)),
+    "Mistral": nets.replace(LLAMA, window=3, local=(True,)),
     "Gemma": GEMMA,
-    "LaMDA": dataclasses.replace(LLAMA, positions="relative", buckets=6, max_distance=5, activation="gelu"),
+    "LaMDA": nets.replace(LLAMA, positions="relative", buckets=6, max_distance=5, activation="gelu"),
     "T5 int8": T5_GATED,
     "GPT int8": GPT,
     "Gemma int8": GEMMA,
@@ -87,7 +87,7 @@ class Network(NamedTuple):
 
 
 def net_of(config):
-    return {T5Config: t5, GPTConfig: gpt, DecoderConfig: decoder}[type(config)]
+    return t5 if isinstance(config, T5Config) else decoder
 
 
 def params_of(config, seed=0):
@@ -311,7 +311,7 @@ def test_taps_and_features(name, networks):
     layers = "decoder_layers" if isinstance(config, T5Config) else "layers"
     net, prompt = net_of(config), PROMPT
     lm = net.language_model(config, taps=(1, 0))
-    kind = {t5: t5.T5, gpt: gpt.GPT, decoder: decoder.Decoder}[net]
+    kind = {t5: t5.T5, decoder: decoder.Decoder}[net]
 
     def run(lm, params=params):
         forward, cache = lm.prefill(params, prompt, Room(CAPACITY))
@@ -321,7 +321,7 @@ def test_taps_and_features(name, networks):
     features = jax.jit(lambda x: nn.apply(lambda net: net.features(x), kind(config))({"params": params}))
     plain, tapped = jax.jit(lambda: run(network.lm))(), jax.jit(lambda: run(lm))()
     shallow = {part: x for part, x in params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
-    first = jax.jit(lambda: run(net.language_model(dataclasses.replace(config, **{layers: 1})), shallow))()
+    first = jax.jit(lambda: run(net.language_model(nets.replace(config, **{layers: 1})), shallow))()
     width = prompt.tokens.shape[1] if lm.start_token is None else 1
     for with_taps, without, truncated, step in zip(tapped, plain, first, (width, COUNT), strict=True):
         assert without.taps is None and lm.feature_size == config.dim

@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from benchmarks import pairs
-from jaxspec import drafters
+from jaxspec import drafters, nets
 from jaxspec.decode import loop
 from jaxspec.draft_heads import kind_of
 from jaxspec.drafters.hidden_states import DraftHead
@@ -34,7 +34,7 @@ def shallow(name: str, taps: tuple[int, ...] = ()) -> jaxspec.Model:
     config = pairs.model(name).config
     encoder_decoder = isinstance(config, T5Config)
     fields = ("encoder_layers", "decoder_layers") if encoder_decoder else ("layers",)
-    config = dataclasses.replace(config, **dict.fromkeys(fields, 2 + max(taps, default=0)))
+    config = nets.replace(config, **dict.fromkeys(fields, 2 + max(taps, default=0)))
     params = pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
     return jaxspec.Model(net_of(config).language_model(config, taps), params, None, config, name)
 
@@ -117,7 +117,7 @@ def test_head_is_read_and_is_for_its_target(pair: pairs.Pair):
     config, target = pairs.describe(pair).config, pairs.model(pair.target)
     requirements = kind_of(config).head(config).requirements
     assert (requirements.vocab_size, requirements.hidden_size) == (target.lm.vocab_size, target.lm.feature_size)
-    assert all(0 <= tap < target.config.layers - 1 for tap in requirements.taps)
+    assert all(0 <= tap < len(target.config.layers) - 1 for tap in requirements.taps)
     assert pair.gamma <= getattr(config, "count", getattr(config, "heads", pair.gamma))
 
 

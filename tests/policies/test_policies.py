@@ -154,11 +154,11 @@ def test_what_was_committed_without_a_draft_is_read_before_the_next(drafter):
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
     """Whose logits depend on every entry of its cache; that of a tree is left alone in rounds without one."""
-    from jaxspec.nets import gpt
+    from jaxspec.nets import decoder
 
-    config = gpt.GPTConfig(7, 16, 32, 1, 2, max_positions=64)
-    params = jax.tree.map(lambda x: 3 * x, gpt.init(config, jax.random.key(3)))
-    model = jaxspec.Model(gpt.language_model(config), params)
+    config = decoder.gpt_config(7, 16, 32, 1, 2, max_positions=64)
+    params = jax.tree.map(lambda x: 3 * x, decoder.init(config, jax.random.key(3)))
+    model = jaxspec.Model(decoder.language_model(config), params)
     drafter = drafters.tree(model, (1, 1, 1)) if tree else model
     options = dict(drafter=drafter, gamma=2, policy=every(6), max_new_tokens=40)
     plain = jaxspec.generate(model, PROMPT, max_new_tokens=40)

@@ -15,10 +15,10 @@ import sys
 
 from tpu_programs import LLAMA, SMALL, SMALL_LLAMA, T5, Case, compiled, matrices
 
-from jaxspec import policies
+from jaxspec import nets, policies
 from jaxspec.analysis import program_text
 
-ONE_LLAMA = tuple(dataclasses.replace(config, layers=1) for config in LLAMA)
+ONE_LLAMA = tuple(nets.replace(config, layers=1) for config in LLAMA)
 THREE_T5 = tuple(dataclasses.replace(config, encoder_layers=1, decoder_layers=3) for config in T5)
 CASES = [
     Case("T5, chain", *THREE_T5, "h100"),

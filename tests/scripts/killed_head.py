@@ -23,7 +23,7 @@ from jaxspec.training import run as training
 from jaxspec.weights.parameters import flat
 
 WORDS = ["</s>", "<unk>", *"abcdef"]
-SHAPE = decoder.DecoderConfig(len(WORDS), dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8, max_positions=16)
+SHAPE = decoder.decoder_config(len(WORDS), dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8, max_positions=16)
 RECIPE = {
     "name": "toy",
     "family": "heads",

@@ -19,16 +19,16 @@ import jaxspec
 from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
-from jaxspec.nets import axes_of, decoder, gpt, quantised, t5
+from jaxspec.nets import axes_of, decoder, quantised, t5
 from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.loading import find
 
 ROWS, GAMMA, NEW = 4, 2, 32
 TEMPERATURE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)  # greedy and sampled rows in one program
-LLAMA = decoder.DecoderConfig(96, dim=32, ff_dim=64, layers=1, heads=8, kv_heads=4, head_dim=8)
+LLAMA = decoder.decoder_config(96, dim=32, ff_dim=64, layers=1, heads=8, kv_heads=4, head_dim=8)
 NETS = {  # random ones, which compile sooner
     "llama": (decoder, LLAMA),
-    "gpt": (gpt, gpt.GPTConfig(96, dim=32, ff_dim=64, layers=1, heads=8, max_positions=128)),
+    "gpt": (decoder, decoder.gpt_config(96, dim=32, ff_dim=64, layers=1, heads=8, max_positions=128)),
     "encoder": (t5, t5.T5Config(96, dim=32, ff_dim=64, heads=8, head_dim=8, encoder_layers=1, decoder_layers=1)),
 }
 SPLIT = ("encoder", "llama", "gpt", "int8")

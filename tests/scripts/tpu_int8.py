@@ -30,8 +30,8 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.nets import decoder
 from jaxspec.weights import quantisation
 
-TARGET = decoder.DecoderConfig(4096, 4096, 14336, 1, 32, 8, 128)  # of a vocabulary that hides nothing
-DRAFT = decoder.DecoderConfig(4096, 128, 256, 1, 2, 1, 64)
+TARGET = decoder.decoder_config(4096, 4096, 14336, 1, 32, 8, 128)  # of a vocabulary that hides nothing
+DRAFT = decoder.decoder_config(4096, 128, 256, 1, 2, 1, 64)
 NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "copy-start", "copy-done")
 
 

@@ -21,7 +21,7 @@ from jaxspec import drafters, policies
 from jaxspec.analysis import aot, program_text, roofline
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import decoder_config
 from jaxspec.nets.t5 import T5Config
 
 VOCAB = 4096  # small: the head would hide what layers take
@@ -47,9 +47,9 @@ class Case(NamedTuple):
 
 # Two layers of T5-XXL with two of T5-small, of Llama 3.1 8B with two of Llama 3.2 1B, and layers that compile sooner.
 T5 = T5Config(VOCAB, 4096, 10240, 64, 64, 2, 2), T5Config(VOCAB, 512, 1024, 6, 64, 2, 2)
-LLAMA = DecoderConfig(VOCAB, 4096, 14336, 2, 32, 8, 128), DecoderConfig(VOCAB, 2048, 8192, 2, 32, 8, 64)
+LLAMA = decoder_config(VOCAB, 4096, 14336, 2, 32, 8, 128), decoder_config(VOCAB, 2048, 8192, 2, 32, 8, 64)
 SMALL_T5 = [T5Config(512, dim, 2 * dim, 4, 32, 2, 2) for dim in (256, 128)]
-SMALL_LLAMA = [DecoderConfig(512, dim, 2 * dim, 2, 8, 4, 32) for dim in (256, 128)]
+SMALL_LLAMA = [decoder_config(512, dim, 2 * dim, 2, 8, 4, 32) for dim in (256, 128)]
 CASES = [
     Case("T5, chain", *T5, "v5p:2x2x1", compares=True),
     Case("Llama, chain", *LLAMA, "v5p:2x2x1", compares=True),

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from jaxspec import nets
-from jaxspec.nets import decoder, decoder_layers, gpt, t5
+from jaxspec.nets import decoder, decoder_layers, t5
 from jaxspec.training import data, early_exit, loop, losses, recipes
 from jaxspec.training.recipes import EarlyExit, Train
 
 V = 9
-CONFIG = gpt.GPTConfig(V, dim=16, ff_dim=16, layers=3, heads=2, max_positions=16)
+CONFIG = decoder.gpt_config(V, dim=16, ff_dim=16, layers=3, heads=2, max_positions=16)
 CONFIGS = {
     "gpt": CONFIG,
-    "decoder": decoder.DecoderConfig(V, dim=8, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4),
+    "decoder": decoder.decoder_config(V, dim=8, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4),
     "t5": t5.T5Config(V, dim=8, ff_dim=8, heads=2, head_dim=4, encoder_layers=1, decoder_layers=3),
 }
 TRAIN = Train(60, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=40, save_every=30)
@@ -48,7 +48,10 @@ class FirstStep(NamedTuple):
 @jax.jit
 def alpha(params):
     """The acceptance rate of the exit after two of three layers, at temperature 1, after the texts' tokens."""
-    rows, net = losses.rows_of(CONFIG, next(batches_of(CONFIG).once())), gpt.GPT(CONFIG).bind({"params": params})
+    rows, net = (
+        losses.rows_of(CONFIG, next(batches_of(CONFIG).once())),
+        decoder.Decoder(CONFIG).bind({"params": params}),
+    )
     _, q, p = [jax.nn.softmax(net.logits(net.features(x))) for x in net.streams(*rows.inputs)]
     return jnp.sum(jnp.minimum(p, q)) / p[..., 0].size
 
@@ -67,7 +70,7 @@ class Killed(Exception):
 @pytest.mark.slow
 def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_path, promotion, monkeypatch):
     loss = early_exit.loss(CONFIG, EarlyExit(scale=1.0, dropout=0.2, curriculum="gradual"), TRAIN)
-    step, start = loop.make_step(loss, loop.optimizer.make(TRAIN)), gpt.init(CONFIG, jax.random.key(0))
+    step, start = loop.make_step(loss, loop.optimizer.make(TRAIN)), decoder.init(CONFIG, jax.random.key(0))
     monkeypatch.setattr(loop, "make_step", lambda *_: step)  # one program for all runs
 
     def fit(name, batches, log=lambda line: None):

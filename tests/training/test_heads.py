@@ -27,7 +27,7 @@ from jaxspec.weights.orbax import CheckpointError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 V = 12
-SHAPE = decoder.DecoderConfig(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
+SHAPE = decoder.decoder_config(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
 WORDS = ["</s>", "<unk>", *"abcdefghij"]
 TABLE = {
     "name": "toy",

@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import drafters, rules
 from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.testing import certify, table_model
 from jaxspec.training import online, top_tokens
 from jaxspec.training.data import Batch
@@ -24,7 +24,8 @@ from jaxspec.weights import quantisation
 
 VOCAB, NEW = 3, 16
 TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1, sharpness=2.0) for seed in (1, 2))
-GPT = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+GPT = decoder.gpt_config(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+LM = decoder.language_model(GPT)
 ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
 
 
@@ -179,7 +180,7 @@ def test_a_jobs_rows_are_learnt_as_a_generation_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("net", "config"), [(gpt, GPT), (t5, ENCDEC)], ids=["gpt", "t5"])
+@pytest.mark.parametrize(("net", "config"), [(decoder, GPT), (t5, ENCDEC)], ids=["gpt", "t5"])
 def test_in_parts_as_in_one_pass(net, config, monkeypatch):
     """Reading a few positions at a time, and its gradient, against the network's own pass over the whole text."""
     lm, params = net.language_model(config), net.init(config, jax.random.key(0))
@@ -218,7 +219,8 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
 @pytest.mark.slow
 def test_a_drafter_keeps_its_functions_and_its_dtypes():
     draft = Model(
-        gpt.language_model(GPT), jax.tree.map(lambda x: x.astype(jnp.bfloat16), gpt.init(GPT, jax.random.key(0)))
+        LM,
+        jax.tree.map(lambda x: x.astype(jnp.bfloat16), decoder.init(GPT, jax.random.key(0))),
     )
     for drafter in (draft, drafters.model(draft), drafters.tree(draft, (2, 1))):
         learner = learner_of(drafter, max_new_tokens=8)
@@ -244,11 +246,14 @@ def test_a_drafter_keeps_its_functions_and_its_dtypes():
         (dict(drafter=drafters.cascade(DRAFT, DRAFT)), "not one draft model"),
         (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int8))), "parameters of int8, .*: load it as float32"),
         (
-            dict(drafter=Model(gpt.language_model(GPT), quantisation.quantise(gpt.init(GPT, jax.random.key(0))))),
+            dict(drafter=Model(LM, quantisation.quantise(decoder.init(GPT, jax.random.key(0))))),
             "of int8, .*32",
         ),
         (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int32))), "parameters of int32, .*: load it as float32"),
-        (dict(drafter=Model(gpt.language_model(GPT), {})), "18 tokens: expected at most the 16 positions of the draft"),
+        (
+            dict(drafter=Model(LM, {})),
+            "18 tokens: expected at most the 16 positions of the draft",
+        ),
     ],
 )
 def test_what_cannot_learn(options, message):

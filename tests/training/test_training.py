@@ -11,14 +11,14 @@ from tokenizers import processors
 
 import jaxspec
 from jaxspec.core import Model
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, t5
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, recipes, tasks
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.recipes import Data, RecipeError, Train
 
-CONFIG = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+CONFIG = decoder.gpt_config(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
 ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
 
 
@@ -63,7 +63,7 @@ def test_too_long_an_example_is_named():
 
 @pytest.mark.slow
 def test_cross_entropy_counts_real_tokens_only():
-    for config, examples, net in ((CONFIG, texts(5), gpt), (ENCDEC, pairs(5), t5)):
+    for config, examples, net in ((CONFIG, texts(5), decoder), (ENCDEC, pairs(5), t5)):
         params = net.init(config, jax.random.key(0))
         loss = jax.jit(losses.cross_entropy(config))
         shape = data.Bucket(0 if config is CONFIG else 8, 10, 5)
@@ -75,9 +75,9 @@ def test_cross_entropy_counts_real_tokens_only():
 
 @pytest.mark.slow
 def test_cross_entropy_against_a_direct_computation():
-    params = gpt.init(CONFIG, jax.random.key(0))
+    params = decoder.init(CONFIG, jax.random.key(0))
     row = jnp.array([[3, 5, 2, 9]])
-    log_probs = jax.nn.log_softmax(jax.jit(gpt.GPT(CONFIG).apply)({"params": params}, row[:, :-1]))
+    log_probs = jax.nn.log_softmax(jax.jit(decoder.Decoder(CONFIG).apply)({"params": params}, row[:, :-1]))
     expected = -sum(log_probs[0, i, row[0, i + 1]] for i in range(3))
     batch = data.collate([data.Example(np.zeros((0,), np.int32), np.array(row[0]))], data.Bucket(0, 6, 1))
     total, count = jax.jit(losses.cross_entropy(CONFIG))(params, batch)
@@ -87,12 +87,12 @@ def test_cross_entropy_against_a_direct_computation():
 
 @pytest.mark.slow
 def test_distillation_from_itself_is_zero():
-    params = gpt.init(CONFIG, jax.random.key(0))
-    teacher = Model(gpt.language_model(CONFIG), params, config=CONFIG)
+    params = decoder.init(CONFIG, jax.random.key(0))
+    teacher = Model(decoder.language_model(CONFIG), params, config=CONFIG)
     batch = data.collate(texts(4), data.Bucket(0, 10, 4))
     total, _ = jax.jit(distil.distillation(CONFIG, teacher, 1.0))(params, batch)
     np.testing.assert_allclose(total, 0.0, atol=1e-4)
-    other = gpt.init(CONFIG, jax.random.key(1))
+    other = decoder.init(CONFIG, jax.random.key(1))
     both, plain, kl = (jax.jit(distil.distillation(CONFIG, teacher, w))(other, batch)[0] for w in (0.25, 0.0, 1.0))
     np.testing.assert_allclose(both, 0.75 * plain + 0.25 * kl, rtol=1e-5)
     assert float(kl) > 0
@@ -199,7 +199,7 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
 
 
 def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):
-    teacher = Model(gpt.language_model(CONFIG), gpt.init(CONFIG, jax.random.key(0)), config=CONFIG)
+    teacher = Model(decoder.language_model(CONFIG), decoder.init(CONFIG, jax.random.key(0)), config=CONFIG)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
     recipe = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
     rows = [e for e in texts(6) if len(e.target) > 3]
@@ -211,33 +211,33 @@ def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monke
 @pytest.mark.slow
 def test_a_drafter_learns_on_texts_of_its_own():
     """Some rows are what `generate` samples, the others the data; the loss sees these, and no gradient the sampling."""
-    for config, net, examples in ((CONFIG, gpt, texts(8)), (ENCDEC, t5, pairs(8))):
-        batch = data.collate(examples, data.Bucket(0 if net is gpt else 8, 9, 9))
+    for config, net, examples in ((CONFIG, decoder, texts(8)), (ENCDEC, t5, pairs(8))):
+        batch = data.collate(examples, data.Bucket(0 if net is decoder else 8, 9, 9))
         lm, params = net.language_model(config), net.init(config, jax.random.key(1))
         likelihood = losses.cross_entropy(config)
         mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=(1,))  # noqa: B023
-        gradient = jax.jit(jax.grad(mixed, has_aux=True) if net is gpt else mixed)
+        gradient = jax.jit(jax.grad(mixed, has_aux=True) if net is decoder else mixed)
         changed, learnt = gradient(params, batch)
-        if net is gpt:
+        if net is decoder:
             expected = jax.jit(jax.grad(lambda p: likelihood(p, learnt)[0]))(params)  # noqa: B023
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), changed, expected)
 
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), int(batch.target.sum())), 0)
-        tokens = batch.target[:, :3] if net is gpt else batch.source
-        length = np.maximum(np.minimum(batch.target_length, 3) if net is gpt else batch.source_length, 1)
-        options = dict(max_new_tokens=batch.target.shape[1] - 3 * (net is gpt), eos_ids=[1])
+        tokens = batch.target[:, :3] if net is decoder else batch.source
+        length = np.maximum(np.minimum(batch.target_length, 3) if net is decoder else batch.source_length, 1)
+        options = dict(max_new_tokens=batch.target.shape[1] - 3 * (net is decoder), eos_ids=[1])
         prompts, student = jaxspec.Prompt(tokens, length), Model(lm, params, config=config)
         out = jaxspec.generate(student, prompts, temperature=1.0, key=key, **options)
         is_own = []
         for row in range(9):
             text, new = learnt.target[row, : learnt.target_length[row]].tolist(), out.tokens[row, : out.lengths[row]]
             of_data = batch.target[row, : batch.target_length[row]].tolist()
-            is_own.append(text == [*tokens[row, : length[row]][: 3 * (net is gpt)], *new])
+            is_own.append(text == [*tokens[row, : length[row]][: 3 * (net is decoder)], *new])
             assert is_own[-1] or text == of_data
         assert 0 < sum(is_own) < 8 and not is_own[8]  # the last row is padding
     with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
         on_policy.samples(
-            gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
+            decoder.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
         )
 
 
@@ -270,7 +270,7 @@ class Killed(Exception):
 def run(folder, steps=9, log=lambda line: None, **options):
     train = Train(steps, batch_tokens=40, learning_rate=1e-2, warmup=2, evaluate_every=3, save_every=2)
     batches = data.Batches(texts(), data.buckets([(0, 9)], 40), seed=0)
-    params = gpt.init(CONFIG, jax.random.key(0))
+    params = decoder.init(CONFIG, jax.random.key(0))
     loss = losses.cross_entropy(CONFIG)
     objective = loop.Objective(loss, batches, loss, batches)
     return loop.fit(params, objective, train, folder, log=log, progress=False, **options)
@@ -293,14 +293,14 @@ def test_a_killed_run_resumes_exactly(tmp_path, promotion):
         np.testing.assert_array_equal(a, b)
     assert held == held_again
     first = losses.cross_entropy(CONFIG)(
-        gpt.init(CONFIG, jax.random.key(0)), data.collate(texts(), data.Bucket(0, 9, 23))
+        decoder.init(CONFIG, jax.random.key(0)), data.collate(texts(), data.Bucket(0, 9, 23))
     )
     assert held < float(first[0] / first[1])  # it learnt something
 
 
 @pytest.mark.slow
 def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
-    params, recipe = gpt.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, 1, 0.0, average=0.15)
+    params, recipe = decoder.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, 1, 0.0, average=0.15)
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
     loss, rule = losses.cross_entropy(CONFIG), optimizer.make(recipe)
     objective = loop.Objective(loss, batches, loss, batches)
@@ -321,7 +321,7 @@ def test_a_diverging_run_says_so(tmp_path, promotion):
     with pytest.raises(FloatingPointError, match="loss is nan at step 0: lower the learning rate"):
         batches = data.Batches(texts(), data.buckets([(0, 9)], 40), 0)
         objective = loop.Objective(broken, batches, broken, batches)
-        loop.fit(gpt.init(CONFIG, jax.random.key(0)), objective, Train(2, 1, 1e-3), tmp_path, progress=False)
+        loop.fit(decoder.init(CONFIG, jax.random.key(0)), objective, Train(2, 1, 1e-3), tmp_path, progress=False)
 
 
 def test_missing_and_empty_data(tmp_path):

@@ -13,10 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
-from jaxspec import Prompt
+from jaxspec import Prompt, nets
 from jaxspec.nets import net_of, t5
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families import gemma
@@ -26,12 +25,12 @@ from tests.marks import marked
 
 T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)
 PLAIN = dataclasses.replace(T5, activation="relu", gated=False, tied_head=True, scaled_head=True)
-LLAMA = DecoderConfig(
+LLAMA = decoder_config(
     24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, max_positions=32, tied_head=True
 )
-GPT = GPTConfig(24, dim=16, ff_dim=24, layers=2, heads=2, max_positions=16)
+GPT = gpt_config(24, dim=16, ff_dim=24, layers=2, heads=2, max_positions=16)
 SMALL = {"dim": 16, "ff_dim": 24, "layers": 6, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocab_size": 24}
-TIED = {"T5": PLAIN, "Llama": LLAMA, "GPT-2": GPT, "Gemma 3": dataclasses.replace(gemma.SIZES_3["gemma-3-1b"], **SMALL)}
+TIED = {"T5": PLAIN, "Llama": LLAMA, "GPT-2": GPT, "Gemma 3": nets.replace(gemma.SIZES_3["gemma-3-1b"], **SMALL)}
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1], [7, 1, 0, 0]]), jnp.array([4, 2]))
 FED = jnp.array([[0, 3, 9], [0, 5, 2]])
 

@@ -12,8 +12,8 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
-from jaxspec import sharding
-from jaxspec.nets import axes_of, gpt, t5
+from jaxspec import nets, sharding
+from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, quantisation
 from jaxspec.weights.hf_families import lamda
@@ -200,7 +200,7 @@ def test_interrupted_saving_leaves_nothing(tmp_path, monkeypatch):
 
 def test_what_transformers_lacks_is_not_saved(tmp_path):
     shape = {"dim": 16, "ff_dim": 24, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 4, "vocab_size": 24}
-    model = model_of(dataclasses.replace(lamda.SIZES["lamda-100m"], **shape))
+    model = model_of(nets.replace(lamda.SIZES["lamda-100m"], **shape))
     with pytest.raises(CheckpointError, match="it cannot be saved for transformers: transformers has no model of this"):
         huggingface.save(model, tmp_path / "lamda")
 
@@ -220,7 +220,7 @@ def test_the_shipped_models_can_be_exported(name, tmp_path):
         inputs = {"decoder_input_ids": torch.tensor([[0, 7, 9]])}
     else:
         peer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        logits = jax.jit(gpt.GPT(ours.config).apply)({"params": ours.params}, jnp.array(tokens))
+        logits = jax.jit(decoder.Decoder(ours.config).apply)({"params": ours.params}, jnp.array(tokens))
         inputs = {}
     with torch.no_grad():
         theirs = peer(torch.tensor(tokens), **inputs).logits.numpy()

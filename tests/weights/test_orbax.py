@@ -16,15 +16,15 @@ import pytest
 from jaxspec.drafters.lookups import ngram_model
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.files import folders
-from jaxspec.nets import gpt, t5
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets import decoder, t5
+from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import orbax, orbax_arrays, quantisation
 from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
 
 T5 = T5Config(48, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1, max_positions=9)
-GPT = GPTConfig(48, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
-NET = {"t5": (t5, T5), "gpt": (gpt, GPT)}
+GPT = gpt_config(48, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+NET = {"t5": (t5, T5), "gpt": (decoder, GPT)}
 ABOUT = {
     "licence": 'as "Debian" \\ packages\n\tü 😀 \x7f',
     "steps": 4000,
@@ -312,7 +312,7 @@ def test_stored_type_mismatch(copy):
     [
         ({"dtype": "int3"}, "dtype is 'int3', expected one of"),
         ({"family": "rnn"}, "family is 'rnn', expected one of"),
-        ({"family": "gpt"}, "config is a T5Config, family 'gpt' expects a GPTConfig"),
+        ({"family": "gpt"}, "config is a T5Config of family 't5', and family is 'gpt': expected the same"),
         ({"description": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),
     ],
 )

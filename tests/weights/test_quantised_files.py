@@ -17,7 +17,7 @@ from jaxspec.nets import decoder
 from jaxspec.weights import huggingface, orbax, quantisation, quantised_files
 from jaxspec.weights.huggingface import CheckpointError
 
-CONFIG = decoder.DecoderConfig(24, 18, 22, layers=1, heads=2, kv_heads=1, head_dim=10)  # columns no multiple of four
+CONFIG = decoder.decoder_config(24, 18, 22, layers=1, heads=2, kv_heads=1, head_dim=10)  # columns no multiple of four
 GROUP = {
     "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
     "input_activations": None,
@@ -132,7 +132,7 @@ def test_other_quantisations_are_refused_by_name(config, message):
         quantised_files.check({"quantization_config": config})
 
 
-GROUPED = decoder.DecoderConfig(24, 64, 96, layers=1, heads=2, kv_heads=1, head_dim=16)
+GROUPED = decoder.decoder_config(24, 64, 96, layers=1, heads=2, kv_heads=1, head_dim=16)
 WIDTH = 32  # of a group: 2 of queries, keys, values, gate and wi, 1 of attention's out, 3 of the feed-forward block's
 
 

@@ -1,6 +1,5 @@
 """The formats of weights in Hugging Face folders, and files of them that are damaged or do harm."""
 
-import dataclasses
 import json
 import os
 import pickle
@@ -22,9 +21,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
-from jaxspec import Model
+from jaxspec import Model, nets
 from jaxspec.nets import net_of
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import decoder_config
 from jaxspec.weights import huggingface, tensors
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.orbax import CheckpointError
@@ -57,7 +56,7 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A Llama of 160 MB in files of 20 MB."""
-    config = DecoderConfig(1024, dim=512, ff_dim=1024, layers=15, heads=8, kv_heads=8, head_dim=64)
+    config = decoder_config(1024, dim=512, ff_dim=1024, layers=15, heads=8, kv_heads=8, head_dim=64)
     shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
     folder = tmp_path_factory.mktemp("large") / "llama"
@@ -364,7 +363,7 @@ def test_first_gpt2_files_have_other_names_and_more_tensors(tmp_path):
 
 def test_the_text_half_of_a_model_that_also_sees(tmp_path):
     shape = {"dim": 16, "ff_dim": 24, "layers": 6, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocab_size": 24}
-    model = model_of(dataclasses.replace(gemma.SIZES_3["gemma-3-4b"], **shape))
+    model = model_of(nets.replace(gemma.SIZES_3["gemma-3-4b"], **shape))
     folder = huggingface.save(model, tmp_path / "gemma")
     text = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))

@@ -6,10 +6,8 @@ A family is data and three small functions (`common.Family`); the networks thems
 import dataclasses
 from typing import Any
 
-from jaxspec import nets
-from jaxspec.nets import decoder
 from jaxspec.weights import quantised_files
-from jaxspec.weights.hf_families import decoders, gemma, gpt, lamda, llama, mistral, qwen, t5
+from jaxspec.weights.hf_families import gemma, gpt, lamda, llama, mistral, qwen, t5
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
 
 __all__ = ["FAMILIES", "Family", "FamilyError", "Tensor", "describe", "of"]
@@ -58,15 +56,11 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     >>> family.title, table["rope_scaling"]["factor"]
     ('Llama', 8.0)
     """
-    if nets.find(config) == decoder.NETWORK:
-        layers = [config.is_local(i) for i in range(config.layers)]
-        window = config.window if any(layers) else None
-        config = dataclasses.replace(config, local=decoders.period(layers) if window else (), window=window)
     for family in FAMILIES:
         try:
             table = family.write(config)
             if dataclasses.replace(family.read(table), **{x: vars(config)[x] for x in family.unwritten}) == config:
                 return family, table
-        except (AttributeError, KeyError, FamilyError):  # another network's, or with options that the family lacks
+        except (AttributeError, KeyError, ValueError):  # another network's, or with options that the family lacks
             continue
     raise FamilyError(f"transformers has no model of this configuration: {config}")

@@ -78,24 +78,19 @@ def activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
-COUNTS = {  # keys of config.json whose values are positive integers, in any family
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "sliding_window_pattern"),
-    *("original_max_position_embeddings", "n_embd", "n_inner", "n_layer", "n_head", "n_positions", "d_model", "d_ff"),
-    *("num_heads", "d_kv", "num_layers", "num_decoder_layers"),
-    *("relative_attention_num_buckets", "relative_attention_max_distance"),
-}
-NUMBERS = {  # positive and finite
-    *("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
-    *("attn_logit_softcapping", "final_logit_softcapping"),
-    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
-}
+COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
+    *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
+    *("n_embd", "n_inner", "n_layer", "n_head", "d_model", "d_ff", "d_kv", "_buckets", "_distance"),
+)
+NUMBERS = ("_eps", "_epsilon", "_theta", "_freq", "_scalar", "_softcapping", "factor", "beta_fast", "beta_slow")
+MAY_BE_ZERO = {"num_nextn_predict_layers", "num_kv_shared_layers", "max_window_layers", "type_vocab_size"}
 TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 LARGEST = 2**31 - 1  # of a count: sizes are int32
-LAYERS = {"num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"}
-MOST = dict.fromkeys(LAYERS, 10_000) | {  # lists and tables are made with an entry for each
-    "relative_attention_max_distance": 2**17,
-    "relative_attention_num_buckets": 2**16,
+MOST = {  # lists and tables are made with an entry for each
+    "_layers": 10_000,
+    "n_layer": 10_000,
+    "_distance": 2**17,
+    "_buckets": 2**16,
     "head_dim": 2**16,
     "d_kv": 2**16,
 }
@@ -104,19 +99,23 @@ MOST = dict.fromkeys(LAYERS, 10_000) | {  # lists and tables are made with an en
 def check(table: dict) -> None:
     """Refuses sizes and numbers that none can be, in whatever table of a config.json they are; null is no value.
 
+    The end of a key says what its value is.
+
     >>> check({"hidden_size": "64"})
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: hidden_size is '64': expected a positive integer
     """
     for key, value in table.items():
-        if value is None:
+        if value is None or key in MAY_BE_ZERO:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if key in COUNTS and not (number and isinstance(value, int) and 1 <= value <= LARGEST):
+        is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not isinstance(value, list)
+        if is_count and not (number and isinstance(value, int) and 1 <= value <= LARGEST):
             raise FamilyError(f"{key} is {value!r}: expected a positive integer")
-        if key in MOST and value > MOST[key]:
-            raise FamilyError(f"{key} is {value}: expected at most {MOST[key]:,}")
-        if key in NUMBERS and not (number and 0 < value < float("inf")):
+        most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
+        if is_count and value > most:
+            raise FamilyError(f"{key} is {value}: expected at most {most:,}")
+        if key.endswith(NUMBERS) and not (number and 0 < value < float("inf")):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in TABLES:
             if not isinstance(value, dict):

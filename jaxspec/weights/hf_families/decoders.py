@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.decoder import DecoderConfig, decoder_config
 from jaxspec.nets.rotary import SCALINGS, yarn_magnitude
+from jaxspec.nets.shapes import LayerShape
+from jaxspec.nets.uniform import UniformDecoder, period
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, FamilyError, Tensor, activation, need, only
 
 
@@ -28,7 +30,7 @@ def read(table: dict, **options: Any) -> DecoderConfig:
     }
     rotary = {} if "rope_base" in options else rope(table)
     try:
-        return DecoderConfig(**{**shape, **rotary, **options})
+        return decoder_config(**{**shape, **rotary, **options})
     except ValueError as error:
         raise FamilyError(str(error)) from error
 
@@ -108,19 +110,7 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     return {"window": int(table["sliding_window"]), "local": period(local)}
 
 
-def period(flags: list[bool]) -> tuple[bool, ...]:
-    """Returns the shortest beginning that, repeated, gives the list.
-
-    >>> period([True, True, False, True, True, False, True])
-    (True, True, False)
-    """
-    for n in range(1, len(flags) + 1):
-        if all(flag == flags[i % n] for i, flag in enumerate(flags)):
-            return tuple(flags[:n])
-    return ()
-
-
-def write(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
+def write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
     """Writes the keys of config.json that these families share, as published files have them."""
     table: dict[str, Any] = {
         "architectures": [architecture],
@@ -158,9 +148,10 @@ def write(config: DecoderConfig, model_type: str, architecture: str) -> dict[str
     return table
 
 
-def layer_types(config: DecoderConfig) -> list[str]:
+def layer_types(config: UniformDecoder) -> list[str]:
     """Lists what config.json calls each layer."""
-    return ["sliding_attention" if config.is_local(i) else "full_attention" for i in range(config.layers)]
+    local = config.local or (False,)
+    return ["sliding_attention" if local[i % len(local)] else "full_attention" for i in range(config.layers)]
 
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
@@ -168,29 +159,41 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
     tensors = {EMBEDDING: "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
     if not config.tied_head:
         tensors["head/weight"] = HEAD
-    before_ff = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-    norms = {"attention_norm": "input_layernorm", "ff_norm": before_ff}
-    if config.post_norms:
-        norms |= {"attention_post_norm": "post_attention_layernorm", "ff_post_norm": "post_feedforward_layernorm"}
-    if config.head_norms:
+    for i, layer in enumerate(config.layers):
+        for path, name in layer_names(layer).items():
+            tensors[f"layers_{i}/{path}"] = f"model.layers.{i}.{name}"
+    return {path: Tensor(name) for path, name in tensors.items()}
+
+
+def layer_names(layer: LayerShape) -> dict[str, str]:
+    """Says where each parameter of a layer lies, in the layer's part of the names."""
+    attention, biased = layer.attention, {"attention/out": layer.attention.out_bias}
+    norms = {"attention_norm": "input_layernorm", "ff_norm": "post_attention_layernorm"}
+    if layer.post_norms:
+        norms |= {"attention_post_norm": "post_attention_layernorm", "ff_norm": "pre_feedforward_layernorm"}
+        norms |= {"ff_post_norm": "post_feedforward_layernorm"}
+    if attention.head_norms:
         norms |= {"attention/query_norm": "self_attn.q_norm", "attention/key_norm": "self_attn.k_norm"}
     matrices = {
-        "attention/query": ("self_attn.q_proj", config.qkv_bias),
-        "attention/key": ("self_attn.k_proj", config.qkv_bias),
-        "attention/value": ("self_attn.v_proj", config.qkv_bias),
-        "attention/out": ("self_attn.o_proj", config.out_bias),
-        "ff/gate": ("mlp.gate_proj", config.ff_bias),
-        "ff/wi": ("mlp.up_proj", config.ff_bias),
-        "ff/out": ("mlp.down_proj", config.ff_bias),
+        "attention/query": "self_attn.q_proj",
+        "attention/key": "self_attn.k_proj",
+        "attention/value": "self_attn.v_proj",
+        "attention/out": "self_attn.o_proj",
+        "ff/gate": "mlp.gate_proj",
+        "ff/wi": "mlp.up_proj",
+        "ff/out": "mlp.down_proj",
     }
-    for i in range(config.layers):
-        ours, theirs = f"layers_{i}", f"model.layers.{i}"
-        tensors |= {f"{ours}/{norm}/scale": f"{theirs}.{name}.weight" for norm, name in norms.items()}
-        for part, (name, has_bias) in matrices.items():
-            tensors[f"{ours}/{part}/weight"] = f"{theirs}.{name}.weight"
-            if has_bias:
-                tensors[f"{ours}/{part}/bias"] = f"{theirs}.{name}.bias"
-    return {path: Tensor(name) for path, name in tensors.items()}
+    if attention.keys_are_values or attention.shares is not None:
+        del matrices["attention/value"]
+    if attention.shares is not None:
+        del matrices["attention/key"]
+        norms.pop("attention/key_norm", None)
+    names = {f"{path}/scale": f"{name}.weight" for path, name in norms.items()}
+    for path, name in matrices.items():
+        names[f"{path}/weight"] = f"{name}.weight"
+        if biased.get(path, layer.ff.bias if path.startswith("ff/") else attention.qkv_bias):
+            names[f"{path}/bias"] = f"{name}.bias"
+    return names
 
 
 def canonical(name: str) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import Family, only
 
@@ -69,16 +70,18 @@ def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
 
 def write_gemma2(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    return decoders.write(config, "gemma2", "Gemma2ForCausalLM") | _keys(config)
+    form = uniform_decoder(config)
+    return decoders.write(form, "gemma2", "Gemma2ForCausalLM") | _keys(form)
 
 
 def write_gemma3(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    table = decoders.write(config, "gemma3_text", "Gemma3ForCausalLM") | _keys(config)
-    return table | {"rope_local_base_freq": config.local_rope_base or config.rope_base}
+    form = uniform_decoder(config)
+    table = decoders.write(form, "gemma3_text", "Gemma3ForCausalLM") | _keys(form)
+    return table | {"rope_local_base_freq": form.local_rope_base or form.rope_base}
 
 
-def _keys(config: DecoderConfig) -> dict[str, Any]:
+def _keys(config: UniformDecoder) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": config.qkv_bias,
@@ -108,7 +111,7 @@ def canonical_gemma3(name: str) -> str | None:
     return decoders.canonical(name)
 
 
-_2B = DecoderConfig(
+_2B = UniformDecoder(
     256_000,
     2304,
     9216,
@@ -127,13 +130,15 @@ _2B = DecoderConfig(
     **_GEMMA,
 )
 
-SIZES_2 = {
-    "gemma-2-2b": _2B,
-    "gemma-2-9b": replace(_2B, dim=3584, ff_dim=14_336, layers=42, heads=16, kv_heads=8),
-    "gemma-2-27b": replace(
-        _2B, dim=4608, ff_dim=36_864, layers=46, heads=32, kv_heads=16, head_dim=128, query_scalar=144.0
-    ),
-}
+SIZES_2 = configs(
+    {
+        "gemma-2-2b": _2B,
+        "gemma-2-9b": replace(_2B, dim=3584, ff_dim=14_336, layers=42, heads=16, kv_heads=8),
+        "gemma-2-27b": replace(
+            _2B, dim=4608, ff_dim=36_864, layers=46, heads=32, kv_heads=16, head_dim=128, query_scalar=144.0
+        ),
+    }
+)
 
 _1B = replace(
     _2B,
@@ -165,15 +170,17 @@ _4B = replace(
     max_positions=131_072,
 )
 
-SIZES_3 = {
-    "gemma-3-270m": replace(_1B, dim=640, ff_dim=2048, layers=18),
-    "gemma-3-1b": _1B,
-    "gemma-3-4b": _4B,
-    "gemma-3-12b": replace(_4B, dim=3840, ff_dim=15_360, layers=48, heads=16, kv_heads=8),
-    "gemma-3-27b": replace(
-        _4B, dim=5376, ff_dim=21_504, layers=62, heads=32, kv_heads=16, head_dim=128, query_scalar=168.0
-    ),
-}
+SIZES_3 = configs(
+    {
+        "gemma-3-270m": replace(_1B, dim=640, ff_dim=2048, layers=18),
+        "gemma-3-1b": _1B,
+        "gemma-3-4b": _4B,
+        "gemma-3-12b": replace(_4B, dim=3840, ff_dim=15_360, layers=48, heads=16, kv_heads=8),
+        "gemma-3-27b": replace(
+            _4B, dim=5376, ff_dim=21_504, layers=62, heads=32, kv_heads=16, head_dim=128, query_scalar=168.0
+        ),
+    }
+)
 
 GEMMA2 = Family("Gemma 2", ("gemma2",), read_gemma2, write_gemma2, decoders.names, decoders.canonical, SIZES_2)
 GEMMA3 = Family(

@@ -1,18 +1,21 @@
-"""GPT-2 (Radford et al. 2019), which is the paper's GPT with biases everywhere: `jaxspec.nets.gpt`."""
+"""GPT-2 (Radford et al. 2019), and the GPT-like decoder of the paper (arXiv 2211.17192, section 4): one network.
+
+By the sizes that the paper gives, its head is a matrix of its own; GPT-2's is tied to the embedding.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.nets.gpt import SIZES as PAPER
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, uniform_gpt
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, Tensor, activation, need, only
 
 
-def read(table: dict) -> GPTConfig:
+def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json."""
     only(table, add_cross_attention=False)
-    return GPTConfig(
+    return gpt_config(
         need(table, "vocab_size"),
         need(table, "n_embd"),
         table.get("n_inner") or 4 * table["n_embd"],
@@ -27,26 +30,27 @@ def read(table: dict) -> GPTConfig:
     )
 
 
-def write(config: GPTConfig) -> dict[str, Any]:
+def write(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
+    form = uniform_gpt(config)
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_embd": config.dim,
-        "n_inner": config.ff_dim,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_positions": config.max_positions,
-        "activation_function": "gelu_new" if config.activation == "gelu" else THEIRS[config.activation],
-        "layer_norm_epsilon": config.epsilon,
-        "scale_attn_weights": config.scale_scores,
-        "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
-        "tie_word_embeddings": config.tied_head,
+        "vocab_size": form.vocab_size,
+        "n_embd": form.dim,
+        "n_inner": form.ff_dim,
+        "n_layer": form.layers,
+        "n_head": form.heads,
+        "n_positions": form.max_positions,
+        "activation_function": "gelu_new" if form.activation == "gelu" else THEIRS[form.activation],
+        "layer_norm_epsilon": form.epsilon,
+        "scale_attn_weights": form.scale_scores,
+        "scale_attn_by_inverse_layer_idx": form.scale_by_layer,
+        "tie_word_embeddings": form.tied_head,
     }
 
 
-def names(config: GPTConfig) -> dict[str, Tensor]:
+def names(config: DecoderConfig) -> dict[str, Tensor]:
     """Says where each parameter lies: matrices are stored [in, out], queries, keys and values as one."""
     tensors = {
         EMBEDDING: Tensor("transformer.wte.weight"),
@@ -56,7 +60,7 @@ def names(config: GPTConfig) -> dict[str, Tensor]:
     }
     if not config.tied_head:
         tensors["head/weight"] = Tensor(HEAD)
-    for i in range(config.layers):
+    for i in range(len(config.layers)):
         ours, theirs = f"layers_{i}", f"transformer.h.{i}"
         for norm, name in (("attention_norm", "ln_1"), ("ff_norm", "ln_2")):
             tensors[f"{ours}/{norm}/scale"] = Tensor(f"{theirs}.{name}.weight")
@@ -89,15 +93,20 @@ def canonical(name: str) -> str | None:
     return f"transformer.{name.removeprefix('transformer.')}"
 
 
-def _gpt2(dim: int, layers: int, heads: int) -> GPTConfig:
-    return GPTConfig(50_257, dim, 4 * dim, layers, heads, 1024)
+def _gpt2(dim: int, layers: int, heads: int) -> UniformGPT:
+    return UniformGPT(50_257, dim, 4 * dim, layers, heads, 1024)
 
 
-SIZES = PAPER | {
-    "gpt2": _gpt2(768, 12, 12),
-    "gpt2-medium": _gpt2(1024, 24, 16),
-    "gpt2-large": _gpt2(1280, 36, 20),
-    "gpt2-xl": _gpt2(1600, 48, 25),
-}
+SIZES = configs(
+    {
+        # Section 4.1 of the paper, trained on lm1b with 8k tokens; its counts have no biases and no positions.
+        "gpt-97m": UniformGPT(8192, 768, 3072, 12, 12, tied_head=False),
+        "gpt-6m": UniformGPT(8192, 256, 1024, 2, 4, tied_head=False),
+        "gpt2": _gpt2(768, 12, 12),
+        "gpt2-medium": _gpt2(1024, 24, 16),
+        "gpt2-large": _gpt2(1280, 36, 20),
+        "gpt2-xl": _gpt2(1600, 48, 25),
+    }
+)
 
 GPT2 = Family("GPT-2", ("gpt2",), read, write, names, canonical, SIZES)

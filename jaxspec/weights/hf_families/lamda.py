@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import Family, FamilyError
 
@@ -24,17 +25,19 @@ def write(config: DecoderConfig) -> dict[str, Any]:
     raise FamilyError("transformers has no decoder with relative positions: save a jaxspec checkpoint instead")
 
 
-def _lamda(dim: int, layers: int, heads: int, head_dim: int = 128) -> DecoderConfig:
-    return DecoderConfig(
+def _lamda(dim: int, layers: int, heads: int, head_dim: int = 128) -> UniformDecoder:
+    return UniformDecoder(
         32_000, dim, 8 * dim, layers, heads, heads, head_dim, "gelu", tied_head=True, positions="relative"
     )
 
 
-SIZES = {
-    "lamda-100m": _lamda(768, 6, 12, 64),
-    "lamda-2b": _lamda(2560, 10, 40),
-    "lamda-8b": _lamda(4096, 16, 64),
-    "lamda-137b": _lamda(8192, 64, 128),
-}
+SIZES = configs(
+    {
+        "lamda-100m": _lamda(768, 6, 12, 64),
+        "lamda-2b": _lamda(2560, 10, 40),
+        "lamda-8b": _lamda(4096, 16, 64),
+        "lamda-137b": _lamda(8192, 64, 128),
+    }
+)
 
 LAMDA = Family("LaMDA's shape", (), read, write, decoders.names, decoders.canonical, SIZES)

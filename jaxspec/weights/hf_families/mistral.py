@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import Family
 
@@ -17,16 +18,19 @@ def read(table: dict) -> DecoderConfig:
 
 def write(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    table = decoders.write(config, "mistral", "MistralForCausalLM")
-    return table | {"sliding_window": config.window if all(config.local) else None}
+    form = uniform_decoder(config)
+    table = decoders.write(form, "mistral", "MistralForCausalLM")
+    return table | {"sliding_window": form.window if all(form.local) else None}
 
 
-_V1 = DecoderConfig(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
+_V1 = UniformDecoder(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
 
-SIZES = {
-    "mistral-7b-v0.1": _V1,
-    "mistral-7b-v0.2": replace(_V1, window=None, local=(), rope_base=1e6),
-    "mistral-7b-v0.3": replace(_V1, window=None, local=(), rope_base=1e6, vocab_size=32_768),
-}
+SIZES = configs(
+    {
+        "mistral-7b-v0.1": _V1,
+        "mistral-7b-v0.2": replace(_V1, window=None, local=(), rope_base=1e6),
+        "mistral-7b-v0.3": replace(_V1, window=None, local=(), rope_base=1e6, vocab_size=32_768),
+    }
+)
 
 MISTRAL = Family("Mistral", ("mistral",), read, write, decoders.names, decoders.canonical, SIZES)

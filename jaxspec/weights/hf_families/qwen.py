@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import Family
 
@@ -24,13 +25,15 @@ def read_qwen3(table: dict) -> DecoderConfig:
 
 def write_qwen2(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    return decoders.write(config, "qwen2", "Qwen2ForCausalLM") | _window_keys(config)
+    form = uniform_decoder(config)
+    return decoders.write(form, "qwen2", "Qwen2ForCausalLM") | _window_keys(form)
 
 
 def write_qwen3(config: DecoderConfig) -> dict[str, Any]:
     """Writes the config.json of a network."""
-    table = decoders.write(config, "qwen3", "Qwen3ForCausalLM") | _window_keys(config)
-    return table | {"attention_bias": config.qkv_bias}
+    form = uniform_decoder(config)
+    table = decoders.write(form, "qwen3", "Qwen3ForCausalLM") | _window_keys(form)
+    return table | {"attention_bias": form.qkv_bias}
 
 
 def _windows(table: dict) -> dict[str, Any]:
@@ -41,12 +44,12 @@ def _windows(table: dict) -> dict[str, Any]:
     return decoders.windows({"sliding_window": 4096, **table}, local)
 
 
-def _window_keys(config: DecoderConfig) -> dict[str, Any]:
+def _window_keys(config: UniformDecoder) -> dict[str, Any]:
     keys = {"use_sliding_window": config.window is not None, "layer_types": decoders.layer_types(config)}
     return keys if config.window is None else keys | {"sliding_window": config.window}
 
 
-_0_5B = DecoderConfig(
+_0_5B = UniformDecoder(
     151_936, 896, 4864, 24, 14, 2, 64, tied_head=True, qkv_bias=True, rope_base=1e6, max_positions=32_768
 )
 _7B = replace(
@@ -63,27 +66,31 @@ _7B = replace(
 )
 _large = functools.partial(replace, _7B, kv_heads=8, epsilon=1e-5)
 
-QWEN2_SIZES = {
-    "qwen2.5-0.5b": _0_5B,
-    "qwen2.5-1.5b": replace(_0_5B, dim=1536, ff_dim=8960, layers=28, heads=12, head_dim=128, max_positions=131_072),
-    "qwen2.5-3b": replace(_0_5B, dim=2048, ff_dim=11_008, layers=36, heads=16, head_dim=128),
-    "qwen2.5-7b": _7B,
-    "qwen2.5-14b": _large(dim=5120, ff_dim=13_824, layers=48, heads=40),
-    "qwen2.5-32b": _large(dim=5120, ff_dim=27_648, layers=64, heads=40),
-    "qwen2.5-72b": _large(dim=8192, ff_dim=29_568, layers=80, heads=64),
-}
+QWEN2_SIZES = configs(
+    {
+        "qwen2.5-0.5b": _0_5B,
+        "qwen2.5-1.5b": replace(_0_5B, dim=1536, ff_dim=8960, layers=28, heads=12, head_dim=128, max_positions=131_072),
+        "qwen2.5-3b": replace(_0_5B, dim=2048, ff_dim=11_008, layers=36, heads=16, head_dim=128),
+        "qwen2.5-7b": _7B,
+        "qwen2.5-14b": _large(dim=5120, ff_dim=13_824, layers=48, heads=40),
+        "qwen2.5-32b": _large(dim=5120, ff_dim=27_648, layers=64, heads=40),
+        "qwen2.5-72b": _large(dim=8192, ff_dim=29_568, layers=80, heads=64),
+    }
+)
 
-_8B = DecoderConfig(151_936, 4096, 12_288, 36, 32, 8, 128, head_norms=True, rope_base=1e6, max_positions=40_960)
+_8B = UniformDecoder(151_936, 4096, 12_288, 36, 32, 8, 128, head_norms=True, rope_base=1e6, max_positions=40_960)
 _TIED = replace(_8B, tied_head=True)
 
-QWEN3_SIZES = {
-    "qwen3-0.6b": replace(_TIED, dim=1024, ff_dim=3072, layers=28, heads=16),
-    "qwen3-1.7b": replace(_TIED, dim=2048, ff_dim=6144, layers=28, heads=16),
-    "qwen3-4b": replace(_TIED, dim=2560, ff_dim=9728),
-    "qwen3-8b": _8B,
-    "qwen3-14b": replace(_8B, dim=5120, ff_dim=17_408, layers=40, heads=40),
-    "qwen3-32b": replace(_8B, dim=5120, ff_dim=25_600, layers=64, heads=64),
-}
+QWEN3_SIZES = configs(
+    {
+        "qwen3-0.6b": replace(_TIED, dim=1024, ff_dim=3072, layers=28, heads=16),
+        "qwen3-1.7b": replace(_TIED, dim=2048, ff_dim=6144, layers=28, heads=16),
+        "qwen3-4b": replace(_TIED, dim=2560, ff_dim=9728),
+        "qwen3-8b": _8B,
+        "qwen3-14b": replace(_8B, dim=5120, ff_dim=17_408, layers=40, heads=40),
+        "qwen3-32b": replace(_8B, dim=5120, ff_dim=25_600, layers=64, heads=64),
+    }
+)
 
 # MiMo (arXiv 2505.07608) is a Qwen 2 with a module for multi-token prediction beside it, which `load_drafter` reads.
 QWEN2 = Family(

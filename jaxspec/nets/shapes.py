@@ -1,0 +1,162 @@
+"""The shape of a decoder as values: a tuple of layers, each with its attention, its feed-forward block and its norms.
+
+A family of models is a way to fill these in. Layers may differ in anything; nothing here is a flag of one family.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxspec.core.checks import one_of
+from jaxspec.nets.rotary import Rotary
+
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_erf")
+POSITIONS = ("rotary", "relative", "learned")
+NORMS = ("rms", "layer")
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionShape:
+    """The attention of a layer.
+
+    Attributes:
+        heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their dimension.
+        window: number of positions that a query attends to, its own included; None for all.
+        rotary: how queries and keys are rotated; None where they are not.
+        query_scalar: scores are divided by its root; None for head_dim.
+        cap: the soft cap of the scores; None for none.
+        qkv_bias, out_bias: whether these projections have biases.
+        head_norms: whether each query head and key head is normalised (Qwen 3, Gemma 3).
+        value_norm: whether each value head is normalised, without a scale (Gemma 4).
+        keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
+        shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    rotary: Rotary | None = None
+    query_scalar: float | None = None
+    cap: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norms: bool = False
+    value_norm: bool = False
+    keys_are_values: bool = False
+    shares: int | None = None
+
+    def __post_init__(self):
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads: expected a divisor"
+            )
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores: 0.125 for heads of 64 dimensions."""
+        return (self.head_dim if self.query_scalar is None else self.query_scalar) ** -0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardShape:
+    """The feed-forward block of a layer.
+
+    Attributes:
+        dim: its hidden units.
+        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one) or "relu".
+        gated: whether a third projection is multiplied in.
+        bias: whether its projections have biases.
+    """
+
+    dim: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def __post_init__(self):
+        one_of(self.activation, "activation", ACTIVATIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerShape:
+    """A layer: attention and a feed-forward block, each after a norm.
+
+    Attributes:
+        attention, ff: the two blocks.
+        post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
+    """
+
+    attention: AttentionShape
+    ff: FeedForwardShape
+    post_norms: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NormShape:
+    """The norms of a network.
+
+    Attributes:
+        kind: "rms" (no mean is taken, no bias is added) or "layer".
+        epsilon: added to the mean square or to the variance.
+        from_one: whether an RMS norm stores its scale minus 1 (Gemma 2 and 3).
+    """
+
+    kind: str = "rms"
+    epsilon: float = 1e-6
+    from_one: bool = False
+
+    def __post_init__(self):
+        one_of(self.kind, "norm", NORMS)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder.
+
+    Attributes:
+        vocab_size, dim: number of token ids, and width of the residual stream.
+        layers: the layers, the first one first.
+        norm: the kind of all norms.
+        tied_head: whether the head is the embedding.
+        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
+        logits_cap: the soft cap of the logits; None for none.
+        positions: "rotary" where the layers say how, "relative" for T5's biases, "learned" for a table.
+        buckets, max_distance: options of relative biases.
+        max_positions: longest row to accept, and the size of a table of positions; None if nothing limits it.
+        end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
+    """
+
+    vocab_size: int
+    dim: int
+    layers: tuple[LayerShape, ...]
+    norm: NormShape = NormShape()
+    tied_head: bool = False
+    scale_embedding: bool = False
+    logits_cap: float | None = None
+    positions: str = "rotary"
+    buckets: int = 32
+    max_distance: int = 128
+    max_positions: int | None = None
+    end_tokens: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        one_of(self.positions, "positions", POSITIONS)
+        sources = [layer.attention.shares for layer in self.layers]
+        for i, source in enumerate(sources):
+            if source is not None and not (0 <= source < i and sources[source] is None):
+                raise ValueError(f"layer {i} shares the keys of layer {source}: expected one before it with its own")
+        if self.positions == "learned" and self.max_positions is None:
+            raise ValueError("positions are learned, and max_positions is None: expected the size of their table")
+
+    @property
+    def rotaries(self) -> set[Rotary | None]:
+        """How its layers rotate; one entry if all do alike."""
+        return {layer.attention.rotary for layer in self.layers}
+
+    @property
+    def windows(self) -> set[int]:
+        """The windows of layers that have one."""
+        return {layer.attention.window for layer in self.layers if layer.attention.window is not None}

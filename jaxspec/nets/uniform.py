@@ -1,0 +1,300 @@
+"""Decoders whose layers are alike, by one number each: the form of recipes, of manifests and of most families.
+
+`decoder_config` and `gpt_config` make shapes of it. A manifest holds it, too, wherever it says all of a network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
+
+from jaxspec.core.checks import one_of
+from jaxspec.nets import rotary
+from jaxspec.nets.network import Form
+from jaxspec.nets.rotary import RopeScaling, Rotary
+from jaxspec.nets.shapes import ACTIVATIONS, AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
+
+P = ParamSpec("P")
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformDecoder:
+    """A decoder with RMS norms and gated feed-forward blocks, whose layers differ in windows and rotary bases at most.
+
+    Attributes:
+        vocab_size, dim, ff_dim, layers: token ids, widths of stream and feed-forward blocks, number of layers.
+        heads, kv_heads, head_dim: see `shapes.AttentionShape`, as for query_scalar, qkv_bias, out_bias and head_norms.
+        activation, ff_bias: see `shapes.FeedForwardShape`.
+        tied_head, scale_embedding, logits_cap, buckets, max_distance, max_positions, end_tokens, dtype: see
+            `shapes.DecoderConfig`.
+        epsilon, norms_from_one: see `shapes.NormShape`.
+        post_norms: see `shapes.LayerShape`.
+        attention_cap: the soft cap of the scores.
+        window: number of positions that a local layer attends to, its own included.
+        local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
+        positions: "rotary" or "relative".
+        rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the same, and scaled alike).
+        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: see `rotary.RopeScaling`.
+        rope_magnitude: see `rotary.Rotary`.
+    """
+
+    vocab_size: int
+    dim: int
+    ff_dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation: str = "silu"
+    tied_head: bool = False
+    epsilon: float = 1e-6
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ff_bias: bool = False
+    head_norms: bool = False
+    post_norms: bool = False
+    norms_from_one: bool = False
+    scale_embedding: bool = False
+    query_scalar: float | None = None
+    attention_cap: float | None = None
+    logits_cap: float | None = None
+    window: int | None = None
+    local: tuple[bool, ...] = ()
+    positions: str = "rotary"
+    rope_base: float = 10_000.0
+    local_rope_base: float | None = None
+    rope_scaling: str = "default"
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_original: int = 8192
+    rope_whole: bool = True
+    rope_magnitude: float = 1.0
+    buckets: int = 32
+    max_distance: int = 128
+    max_positions: int | None = None
+    end_tokens: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if any(self.local) and self.window is None:
+            raise ValueError("some layers are local, but window is None: expected how many positions they attend to")
+        for name, options in (("positions", ("rotary", "relative")), ("rope_scaling", rotary.SCALINGS)):
+            one_of(vars(self)[name], name, options)
+
+    def config(self) -> DecoderConfig:
+        """Makes the shapes of the layers."""
+        scaling = RopeScaling(
+            self.rope_scaling, self.rope_factor, self.rope_low, self.rope_high, self.rope_original, self.rope_whole
+        )
+        rotary = Rotary(self.rope_base, scaling=scaling, magnitude=self.rope_magnitude)
+        # A base of their own is not scaled: within the window no distance is longer than in training.
+        local_rotary = rotary if self.local_rope_base is None else Rotary(self.local_rope_base)
+        ff = FeedForwardShape(self.ff_dim, self.activation, bias=self.ff_bias)
+
+        def layer(is_local: bool) -> LayerShape:
+            attention = AttentionShape(
+                self.heads,
+                self.kv_heads,
+                self.head_dim,
+                self.window if is_local else None,
+                None if self.positions != "rotary" else local_rotary if is_local else rotary,
+                self.query_scalar,
+                self.attention_cap,
+                self.qkv_bias,
+                self.out_bias,
+                self.head_norms,
+            )
+            return LayerShape(attention, ff, self.post_norms)
+
+        kinds = {is_local: layer(is_local) for is_local in (False, True)}
+        flags = self.local or (False,)
+        return DecoderConfig(
+            self.vocab_size,
+            self.dim,
+            tuple(kinds[flags[i % len(flags)]] for i in range(self.layers)),
+            NormShape("rms", self.epsilon, self.norms_from_one),
+            **{name: vars(self)[name] for name in _SHARED},
+        )
+
+
+_SHARED = (
+    *("tied_head", "scale_embedding", "logits_cap", "positions", "buckets", "max_distance"),
+    *("max_positions", "end_tokens", "dtype"),
+)
+
+
+def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
+    """Returns the form of a configuration.
+
+    Raises:
+        ValueError: its layers differ in more, or it has an option that the form has not.
+
+    >>> uniform_decoder(decoder_config(32, 16, 32, 4, 4, 2, 4, window=8, local=(True, False))).local
+    (True, False)
+    """
+    attentions, first = [layer.attention for layer in config.layers], config.layers[0]
+    flags = [x.window is not None for x in attentions]
+    of_global = next((x for x in attentions if x.window is None), attentions[0])
+    of_local = next((x for x in attentions if x.window is not None), of_global)
+    turns = of_global.rotary or Rotary()
+    attention, scaling = first.attention, turns.scaling
+    form = UniformDecoder(
+        config.vocab_size,
+        config.dim,
+        first.ff.dim,
+        len(config.layers),
+        attention.heads,
+        attention.kv_heads,
+        attention.head_dim,
+        activation=first.ff.activation,
+        epsilon=config.norm.epsilon,
+        qkv_bias=attention.qkv_bias,
+        out_bias=attention.out_bias,
+        ff_bias=first.ff.bias,
+        head_norms=attention.head_norms,
+        post_norms=first.post_norms,
+        norms_from_one=config.norm.from_one,
+        query_scalar=attention.query_scalar,
+        attention_cap=attention.cap,
+        window=of_local.window,
+        local=period(flags) if any(flags) else (),
+        rope_base=turns.base,
+        local_rope_base=None if of_local.rotary in (None, turns) else of_local.rotary.base,
+        rope_scaling=scaling.kind,
+        rope_factor=scaling.factor,
+        rope_low=scaling.low,
+        rope_high=scaling.high,
+        rope_original=scaling.original,
+        rope_whole=scaling.truncate,
+        rope_magnitude=turns.magnitude,
+        **{name: vars(config)[name] for name in _SHARED},
+    )
+    if form.config() != config:
+        raise ValueError("the layers differ in more than windows and rotary bases, or have options of another form")
+    return form
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformGPT:
+    """A decoder as GPT-2 and the paper's GPT (arXiv 2211.17192, section 4) are: LayerNorm, biases, learned positions.
+
+    Attributes:
+        vocab_size, dim, ff_dim, layers, heads: as for `UniformDecoder`; a head has dim / heads dimensions.
+        max_positions: rows of the position table: the longest row it can hold.
+        dtype, tied_head, end_tokens: see `shapes.DecoderConfig`.
+        activation: see `shapes.FeedForwardShape`.
+        epsilon: added to the variance in every norm.
+        scale_scores: whether scores are divided by the root of a head's dimension.
+        scale_by_layer: whether they are also divided by the layer's number, counted from 1.
+    """
+
+    vocab_size: int
+    dim: int
+    ff_dim: int
+    layers: int
+    heads: int
+    max_positions: int = 1024
+    dtype: str = "float32"
+    tied_head: bool = True
+    activation: str = "gelu"
+    epsilon: float = 1e-5
+    scale_scores: bool = True
+    scale_by_layer: bool = False
+    end_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        one_of(self.activation, "activation", ACTIVATIONS)
+
+    def config(self) -> DecoderConfig:
+        """Makes the shapes of the layers."""
+        head_dim = self.dim // self.heads
+
+        def layer(number: int) -> LayerShape:
+            scalar = float(number**2 if self.scale_by_layer else 1) * (head_dim if self.scale_scores else 1)
+            attention = AttentionShape(
+                self.heads,
+                self.heads,
+                head_dim,
+                query_scalar=None if scalar == head_dim else scalar,
+                qkv_bias=True,
+                out_bias=True,
+            )
+            return LayerShape(attention, FeedForwardShape(self.ff_dim, self.activation, gated=False, bias=True))
+
+        return DecoderConfig(
+            self.vocab_size,
+            self.dim,
+            tuple(layer(i + 1) for i in range(self.layers)),
+            NormShape("layer", self.epsilon),
+            tied_head=self.tied_head,
+            positions="learned",
+            max_positions=self.max_positions,
+            end_tokens=self.end_tokens,
+            dtype=self.dtype,
+        )
+
+
+def uniform_gpt(config: DecoderConfig) -> UniformGPT:
+    """Returns the form of a configuration.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    first, last = config.layers[0], config.layers[-1]
+    forms = [
+        UniformGPT(
+            config.vocab_size,
+            config.dim,
+            first.ff.dim,
+            len(config.layers),
+            first.attention.heads,
+            config.max_positions or 0,
+            config.dtype,
+            config.tied_head,
+            first.ff.activation,
+            config.norm.epsilon,
+            first.attention.query_scalar is None,
+            first.attention.scale != last.attention.scale,
+            config.end_tokens,
+        )
+    ]
+    for form in forms:
+        if config.positions == "learned" and form.config() == config:
+            return form
+    raise ValueError("the layers are not GPT-2's")
+
+
+def period(flags: list[bool]) -> tuple[bool, ...]:
+    """Returns the shortest beginning that, repeated, gives the list.
+
+    >>> period([True, True, False, True, True, False, True])
+    (True, True, False)
+    """
+    for n in range(1, len(flags) + 1):
+        if all(flag == flags[i % n] for i, flag in enumerate(flags)):
+            return tuple(flags[:n])
+    return ()
+
+
+def configs(forms: Mapping[str, Any]) -> dict[str, DecoderConfig]:
+    """Makes the configurations of forms, by the same names."""
+    return {name: form.config() for name, form in forms.items()}
+
+
+def _made(form: Callable[P, Any]) -> Callable[P, DecoderConfig]:
+    def config(*values: P.args, **options: P.kwargs) -> DecoderConfig:
+        return form(*values, **options).config()
+
+    config.__doc__ = f"Makes a configuration of the arguments of `{form.__name__}`."
+    return config
+
+
+decoder_config = _made(UniformDecoder)
+gpt_config = _made(UniformGPT)
+
+FORMS = (
+    ("gpt", Form(UniformGPT, UniformGPT.config, uniform_gpt)),
+    ("decoder", Form(UniformDecoder, UniformDecoder.config, uniform_decoder)),
+)
