@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,23 +24,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import LanguageModel, Params, Parts, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
-from jaxspec.nets.attention import (
-    Attention,
-    Bias,
-    FeedForward,
-    LayerNorm,
-    Mask,
-    QueryMask,
-    RMSNorm,
-    for_queries,
-    softcap,
-)
+from jaxspec.nets.attention import Bias, Mask, QueryMask, for_queries, softcap
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances
 from jaxspec.nets.rotary import Rotation
-from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape
+from jaxspec.nets.shapes import DecoderConfig
 from jaxspec.nets.uniform import FORMS, decoder_config, gpt_config
 from jaxspec.sharding import Axes
 
@@ -62,54 +53,12 @@ def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation 
 
 def norm_of(config: DecoderConfig) -> Callable[[], Any]:
     """Makes norms of a configuration's kind."""
-    norm, dtype = config.norm, jnp.dtype(config.dtype)
-    if norm.kind == "layer":
-        return functools.partial(LayerNorm, norm.epsilon, dtype)
-    return functools.partial(RMSNorm, norm.epsilon, norm.from_one, dtype)
+    return config.norm_module
 
 
 def empty_cache(config: DecoderConfig, batch: int, room: Room) -> kv.KVCache:
     """Makes an empty cache for a configuration's layers."""
-    dtype, is_ring = jnp.dtype(config.dtype), config.positions != "relative"
-
-    def maker(shape: AttentionShape) -> kv.Maker:
-        if shape.shares is not None:
-            return kv.shared(shape.shares)
-        if shape.window is None:
-            return kv.whole(shape.kv_heads, shape.head_dim, dtype)
-        # Relative biases go by slots, so that entry i must lie in slot i.
-        return kv.window(shape.kv_heads, shape.head_dim, shape.window, dtype, ring=is_ring)
-
-    return kv.empty(batch, room, [maker(layer.attention) for layer in config.layers])
-
-
-def attention_of(config: DecoderConfig, shape: AttentionShape) -> Attention:
-    """Makes a layer's attention, a submodule of whatever it is given to."""
-    norm, dtype = norm_of(config), jnp.dtype(config.dtype)
-    return Attention(
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        config.dim,
-        shape.scale,
-        shape.qkv_bias,
-        shape.out_bias,
-        shape.cap,
-        norm if shape.head_norms else None,
-        functools.partial(RMSNorm, config.norm.epsilon, dtype=dtype, scaled=False) if shape.value_norm else None,
-        shape.keys_are_values,
-        shape.shares is None,
-        dtype=dtype,
-        parent=None,
-    )
-
-
-def ff_of(config: DecoderConfig, shape: FeedForwardShape) -> FeedForward:
-    """Makes a layer's feed-forward block, a submodule of whatever it is given to."""
-    dtype = jnp.dtype(config.dtype)
-    return FeedForward(
-        config.dim, shape.dim, shape.activation, shape.gated, use_bias=shape.bias, dtype=dtype, parent=None
-    )
+    return kv.empty(batch, room, [layer.attention.cache(config) for layer in config.layers])
 
 
 class DecoderLayer(nn.Module):
@@ -156,7 +105,7 @@ class DecoderLayer(nn.Module):
 def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
     """Makes a layer of a configuration; `options` are those of another kind of layer."""
     shape = config.layers[index]
-    attention, ff = attention_of(config, shape.attention), ff_of(config, shape.ff)
+    attention, ff = shape.attention.module(config), shape.ff.module(config)
     return kind(attention, ff, norm_of(config), shape.post_norms, **options)
 
 
@@ -241,8 +190,8 @@ class Decoder(nn.Module):
             return for_queries(at.step, mask_and_bias, at.parent)
 
         masks = {view: seen(view) for view in dict.fromkeys(views)}
-        each = zip(views, shapes, strict=True)
-        return [AttentionInputs(masks[view][0], turns[x.rotary, x.head_dim], masks[view][1]) for view, x in each]
+        pairs = zip(views, shapes, strict=True)
+        return [AttentionInputs(masks[view][0], turns[x.rotary, x.head_dim], masks[view][1]) for view, x in pairs]
 
     def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
         x = self.embedding(tokens)
@@ -299,20 +248,22 @@ def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
 
 
 def _axes(config: DecoderConfig) -> Axes:
-    """Layers are split alike: an axis that differs between them, into parts that divide all of its sizes."""
-    attentions = [layer.attention for layer in config.layers]
-    return Axes(
-        {
-            "heads": math.gcd(*(x.heads for x in attentions)),
-            "kv_heads": math.gcd(*(x.kv_heads for x in attentions)),
-            "ff": math.gcd(*(layer.ff.dim for layer in config.layers)),
-            "vocab": config.vocab_size,
-        }
-    )
+    """Layers are split alike: where an axis differs between them, into parts that divide all of its sizes."""
+    parts, layouts = {"vocab": config.vocab_size}, dict[str, tuple[str, ...]]()
+    for block in (block for layer in dict.fromkeys(config.layers) for block in (layer.attention, layer.ff)):
+        parts = dict(block.parts) | parts | {x: math.gcd(parts.get(x, 0), n) for x, n in block.parts.items()}
+        layouts |= block.layouts
+    return Axes({axis: parts[axis] for axis in sorted(parts, key=_AXES.index)}, layouts)
+
+
+_AXES = ["heads", "kv_heads", "experts", "ff", "vocab"]  # in the order in which they are told of
 
 
 def _share(config: DecoderConfig, path: str) -> float:
     """Positions are looked up, as is an embedding that is no head."""
+    if block := re.match(r"layers_(\d+)/(attention|ff)/(.*)", path):
+        layer = config.layers[int(block[1])]
+        return (layer.ff if block[2] == "ff" else layer.attention).share(block[3])
     unread = path.startswith("position") or path.endswith("table")
     return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0
 
@@ -325,6 +276,7 @@ NETWORK = Network(
     Decoder,
     lambda config: {"layers": len(config.layers)},
     _pieces,
+    lambda config, batch, room, width: empty_cache(config, batch, room),
     _axes,
     _share,
     logits_cap=lambda config: config.logits_cap,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from jaxspec.core import LanguageModel, Params, Prompt, Room
+from jaxspec.core import Cache, LanguageModel, Params, Room
 from jaxspec.sharding import Axes
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
@@ -90,6 +90,7 @@ class Network(NamedTuple):
         stacks: configuration -> number of layers by the name that their parameters begin with; those that generate
             are last.
         pieces: configuration -> smaller ones, and how many of each add up to it: see `total`.
+        cache: (configuration, rows, room, width of the prompts) -> a cache of the sizes that prefill makes.
         axes: configuration -> how its parameters may be split over devices.
         share: (configuration, path) -> the share of a matrix that each token of a decoding pass is multiplied with:
             0 for what is looked up, or what prefill alone uses.
@@ -107,6 +108,7 @@ class Network(NamedTuple):
     teach: Callable[[Any], Any] | None
     stacks: Callable[[Any], Mapping[str, int]]
     pieces: Callable[[Any], list[tuple[Any, int]]]
+    cache: Callable[[Any, int, Room, int], Cache]
     axes: Callable[[Any], Axes]
     share: Callable[[Any, str], float]
     spread: Callable[[Any, str], float] = lambda config, path: 1.0
@@ -133,7 +135,7 @@ class Network(NamedTuple):
         return sum(times * measure(piece) for piece, times in self.pieces(config) if times)
 
     def cache_bytes(self, config: Any, row: int, prompt: int = 1, *, dtypes: Any = jnp.generic) -> int:
-        """Counts the bytes of the cache of one row, as prefill makes it.
+        """Counts the bytes of the cache of one row; nothing is made.
 
         Args:
             config: the network's.
@@ -141,7 +143,9 @@ class Network(NamedTuple):
             prompt: tokens that an encoder has read.
             dtypes: only leaves of such a dtype are counted.
         """
-        return self.total(config, lambda piece: _cache_bytes(self, piece, row, prompt, dtypes))
+        cache = jax.eval_shape(lambda: self.cache(config, 1, Room(row, rewind=0), prompt))
+        leaves = [x for x in jax.tree.leaves(cache) if jnp.issubdtype(x.dtype, dtypes)]
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
     def load(self, config: Any, *, row: int = 0, prompt: int = 0) -> Load:
         """Computes the load of a decoding pass.
@@ -173,20 +177,3 @@ def _numbers(network: Network, config: Any) -> dict[float, int]:
             share = float(network.share(config, jax.tree_util.keystr(path, simple=True, separator="/")))
             numbers[share] = numbers.get(share, 0) + math.prod(x.shape)
     return numbers
-
-
-@functools.lru_cache(maxsize=1024)
-def _cache_bytes(network: Network, config: Any, row: int, prompt: int, dtypes: Any) -> int:
-    # A pass over no tokens cannot be traced, but each token adds as much as the next.
-    if row == 0:
-        return sum(n * _cache_bytes(network, config, i, prompt, dtypes) for n, i in ((2, 1), (-1, 2)))
-    if prompt == 0:
-        return sum(n * _cache_bytes(network, config, row, i, dtypes) for n, i in ((2, 1), (-1, 2)))
-    lm = network.language_model(config)
-    width = 1 if lm.encoder is None else prompt
-    arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, width), (1,))]
-    cache = jax.eval_shape(
-        lambda p, q: lm.prefill(p, q, Room(row, rewind=0))[1], network.shapes(config), Prompt(*arrays)
-    )
-    leaves = [x for x in jax.tree.leaves(cache) if jnp.issubdtype(x.dtype, dtypes)]
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from jaxspec.drafters.lookups.ngram_model import NGramConfig, init, language_model
+import jax.numpy as jnp
+
+from jaxspec.core import Room
+from jaxspec.drafters.lookups.ngram_model import NGramConfig, Rows, init, language_model
 from jaxspec.nets.network import Network
 from jaxspec.sharding import WHOLE
+
+
+def _cache(config: NGramConfig, batch: int, room: Room, width: int) -> Rows:
+    nothing = jnp.zeros((batch,), jnp.int32)
+    return Rows(jnp.zeros((batch, room.tokens), jnp.int32), nothing, nothing)
+
 
 NETWORK = Network(
     "ngram",
@@ -14,6 +23,7 @@ NETWORK = Network(
     teach=None,
     stacks=lambda config: {},
     pieces=lambda config: [(config, 1)],
+    cache=_cache,
     axes=lambda config: WHOLE,
     share=lambda config, path: 0.0,
 )

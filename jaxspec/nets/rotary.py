@@ -40,7 +40,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """How the queries and keys of a layer are rotated.
+    """The rotation of a layer's queries and keys.
 
     Attributes:
         base: the base of the frequencies.

@@ -1,18 +1,59 @@
 """The shape of a decoder as values: a tuple of layers, each with its attention, its feed-forward block and its norms.
 
-A family of models is a way to fill these in. Layers may differ in anything; nothing here is a flag of one family.
+A family of models is a way to fill these in. Layers may differ in anything; nothing here is a flag of one family. A
+block of another kind is a class with the methods of `Block`, and of `Mixer` if it reads other positions.
+
+Shapes: B batch, T step, M model dimension.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
 
+import jax.numpy as jnp
+
+from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm, RMSNorm
 from jaxspec.nets.rotary import Rotary
 
-ACTIVATIONS = ("relu", "silu", "gelu", "gelu_erf")
 POSITIONS = ("rotary", "relative", "learned")
 NORMS = ("rms", "layer")
+LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # of blocks whose matrices `sharding.LAYERS` has
+
+
+class Block(Protocol):
+    """A block of a layer: a frozen dataclass with these."""
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Into how many parts each of its logical axes may be cut (`sharding.Axes`)."""
+        ...
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[str, ...]]:
+        """Axes of its matrices that `sharding.LAYERS` lacks, by the ends of their paths."""
+        ...
+
+    def module(self, config: DecoderConfig) -> Any:
+        """Makes the Linen module, [B, T, M] -> [B, T, M], without a parent: the layer it is given to adopts it."""
+        ...
+
+    def share(self, path: str) -> float:
+        """The share of a matrix that each token is multiplied with; `path` is the matrix's, within the block."""
+        ...
+
+
+class Mixer(Block, Protocol):
+    """A block that reads other positions, by a cache."""
+
+    def cache(self, config: DecoderConfig) -> kv.Maker:
+        """Makes empty caches of the layer."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +98,51 @@ class AttentionShape:
         """The factor of the scores: 0.125 for heads of 64 dimensions."""
         return (self.head_dim if self.query_scalar is None else self.query_scalar) ** -0.5
 
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """See `Block`."""
+        return {"heads": self.heads, "kv_heads": self.kv_heads}
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[str, ...]]:
+        """See `Block`."""
+        return LAYOUTS
+
+    def share(self, path: str) -> float:
+        """See `Block`."""
+        return 1.0
+
+    def module(self, config: DecoderConfig) -> Attention:
+        """See `Block`."""
+        dtype = jnp.dtype(config.dtype)
+        plain_norm = functools.partial(RMSNorm, config.norm.epsilon, dtype=dtype, scaled=False)
+        return Attention(
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            config.dim,
+            self.scale,
+            self.qkv_bias,
+            self.out_bias,
+            self.cap,
+            config.norm_module if self.head_norms else None,
+            plain_norm if self.value_norm else None,
+            self.keys_are_values,
+            self.shares is None,
+            dtype=dtype,
+            parent=None,
+        )
+
+    def cache(self, config: DecoderConfig) -> kv.Maker:
+        """See `Mixer`."""
+        dtype = jnp.dtype(config.dtype)
+        if self.shares is not None:
+            return kv.shared(self.shares)
+        if self.window is None:
+            return kv.whole(self.kv_heads, self.head_dim, dtype)
+        # Relative biases go by slots, so that entry i must lie in slot i.
+        return kv.window(self.kv_heads, self.head_dim, self.window, dtype, ring=config.positions != "relative")
+
 
 @dataclasses.dataclass(frozen=True)
 class FeedForwardShape:
@@ -77,13 +163,32 @@ class FeedForwardShape:
     def __post_init__(self):
         one_of(self.activation, "activation", ACTIVATIONS)
 
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """See `Block`."""
+        return {"ff": self.dim}
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[str, ...]]:
+        """See `Block`."""
+        return LAYOUTS
+
+    def share(self, path: str) -> float:
+        """See `Block`."""
+        return 1.0
+
+    def module(self, config: DecoderConfig) -> FeedForward:
+        """See `Block`."""
+        options = {"use_bias": self.bias, "dtype": jnp.dtype(config.dtype)}
+        return FeedForward(config.dim, self.dim, self.activation, self.gated, **options, parent=None)
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerShape:
     """A layer: attention and a feed-forward block, each after a norm.
 
     Attributes:
-        attention, ff: the two blocks.
+        attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with their methods.
         post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
     """
 
@@ -151,9 +256,16 @@ class DecoderConfig:
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("positions are learned, and max_positions is None: expected the size of their table")
 
+    def norm_module(self) -> Any:
+        """Makes one of the norms."""
+        dtype = jnp.dtype(self.dtype)
+        if self.norm.kind == "layer":
+            return LayerNorm(self.norm.epsilon, dtype)
+        return RMSNorm(self.norm.epsilon, self.norm.from_one, dtype)
+
     @property
     def rotaries(self) -> set[Rotary | None]:
-        """How its layers rotate; one entry if all do alike."""
+        """The rotations of its layers; one entry if all rotate alike."""
         return {layer.attention.rotary for layer in self.layers}
 
     @property

@@ -174,6 +174,12 @@ class T5Cache(NamedTuple):
     cross_mask: Bool[Array, "B 1 1 P"]
 
 
+def empty_decoder(config: T5Config, batch: int, room: Room) -> kv.KVCache:
+    """Makes empty caches of the decoder's own attention."""
+    layer = kv.whole(config.heads, config.head_dim, jnp.dtype(config.dtype))
+    return kv.empty(batch, room, [layer] * config.decoder_layers)
+
+
 class T5(nn.Module):
     """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
 
@@ -236,7 +242,7 @@ class T5(nn.Module):
         for layer in self.decoder:
             cross.append(layer.cross_keys_values(read))
             read = _after(read, cross[-1])
-        empty = kv.empty(batch, room, [kv.whole(c.heads, c.head_dim, jnp.dtype(c.dtype))] * c.decoder_layers)
+        empty = empty_decoder(c, batch, room)
         forward, cache = self.extend(T5Cache(empty, tuple(cross), mask), jnp.full((batch, 1), c.start_token, jnp.int32))
         return forward._replace(encoded=encoded), cache
 
@@ -393,6 +399,12 @@ def _pieces(config: T5Config) -> list[tuple[T5Config, int]]:
     return [(shallow, 1 - sum(times for _, times in more)), *more]
 
 
+def _cache(config: T5Config, batch: int, room: Room, width: int) -> T5Cache:
+    cross = empty_decoder(config, batch, Room(width))
+    mask = jnp.zeros((batch, 1, 1, width), bool)
+    return T5Cache(empty_decoder(config, batch, room), tuple(zip(cross.keys, cross.values, strict=True)), mask)
+
+
 def _share(config: T5Config, path: str) -> float:
     """Keys and values of the prompt are made in prefill; biases are looked up."""
     unread = "encoder" in path or "cross/key" in path or "cross/value" in path or path.endswith("table")
@@ -412,6 +424,7 @@ NETWORK = Network(
     T5,
     stacks,
     _pieces,
+    _cache,
     axes=lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size}),
     share=_share,
     # Its attention does not scale the scores.

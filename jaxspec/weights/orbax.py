@@ -303,7 +303,7 @@ def _check_manifest(manifest: Manifest) -> None:
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:
     table = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
-    table["model"] = _without_none(dataclasses.asdict(nets.form_of(manifest.model)[1]))
+    table["model"] = without_none(dataclasses.asdict(nets.form_of(manifest.model)[1]))
     try:
         text = folders.to_toml(table)
     except ValueError as error:
@@ -311,11 +311,11 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """Leaves out what TOML has no null for: each field that may be None has it as its default."""
     if isinstance(value, dict):
-        return {key: _without_none(x) for key, x in value.items() if x is not None}
-    return [_without_none(x) for x in value] if isinstance(value, list | tuple) else value
+        return {key: without_none(x) for key, x in value.items() if x is not None}
+    return [without_none(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def _write_params(folder: Path, params: Params, dtype: str) -> None:

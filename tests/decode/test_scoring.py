@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.decode import scoring
-from jaxspec.nets import decoder, gpt
+from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 from tests.conftest import word_model
 
@@ -75,11 +75,11 @@ def test_scores_are_the_log_probs_that_generate_reports(encoder):
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [True, False])
 def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypatch):
-    config = gpt.GPTConfig(11, dim=8, ff_dim=8, layers=1, heads=1, max_positions=2048)
-    lm = gpt.language_model(config)
-    model = jaxspec.Model(lm if head else lm._replace(head=None), gpt.init(config, jax.random.key(0)))
+    config = decoder.gpt_config(11, dim=8, ff_dim=8, layers=1, heads=1, max_positions=2048)
+    lm = decoder.language_model(config)
+    model = jaxspec.Model(lm if head else lm._replace(head=None), decoder.init(config, jax.random.key(0)))
     row = np.random.default_rng(0).integers(0, 11, 1200)
-    whole = gpt.GPT(config).apply({"params": model.params}, jnp.asarray(row)[None])[0]
+    whole = decoder.Decoder(config).apply({"params": model.params}, jnp.asarray(row)[None])[0]
     expected = jax.nn.log_softmax(whole)[np.arange(1199), row[1:]]
     monkeypatch.setattr(scoring, "LOGITS", 2 * 11 * 100)  # of a hundred positions of two rows: no divisor of a chunk
     for score in jaxspec.score(model, [row, row[:700]], batch_size=2):
@@ -204,7 +204,7 @@ def test_models_that_cannot_score_say_why():
 
 @pytest.mark.slow
 def test_a_network_scores_what_its_own_generation_reports():
-    config = decoder.DecoderConfig(11, dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8)
+    config = decoder.decoder_config(11, dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8)
     model = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     row = [3, 1, 4, 1, 5]
     (score,) = jaxspec.score(model, [row])

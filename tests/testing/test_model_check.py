@@ -10,7 +10,7 @@ import pytest
 import jaxspec
 from jaxspec.core import LanguageModel
 from jaxspec.decode import causality
-from jaxspec.nets import adapters, decoder, gpt, t5
+from jaxspec.nets import adapters, decoder, t5
 from jaxspec.testing import check_model, table_model
 from jaxspec.testing.model_check import WAYS
 
@@ -162,8 +162,8 @@ def test_a_causal_model_is_tried_once(name, monkeypatch):
 def test_networks_of_jaxspec_are_not_tried(monkeypatch):
     monkeypatch.setattr(causality, "look_ahead", None)
     shape = dict(vocab_size=VOCAB, dim=DIM, ff_dim=DIM, heads=2)
-    assert gpt.language_model(gpt.GPTConfig(layers=1, **shape)).is_causal
-    assert decoder.language_model(decoder.DecoderConfig(layers=1, kv_heads=1, head_dim=4, **shape)).is_causal
+    assert decoder.language_model(decoder.gpt_config(layers=1, **shape)).is_causal
+    assert decoder.language_model(decoder.decoder_config(layers=1, kv_heads=1, head_dim=4, **shape)).is_causal
     t5_shape = t5.T5Config(encoder_layers=1, decoder_layers=1, head_dim=4, **shape)
     assert t5.language_model(t5_shape).is_causal
     jaxspec.prepare(table_model(jax.random.key(0), vocab=VOCAB), PROMPT, max_new_tokens=4)

@@ -268,7 +268,11 @@ def described(case: str, changes: dict) -> dict:
         ("gemma3", {"attention.sliding_window_pattern": 0}, {"window": 4, "local": (True,)}),
         ("gemma3", {"attention.sliding_window": None}, {"window": None, "local": ()}),
         ("gemma3", {"attention.sliding_window": 0}, {"window": None, "local": ()}),
-        ("gemma3", {"rope.freq_base_swa": 5e3}, {"local_rope_base": 5e3, "rope_base": 5e5}),
+        (
+            "gemma3",
+            {"rope.freq_base_swa": 5e3, "attention.sliding_window_pattern": 2},
+            {"local_rope_base": 5e3, "rope_base": 5e5},
+        ),
         ("gemma3", {"final_logit_softcapping": 5.0}, {"logits_cap": 5.0}),
         ("gemma3", {"final_logit_softcapping": 0.0}, {"logits_cap": None}),
         ("gemma3", {"block_count": 62, "attention.key_length": 32, "attention.value_length": 32}, {"query_scalar": 16}),

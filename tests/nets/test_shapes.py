@@ -1,0 +1,77 @@
+"""Layers as values: whatever differs between them, caches hold what whole rows read; short forms say all or refuse."""
+
+import dataclasses
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import nets
+from jaxspec.core import Prompt, Room
+from jaxspec.nets import decoder
+from jaxspec.nets.rotary import RopeScaling, Rotary
+from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
+from jaxspec.weights import orbax
+from jaxspec.weights.hf_families import FAMILIES
+
+LOCAL = AttentionShape(2, 2, 4, window=3, rotary=Rotary(10.0), head_norms=True, value_norm=True, query_scalar=1.0)
+GLOBAL = AttentionShape(
+    2, 1, 8, rotary=Rotary(100.0, dims=4, proportional=True), head_norms=True, keys_are_values=True, cap=5.0
+)
+STILL = AttentionShape(4, 1, 4, rotary=None, qkv_bias=True, out_bias=True)
+PARTLY = dataclasses.replace(STILL, rotary=Rotary(50.0, dims=2, scaling=RopeScaling("linear", 2.0)))
+NARROW, WIDE = FeedForwardShape(8, "gelu"), FeedForwardShape(16, "relu", gated=False, bias=True)
+LAYERS = (
+    LayerShape(LOCAL, NARROW, post_norms=True),
+    LayerShape(GLOBAL, NARROW),
+    LayerShape(STILL, WIDE),
+    LayerShape(PARTLY, WIDE),
+    LayerShape(dataclasses.replace(LOCAL, shares=0), WIDE),
+    LayerShape(dataclasses.replace(GLOBAL, shares=1), NARROW, post_norms=True),
+)
+CONFIG = DecoderConfig(13, 8, LAYERS, NormShape("rms", 1e-5), logits_cap=10.0)
+
+
+def test_no_two_layers_alike():
+    """Tokens fed one by one, after a rewind and in chunks, are read as whole rows."""
+    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(0)))
+    params = unravel(flat + 0.4 * jax.random.normal(jax.random.key(1), flat.shape))
+    tokens = jax.random.randint(jax.random.key(2), (2, 10), 0, 13)
+    full, lm = decoder.Decoder(CONFIG).apply({"params": params}, tokens), decoder.language_model(CONFIG)
+    first, cache = jax.jit(lm.prefill, static_argnums=2)(params, Prompt(tokens[:, :5], jnp.array([5, 3])), Room(12, 4))
+    np.testing.assert_allclose(first.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
+    extend = jax.jit(lm.extend)
+    _, cache = extend(params, cache, jnp.zeros((2, 2), jnp.int32))
+    cache = lm.rewind(cache, jnp.array([5, 3]))
+    for step in range(4):
+        forward, cache = extend(params, cache, jnp.stack([tokens[0, 5 + step], tokens[1, 3 + step]])[:, None])
+        np.testing.assert_allclose(
+            forward.logits[:, 0], jnp.stack([full[0, 5 + step], full[1, 3 + step]]), atol=3e-5, err_msg=str(step)
+        )
+    assert [keys.shape[1:] for keys in cache.keys] == [(2, 7, 4), (1, 12, 8), (1, 12, 4), (1, 12, 4)]
+    assert "key" not in params["layers_4"]["attention"] and "value" not in params["layers_1"]["attention"]
+
+
+def test_what_no_short_form_says_is_written_layer_by_layer(tmp_path):
+    with pytest.raises(ValueError, match="differ in more than windows"):
+        nets.form_of(CONFIG) and nets.FORMS["decoder"].of(CONFIG)
+    assert nets.form_of(CONFIG) == ("decoder", CONFIG)
+    table = orbax.without_none(dataclasses.asdict(CONFIG))
+    assert nets.from_table("decoder", table, "[model]") == CONFIG
+    with pytest.raises(ValueError, match=r"\[model\] layers has an unknown key 'postnorms'"):
+        nets.from_table("decoder", table | {"layers": [{**table["layers"][0], "postnorms": True}]}, "[model]")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.sizes], ids=lambda family: family.title)
+def test_published_shapes_have_a_short_form(family):
+    for config in family.sizes.values():
+        name, form = nets.form_of(config)
+        assert form is config or nets.FORMS[name].config(form) == config
+        assert type(form) is nets.FORMS[name].kind
+
+
+def test_keys_are_shared_with_a_layer_before():
+    with pytest.raises(ValueError, match="layer 0 shares the keys of layer 1: expected one before it"):
+        DecoderConfig(13, 8, (LayerShape(dataclasses.replace(LOCAL, shares=1), WIDE), LAYERS[0]))
