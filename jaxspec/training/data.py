@@ -161,14 +161,14 @@ class Batches:
 
 def collate(examples: Sequence[Example], shape: Bucket) -> Batch:
     """Pads examples to a batch shape; missing rows have length 0. A language model's target is one token wider."""
-    batch = Batch(
-        np.zeros((shape.rows, shape.source), np.int32),
-        np.zeros((shape.rows,), np.int32),
-        np.zeros((shape.rows, shape.width), np.int32),
-        np.zeros((shape.rows,), np.int32),
-    )
-    for row, example in enumerate(examples):
-        batch.source[row, : len(example.source)] = example.source
-        batch.target[row, : len(example.target)] = example.target
-        batch.source_length[row], batch.target_length[row] = len(example.source), len(example.target)
-    return batch
+    source, source_length = _padded([example.source for example in examples], shape.rows, shape.source)
+    target, target_length = _padded([example.target for example in examples], shape.rows, shape.width)
+    return Batch(source, source_length, target, target_length)
+
+
+def _padded(rows: Sequence[np.ndarray], count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows as an array [count, width], zeros after each, and their lengths [count]."""
+    tokens, length = np.zeros((count, width), np.int32), np.zeros((count,), np.int32)
+    length[: len(rows)] = [len(row) for row in rows]
+    tokens[np.arange(width)[None, :] < length[:, None]] = np.concatenate(rows)  # row by row, as they lie there
+    return tokens, length

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxspec import progress as bars
 from jaxspec.files import folders
-from jaxspec.training import optimizer
+from jaxspec.training import optimizer, regularise
 from jaxspec.training.data import Batch
 from jaxspec.training.losses import LossFunction
 from jaxspec.training.recipes import Train
@@ -37,13 +39,26 @@ class TrainState(NamedTuple):
         return self.params if self.average is None else self.average
 
 
-def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, average: float = 0.0) -> Callable:
-    """Makes a jitted optimizer step, (state, batch) -> (state, loss per token); `average` decays the state's."""
+COMPILED_AHEAD = 50  # batches whose shapes are compiled before the first step, all at once
 
-    @jax.jit
+
+def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, train: Train, stored: str = "") -> Callable:
+    """Makes a jitted optimizer step, (state, batch) -> (state, loss per token).
+
+    Args:
+        loss: a sum over tokens, and their number.
+        optimizer: makes updates of gradients.
+        train: has the decay of the average, the dropout and the seed of its noise.
+        stored: the dtype that parameters are rounded to before the loss is computed; empty for none.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
+        noise = jax.random.fold_in(jax.random.key(train.seed), state.step)
+
         def mean(params):
-            total, count = loss(params, batch)
+            with regularise.dropout(train.dropout, noise):
+                total, count = loss(regularise.rounded(params, stored) if stored else params, batch)
             return total / jnp.maximum(count, 1.0)
 
         value, gradient = jax.value_and_grad(mean)(state.params)
@@ -52,7 +67,7 @@ def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, avera
         averaged = None
         if state.average is not None:
             done = state.step.astype(jnp.float32)
-            decay = jnp.minimum(average, (1.0 + done) / (10.0 + done))  # the start is soon forgotten
+            decay = jnp.minimum(train.average, (1.0 + done) / (10.0 + done))  # the start is soon forgotten
             averaged = optax.incremental_update(params, state.average, 1 - decay)
         return TrainState(state.step + 1, params, optimizer_state, averaged), value
 
@@ -124,9 +139,8 @@ def fit(
         ValueError: `folder` holds the state of another model.
     """
     rule, evaluation = optimizer.make(train), jax.jit(objective.heldout_loss)
-    steps = [(0, make_step(objective.loss, rule, train.average))]
-    if objective.later is not None:
-        steps.append((objective.later[0], make_step(objective.later[1], rule, train.average)))
+    phases = _phases(objective, rule, train)
+    params = jax.tree.map(jnp.copy, params)  # a step reuses its state's memory, and these may be the teacher's, too
 
     def heldout(state: TrainState) -> Any:
         report = objective.report or functools.partial(evaluate, evaluation)
@@ -147,14 +161,18 @@ def fit(
         with bars.bar(progress, remaining=True) as bar:
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
+            step_of = _compiled(phases, objective.batches, state, train.steps)
+            # A loss is read one step late, so that the next batch is made while the device computes.
+            pending: list[tuple[int, Array]] = []
             for step in range(int(state.step), train.steps):
-                step_fn = [step_fn for start, step_fn in steps if step >= start][-1]
-                state, value = step_fn(state, objective.batches.at(step))
-                recent.append(float(value))
-                if not np.isfinite(recent[-1]):
-                    raise FloatingPointError(f"the loss is {recent[-1]} at step {step}: lower the learning rate")
-                bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
+                batch = objective.batches.at(step)
+                state, value = step_of(step, batch)(state, batch)
                 done = step + 1
+                pauses = done % train.evaluate_every == 0 or done % train.save_every == 0 or done == train.steps
+                pending.append((step, value))
+                while len(pending) > (0 if pauses else 1):
+                    recent.append(_finite(*pending.pop(0)))
+                bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:] or np.nan):.3f}")
                 if done % train.evaluate_every == 0 or done == train.steps:
                     report = heldout(state)
                     shown = f"{report:.4f}" if isinstance(report, float) else report
@@ -163,6 +181,52 @@ def fit(
                 if done % train.save_every == 0 or done == train.steps:
                     _save(manager, done, state, folder)
     return state.best, heldout(state)
+
+
+def _finite(step: int, value: Array) -> float:
+    loss = float(value)
+    if not np.isfinite(loss):
+        raise FloatingPointError(f"the loss is {loss} at step {step}: lower the learning rate")
+    return loss
+
+
+def _phases(objective: Objective, rule: optax.GradientTransformation, train: Train) -> list[tuple[int, Callable]]:
+    """Returns the step functions of a run, each with the step that it begins at."""
+    phases = [(0, make_step(objective.loss, rule, train))]
+    if objective.later is not None:
+        phases.append((objective.later[0], make_step(objective.later[1], rule, train)))
+    if train.stored:
+        loss = objective.loss if objective.later is None else objective.later[1]
+        phases.append((optimizer.decay_start(train), make_step(loss, rule, train, train.stored)))
+    return sorted(phases, key=lambda phase: phase[0])
+
+
+def _compiled(
+    phases: list[tuple[int, Callable]], batches: Source, state: TrainState, steps: int
+) -> Callable[[int, Any], Callable]:
+    """Compiles the steps for the shapes of the next batches, side by side; returns which function a step's batch takes.
+
+    Each shape of a batch is a program of its own. Shapes that come later are compiled when they come.
+    """
+    first = int(state.step)
+    shapes = {_shape(batch): batch for batch in map(batches.at, range(first, min(steps, first + COMPILED_AHEAD)))}
+
+    def phase_of(step: int) -> int:
+        return max(index for index, (start, _) in enumerate(phases) if step >= start)
+
+    needed = [(index, shape) for index in range(phase_of(first), phase_of(steps - 1) + 1) for shape in shapes]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        lowered = [phases[index][1].lower(state, shapes[shape]) for index, shape in needed]
+        programs = dict(zip(needed, pool.map(lambda program: program.compile(), lowered), strict=True))
+
+    def step_of(step: int, batch: Any) -> Callable:
+        return programs.get((phase_of(step), _shape(batch))) or phases[phase_of(step)][1]
+
+    return step_of
+
+
+def _shape(batch: Any) -> tuple[Any, ...]:
+    return tuple((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in jax.tree.leaves(batch))
 
 
 def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: Path) -> None:

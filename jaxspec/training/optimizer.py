@@ -15,8 +15,8 @@ def schedule(train: Train) -> optax.Schedule:
     Up to the decay the rate does not depend on `train.steps`: a run that is interrupted may be resumed with another
     number of steps.
     """
-    decay = max(1, round(train.steps * train.decay))
-    start = max(0, train.steps - decay)
+    start = decay_start(train)
+    decay = max(1, train.steps - start)
     warmup = max(1, min(train.warmup, start))
     peak = train.learning_rate
     return optax.join_schedules(
@@ -27,6 +27,11 @@ def schedule(train: Train) -> optax.Schedule:
         ],
         [warmup, max(start, warmup)],
     )
+
+
+def decay_start(train: Train) -> int:
+    """Returns the step from which on the rate decays."""
+    return max(0, train.steps - max(1, round(train.steps * train.decay)))
 
 
 def make(train: Train) -> optax.GradientTransformation:

@@ -74,6 +74,9 @@ class Train:
             float32.
         average: decay per step of the exponential moving average of the parameters that is evaluated and returned,
             such as 0.999; 0 for none.
+        dropout: share of the entries that each block adds to the residual stream that are dropped in a step.
+        stored: "int8" or "int4": the loss is that of parameters rounded so, from the step on at which the rate
+            decays, for a checkpoint of that dtype. Empty for no rounding.
     """
 
     steps: int
@@ -88,8 +91,14 @@ class Train:
     start: str = ""
     dtype: str = "float32"
     average: float = 0.0
+    dropout: float = 0.0
+    stored: str = ""
 
     def __post_init__(self):
+        if not 0 <= self.dropout < 1:
+            raise RecipeError(f"train.dropout is {self.dropout}: expected a number from 0 to below 1")
+        if self.stored not in ("", "int8", "int4"):
+            raise RecipeError(f"train.stored is {self.stored!r}: expected 'int8', 'int4', or to leave it out")
         if self.dtype not in ("float32", "bfloat16"):
             raise RecipeError(f"train.dtype is {self.dtype!r}: expected 'float32' or 'bfloat16'")
         if not 0 <= self.average < 1:
@@ -211,6 +220,11 @@ class Recipe:
         if not self.data.tokenizer:
             raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
         check_data(self.data, self.family == "t5")
+        if self.distil is not None and self.distil.weight and self.train.dropout:
+            raise RecipeError(
+                f"{self.name}: train.dropout is {self.train.dropout}, which would drop what the teacher computes, too: "
+                "expected 0 where a distribution is distilled"
+            )
         if self.early_exit is None:
             return
         if (layers := decoder_layers(self.model)) < 3:

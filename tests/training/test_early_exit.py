@@ -70,7 +70,7 @@ class Killed(Exception):
 @pytest.mark.slow
 def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_path, promotion, monkeypatch):
     loss = early_exit.loss(CONFIG, EarlyExit(scale=1.0, dropout=0.2, curriculum="gradual"), TRAIN)
-    step, start = loop.make_step(loss, loop.optimizer.make(TRAIN)), decoder.init(CONFIG, jax.random.key(0))
+    step, start = loop.make_step(loss, loop.optimizer.make(TRAIN), TRAIN), decoder.init(CONFIG, jax.random.key(0))
     monkeypatch.setattr(loop, "make_step", lambda *_: step)  # one program for all runs
 
     def fit(name, batches, log=lambda line: None):
