@@ -69,8 +69,8 @@ def rounded(params: Params, dtype: str) -> Params:
         dtype: "int8" or "int4", as `weights.quantisation` says.
 
     >>> layer = {"weight": jnp.array([[0.5, -1.0, 0.26]])}
-    >>> rounded(layer, "int8")["weight"].round(3).tolist()
-    [[0.504, -1.0, 0.26]]
+    >>> [f"{x:.3f}" for x in rounded(layer, "int8")["weight"][0]]
+    ['0.504', '-1.000', '0.260']
     >>> jax.grad(lambda layer: rounded(layer, "int8")["weight"].sum())(layer)["weight"].tolist()
     [[1.0, 1.0, 1.0]]
     """

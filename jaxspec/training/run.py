@@ -245,6 +245,8 @@ def checkpoint(
     provenance |= {"heldout_loss": round(float(held_out), 4), "steps": recipe.train.steps}
     provenance |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
     options["draft_tokens"] = draft_tokens(recipe, folder, work)
+    if recipe.distil is not None and recipe.distil.share_encoder and orbax.is_folder(out.parent / recipe.distil.teacher):
+        options["shares"] = recipe.distil.teacher
     params, tokenizer = network.params | network.fixed, folder / recipe.data.tokenizer
     manifest = orbax.save(out, params, recipe.model, tokenizer, description=provenance, **options)
     return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {held_out:.4f} nats per token"

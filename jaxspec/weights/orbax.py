@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import shutil
 import tomllib
@@ -55,6 +56,8 @@ class Manifest:
         model: the network's configuration; the file holds the family's form of it (`nets.form_of`).
         files: [size in bytes, SHA-256] of every other file, by its path in the folder.
         about: where the weights come from and what was measured; plain values.
+        shares: `folder`, a checkpoint beside this one; `digest`, of that checkpoint's parameters; and `modules`, those that
+            are read from there. Empty: this checkpoint holds all of its parameters.
     """
 
     format: int
@@ -65,6 +68,7 @@ class Manifest:
     model: Any
     files: dict
     about: dict
+    shares: dict = dataclasses.field(default_factory=dict)
 
 
 def save(
@@ -79,6 +83,7 @@ def save(
     description: dict[str, Any],
     overwrite: bool = False,
     draft_tokens: Sequence[int] | None = None,
+    shares: str | None = None,
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
@@ -99,6 +104,8 @@ def save(
         overwrite: whether a checkpoint that is there already may be replaced.
         draft_tokens: of a drafter: the ids that its head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
             None: to none. What is stored is the whole model.
+        shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values, such
+            as a drafter's encoder, are not stored again: they are read from there, and the two stay together.
 
     Raises:
         CheckpointError: there is something at `folder` already, no room, the parameters are not those of `config`
@@ -119,8 +126,10 @@ def save(
         path for path, x in parameters.flat(params, is_leaf=quantisation.is_quantised).items() if not _is_finite(x)
     ]:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
+    shared = {} if shares is None else _shares(params, folder.parent / shares, dtype)
+    stored = {name: x for name, x in params.items() if name not in shared["modules"]} if shared else params
     with parameters.beside(folder) as beside:
-        _write_params(beside / "params", params, dtype)
+        _write_params(beside / "params", stored, dtype)
         if jax.process_index() == 0:
             for file in tokenizer_files(path.name for path in tokenizer_folder.iterdir()):
                 _copy_compact(tokenizer_folder / file, beside / file)
@@ -128,7 +137,7 @@ def save(
                 (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
             count, files = quantisation.count(params), folders.fingerprints(beside)
             _write_manifest(
-                beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, description)
+                beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, description, shared)
             )
     return read_manifest(folder)
 
@@ -152,9 +161,25 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder).expanduser().absolute()
     manifest = read_manifest(folder)
+    abstract = _abstract(manifest.model)
+    config = dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype))
+    read = functools.partial(_restored, dtype=dtype, mesh=mesh)
+    if not manifest.shares:
+        return _in_the_shape_of(abstract, read(folder, manifest)), config, manifest
+    beside, modules = _beside(folder, manifest), manifest.shares["modules"]
+    own = read(folder, manifest, [name for name in abstract if name not in modules])
+    return _in_the_shape_of(abstract, own | read(beside, read_manifest(beside), modules)), config, manifest
+
+
+def _restored(
+    folder: Path, manifest: Manifest, modules: Sequence[str] | None = None, *, dtype: str, mesh: Mesh | None
+) -> Params:
+    """Reads a checkpoint's own parameters, or some modules of these, having checked every file of it."""
     if complaint := folders.damage(folder, manifest.files):
         raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
-    abstract = _abstract(manifest.model)
+    expected = _abstract(manifest.model)
+    if modules is not None:
+        expected = {name: expected[name] for name in modules}
 
     def place(path: tuple[Any, ...], x: np.ndarray) -> Any:
         if mesh is None:
@@ -165,14 +190,57 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
         # A quantised matrix is several leaves, and waits for all of them.
         return placed if manifest.dtype in quantisation.DTYPES else _as_dtype(path, placed, dtype)
 
-    params = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), abstract), place)
+    params = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), expected), place, modules)
     if manifest.dtype in quantisation.DTYPES:
         leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantisation.is_quantised)
         del params  # so that each leaf is let go of when its parameter is made
         mixed = manifest.dtype == "int4"
         params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype, mixed) for _ in range(len(leaves))])
-    config = dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype))
-    return _in_the_shape_of(abstract, params), config, manifest
+    return params
+
+
+def _digest(folder: Path) -> str:
+    """Returns a digest of a checkpoint's stored parameters, from its manifest."""
+    entries = {path: entry for path, entry in read_manifest(folder).files.items() if path.startswith("params/")}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
+def _beside(folder: Path, manifest: Manifest) -> Path:
+    """Returns the checkpoint beside this one that holds the modules which it shares."""
+    name, digest = manifest.shares["folder"], manifest.shares["digest"]
+    beside = folder.parent / name
+    if not (beside / MANIFEST).is_file():
+        raise CheckpointError(f"{folder} has parameters of the checkpoint {name}, which is not at {beside}: copy both")
+    if _digest(beside) != digest:
+        raise CheckpointError(
+            f"{folder} has parameters of another {name} than the one at {beside}: copy both from the same source"
+        )
+    return beside
+
+
+def _shares(params: Params, beside: Path, dtype: str) -> dict[str, Any]:
+    """Returns the entry of a manifest that says which modules the checkpoint `beside` stores with the same values."""
+    if not is_folder(beside):
+        raise CheckpointError(f"shares is {beside.name!r}, and there is no checkpoint at {beside}")
+    theirs, _, manifest = restore(beside, dtype)
+    names = [name for name in params if name in theirs and _is_stored_as(params[name], theirs[name], name, dtype)]
+    if manifest.dtype != dtype or manifest.shares or not names:
+        raise CheckpointError(
+            f"shares is {beside.name!r}, which is stored as {manifest.dtype} and has {len(names)} modules with the same "
+            f"values: expected one of {dtype} that holds all of its own parameters, among them some of this model's"
+        )
+    return {"folder": beside.name, "digest": _digest(beside), "modules": names}
+
+
+def _is_stored_as(module: Params, other: Params, name: str, dtype: str) -> bool:
+    """Tells whether a module has the values of another one, once it is stored in `dtype`."""
+    path = (jax.tree_util.DictKey(name),)
+    stored = jax.tree_util.tree_map_with_path(
+        lambda rest, x: _as_dtype((*path, *rest), x, dtype), module, is_leaf=quantisation.is_quantised
+    )
+    if jax.tree.structure(stored) != jax.tree.structure(other):
+        return False
+    return all(bool(jnp.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stored, other)), strict=True))
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -296,6 +364,8 @@ def _check_manifest(manifest: Manifest) -> None:
         raise RecipeError(f"dtype is {manifest.dtype!r}, expected one of {DTYPES}")
     if complaint := folders.ill_formed(manifest.files):
         raise RecipeError(complaint)
+    if manifest.shares and sorted(manifest.shares) != ["digest", "folder", "modules"]:
+        raise RecipeError(f"[shares] has {sorted(manifest.shares)}, expected digest, folder and modules")
     needed = ("params/_METADATA", *tokenizer_files(manifest.files))
     if absent := [file for file in needed if file not in manifest.files]:
         raise RecipeError(f"[files] does not list {' and '.join(absent)}")
@@ -304,6 +374,8 @@ def _check_manifest(manifest: Manifest) -> None:
 def _write_manifest(path: Path, manifest: Manifest) -> None:
     table = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
     table["model"] = without_none(dataclasses.asdict(nets.form_of(manifest.model)[1]))
+    if not manifest.shares:
+        del table["shares"]
     try:
         text = folders.to_toml(table)
     except ValueError as error:
@@ -340,14 +412,19 @@ def _write_params(folder: Path, params: Params, dtype: str) -> None:
     (folder / "commit_success.txt").unlink(missing_ok=True)
 
 
-def _read_params(folder: Path, expected: Params, place: Callable[[tuple[Any, ...], np.ndarray], Any]) -> Params:
+def _read_params(
+    folder: Path,
+    expected: Params,
+    place: Callable[[tuple[Any, ...], np.ndarray], Any],
+    modules: Sequence[str] | None,
+) -> Params:
     def check(tree: Params) -> None:
         if complaint := _differences(expected, tree):
             raise CheckpointError(
                 f"{folder}: the stored parameters are not those that {MANIFEST} describes:{complaint}"
             )
 
-    return orbax_arrays.read(folder / "params", check, place)
+    return orbax_arrays.read(folder / "params", check, place, modules)
 
 
 @functools.lru_cache

@@ -9,7 +9,7 @@ and plain Orbax reads them on any, without a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +62,32 @@ def write(folder: Path, tree: Params) -> None:
         checkpointer.save(folder, ocp.args.PyTreeSave(tree))
 
 
-def read(folder: Path, check: Callable[[Params], None], place: Callable[[tuple[Any, ...], np.ndarray], Any]) -> Params:
+def read(
+    folder: Path,
+    check: Callable[[Params], None],
+    place: Callable[[tuple[Any, ...], np.ndarray], Any],
+    modules: Sequence[str] | None = None,
+) -> Params:
     """Reads a tree.
 
     Args:
         folder: what `write` wrote.
         check: called with the tree, whose leaves have only a shape and a dtype yet.
         place: makes of each leaf, and its path as `jax.tree_util` has it, what is to be in its place.
+        modules: the entries of the tree to read; None for all.
     """
     import orbax.checkpoint as ocp
 
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.metadata(folder).item_metadata.tree
-        check(tree)
+        part = tree if modules is None else {name: x for name, x in tree.items() if name in modules}
+        check(part)
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+        read = [i for i, (path, _) in enumerate(leaves) if modules is None or path[0].key in modules]
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         placed: list[Any] = [None] * len(leaves)
-        for batch in batches([math.prod(x.shape) * np.dtype(x.dtype).itemsize for _, x in leaves]):
+        sizes = [math.prod(leaves[i][1].shape) * np.dtype(leaves[i][1].dtype).itemsize for i in read]
+        for batch in ([read[i] for i in indices] for indices in batches(sizes)):
             wanted = [x if i in batch else ocp.PLACEHOLDER for i, (_, x) in enumerate(leaves)]
             item = jax.tree.unflatten(structure, wanted)
             arrays = jax.tree.leaves(
@@ -86,7 +95,8 @@ def read(folder: Path, check: Callable[[Params], None], place: Callable[[tuple[A
             )
             for i in batch:
                 placed[i], arrays[i] = place(leaves[i][0], arrays[i]), None
-    return jax.tree.unflatten(structure, placed)
+    whole = jax.tree.unflatten(structure, placed)
+    return whole if modules is None else {name: whole[name] for name in part}
 
 
 def batches(sizes: Iterable[int]) -> Iterator[range]:

@@ -314,6 +314,29 @@ def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
 
 
 @pytest.mark.slow
+def test_a_run_drops_entries_and_learns_what_will_be_stored(tmp_path, promotion):
+    batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
+    loss, params = losses.cross_entropy(CONFIG), gpt.init(CONFIG, jax.random.key(0))
+    objective = loop.Objective(loss, batches, loss, batches)
+
+    def trained(**options):
+        recipe = Train(4, 40, 1e-2, 1, 0.5, evaluate_every=1, **options)
+        lines = []
+        name = "-".join(options) or "plain"
+        best, _ = loop.fit(params, objective, recipe, tmp_path / name, log=lines.append, progress=False)
+        return best, [float(line.split("loss ")[1].split(",")[0]) for line in lines]
+
+    plain, losses_plain = trained()
+    dropped, losses_dropped = trained(dropout=0.5)
+    _, losses_rounded = trained(stored="int4")
+    assert losses_dropped[0] != losses_plain[0]  # the same parameters, with half of what each block adds
+    assert losses_rounded[:2] == losses_plain[:2]  # the rate decays, and parameters are rounded, from step 2 on
+    assert losses_rounded[2] != losses_plain[2]
+    with pytest.raises(AssertionError):
+        jax.tree.map(np.testing.assert_array_equal, dropped, plain)
+
+
+@pytest.mark.slow
 def test_a_diverging_run_says_so(tmp_path, promotion):
     def broken(params, batch):
         return jnp.sum(params["embedding"]["embedding"]) * jnp.nan, jnp.ones(())

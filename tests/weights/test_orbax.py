@@ -337,6 +337,53 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# ---- modules of a checkpoint beside
+
+
+def drafter_of(target: dict) -> dict:
+    """A drafter that has the target's encoder and embedding."""
+    shared = {name: x for name, x in target.items() if name.startswith("encoder") or name == "embedding"}
+    return jax.tree.map(lambda x: 2 * x, params_of("t5")) | shared
+
+
+@pytest.mark.parametrize("dtype", orbax.DTYPES)
+def test_modules_of_the_checkpoint_beside_are_stored_once(dtype, tokenizer, tmp_path):
+    options = {"family": "t5", "dtype": dtype, "description": {}}
+    save(tmp_path / "target", params_of("t5"), T5, tokenizer, name="target", **options)
+    params = drafter_of(params_of("t5"))
+    save(tmp_path / "whole", params, T5, tokenizer, name="whole", **options)
+    manifest = save(tmp_path / "part", params, T5, tokenizer, name="part", shares="target", **options)
+    assert manifest.shares["modules"] == ["embedding", "encoder_0", "encoder_bias", "encoder_norm"]
+    assert manifest.parameters == read_manifest(tmp_path / "whole").parameters
+    for wanted in ("float32", dtype):
+        part, whole = restore(tmp_path / "part", wanted)[0], restore(tmp_path / "whole", wanted)[0]
+        assert jax.tree.structure(part) == jax.tree.structure(whole) and equal(part, whole)
+    sizes = {
+        name: sum(file.stat().st_size for file in (tmp_path / name / "params").rglob("*") if file.is_file())
+        for name in ("part", "whole")
+    }
+    assert sizes["part"] < sizes["whole"]
+
+
+def test_a_checkpoint_beside_that_is_missing_or_another_is_named(tokenizer, tmp_path):
+    options = {"family": "t5", "dtype": "int8", "description": {}}
+    params = params_of("t5")
+    with pytest.raises(CheckpointError, match="there is no checkpoint at .*target"):
+        save(tmp_path / "part", params, T5, tokenizer, name="part", shares="target", **options)
+    save(tmp_path / "target", params, T5, tokenizer, name="target", **options)
+    other = jax.tree.map(lambda x: -x, params)
+    with pytest.raises(CheckpointError, match="0 modules with the same values"):
+        save(tmp_path / "part", other, T5, tokenizer, name="part", shares="target", **options)
+    assert not (tmp_path / "part").exists()
+    save(tmp_path / "part", drafter_of(params), T5, tokenizer, name="part", shares="target", **options)
+    save(tmp_path / "target", other, T5, tokenizer, name="target", overwrite=True, **options)
+    with pytest.raises(CheckpointError, match="has parameters of another target .* copy both"):
+        restore(tmp_path / "part")
+    shutil.rmtree(tmp_path / "target")
+    with pytest.raises(CheckpointError, match="which is not at .*target: copy both"):
+        restore(tmp_path / "part")
+
+
 # ---- replacement
 
 
