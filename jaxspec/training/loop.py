@@ -172,7 +172,8 @@ def fit(
                 pending.append((step, value))
                 while len(pending) > (0 if pauses else 1):
                     recent.append(_finite(*pending.pop(0)))
-                bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:] or np.nan):.3f}")
+                latest = f"loss {np.mean(recent[-50:]):.3f}" if recent else "training"
+                bar.update(task, advance=1, description=latest)
                 if done % train.evaluate_every == 0 or done == train.steps:
                     report = heldout(state)
                     shown = f"{report:.4f}" if isinstance(report, float) else report
