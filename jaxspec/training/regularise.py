@@ -1,8 +1,8 @@
 """What a training step does to a network so that it generalises, and survives being stored in few bits.
 
 Dropout (Srivastava et al., JMLR 15, 2014) sets random entries of what each block adds to the residual stream to zero.
-Rounding computes the loss of the parameters as a checkpoint of int8 or int4 would hold them; the gradient passes through
-unchanged (the straight-through estimator, Bengio et al., arXiv 1308.3432; in quantisation: Jacob et al., arXiv
+Rounding computes the loss of the parameters as a checkpoint of int8 or int4 would hold them. The gradient passes
+through unchanged (the straight-through estimator, Bengio et al., arXiv 1308.3432; for quantisation, Jacob et al., arXiv
 1712.05877). Neither touches the networks: dropout intercepts their modules while the loss is traced.
 """
 

@@ -17,9 +17,10 @@ from jaxspec.files import folders
 from jaxspec.nets import form_of, net_of, t5
 from jaxspec.nets.resize import resize
 from jaxspec.training import early_exit, heads, ngrams
+from jaxspec.training.data import Batches
 from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES
-from jaxspec.training.loop import Objective, fit
+from jaxspec.training.loop import Objective, evaluate, fit
 from jaxspec.training.losses import LossFunction, cross_entropy, with_fixed
 from jaxspec.training.on_policy import on_policy
 from jaxspec.training.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe
@@ -115,14 +116,34 @@ def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> tuple[N
         loss, tasks = teach(recipe, recipe.distil, tasks, work, progress)
     if recipe.early_exit is not None:
         loss = early_exit.loss(_in_training(recipe), recipe.early_exit, recipe.train)
-    held = examples(recipe.data, encoder, folder, tokenizer, held=True)
-    few = {task: rows[:: max(1, len(rows) // HELDOUT_EXAMPLES)] for task, rows in held.items()}
-    training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few)
+    training, heldout = batches(recipe, tasks, recipe.data.repeat), heldout_batches(recipe, folder, tokenizer)
     fixed = fixed_parameters(recipe)
     params = {name: value for name, value in start(recipe).items() if name not in fixed}
     source = early_exit.Steps(training) if recipe.early_exit else training
     objective = Objective(with_fixed(loss, fixed), source, with_fixed(likelihood, fixed), heldout)
     return Network(params, fixed), objective
+
+
+def heldout_batches(recipe: Recipe, folder: Path, tokenizer: Any) -> Batches:
+    """Makes batches of some held-out examples of each task."""
+    held = examples(recipe.data, recipe.family == "t5", folder, tokenizer, held=True)
+    few = {task: rows[:: max(1, len(rows) // HELDOUT_EXAMPLES)] for task, rows in held.items()}
+    return batches(recipe, few)
+
+
+def beside_teacher(recipe: Recipe, network: Network, folder: Path) -> tuple[float, float]:
+    """Compares a drafter with its teacher on held-out texts, both reading the same prefixes.
+
+    Returns:
+        The acceptance rate at temperature 1, which is one minus the mean total variation distance of the two
+        distributions; and the teacher's loss per token in nats.
+    """
+    assert recipe.distil is not None
+    heldout = heldout_batches(recipe, folder, tokenizer_of(folder / recipe.data.tokenizer))
+    teacher, total_variation = load(recipe.distil.teacher, dtype=recipe.train.dtype), DIVERGENCES["total_variation"]
+    apart = with_fixed(distillation(_in_training(recipe), teacher, 1.0, total_variation), network.fixed)
+    teachers_loss = evaluate(jax.jit(cross_entropy(teacher.config)), teacher.params, heldout.once())
+    return 1 - evaluate(jax.jit(apart), network.params, heldout.once()), teachers_loss
 
 
 def train(
@@ -243,13 +264,23 @@ def checkpoint(
             return f"{out}: {_count(network.params):,} parameters as {dtype}. On held-out texts at {held_out}"
     assert isinstance(recipe, Recipe)
     provenance |= {"heldout_loss": round(float(held_out), 4), "steps": recipe.train.steps}
-    provenance |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
+    compared = ""
+    if recipe.distil is not None:
+        acceptance, teachers_loss = beside_teacher(recipe, network, folder)
+        provenance |= {"teacher": recipe.distil.teacher, "heldout_acceptance": round(acceptance, 4)}
+        compared = f" (its teacher's {teachers_loss:.4f}), acceptance rate {acceptance:.3f} at temperature 1"
     options["draft_tokens"] = draft_tokens(recipe, folder, work)
-    if recipe.distil is not None and recipe.distil.share_encoder and orbax.is_folder(out.parent / recipe.distil.teacher):
+    if (
+        recipe.distil is not None
+        and recipe.distil.share_encoder
+        and orbax.is_folder(out.parent / recipe.distil.teacher)
+    ):
         options["shares"] = recipe.distil.teacher
     params, tokenizer = network.params | network.fixed, folder / recipe.data.tokenizer
     manifest = orbax.save(out, params, recipe.model, tokenizer, description=provenance, **options)
-    return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {held_out:.4f} nats per token"
+    return (
+        f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {held_out:.4f} nats per token{compared}"
+    )
 
 
 def _check_dtype(recipe: AnyRecipe, dtype: str) -> None:

@@ -56,8 +56,8 @@ class Manifest:
         model: the network's configuration; the file holds the family's form of it (`nets.form_of`).
         files: [size in bytes, SHA-256] of every other file, by its path in the folder.
         about: where the weights come from and what was measured; plain values.
-        shares: `folder`, a checkpoint beside this one; `digest`, of that checkpoint's parameters; and `modules`, those that
-            are read from there. Empty: this checkpoint holds all of its parameters.
+        shares: the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the `modules` that are
+            read from there. Empty: this checkpoint holds all of its parameters.
     """
 
     format: int
@@ -104,8 +104,8 @@ def save(
         overwrite: whether a checkpoint that is there already may be replaced.
         draft_tokens: of a drafter: the ids that its head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
             None: to none. What is stored is the whole model.
-        shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values, such
-            as a drafter's encoder, are not stored again: they are read from there, and the two stay together.
+        shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values,
+            such as a drafter's encoder, are not stored again: they are read from there, and the two stay together.
 
     Raises:
         CheckpointError: there is something at `folder` already, no room, the parameters are not those of `config`
@@ -226,8 +226,8 @@ def _shares(params: Params, beside: Path, dtype: str) -> dict[str, Any]:
     names = [name for name in params if name in theirs and _is_stored_as(params[name], theirs[name], name, dtype)]
     if manifest.dtype != dtype or manifest.shares or not names:
         raise CheckpointError(
-            f"shares is {beside.name!r}, which is stored as {manifest.dtype} and has {len(names)} modules with the same "
-            f"values: expected one of {dtype} that holds all of its own parameters, among them some of this model's"
+            f"shares is {beside.name!r}, which is stored as {manifest.dtype} and has {len(names)} modules with the "
+            f"same values: expected one of {dtype} that holds all of its parameters, some of this model's among them"
         )
     return {"folder": beside.name, "digest": _digest(beside), "modules": names}
 

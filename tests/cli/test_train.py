@@ -204,6 +204,7 @@ def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
     (project / "tiny.toml").write_text(RECIPE + distil)
     result = call("tiny.toml", "--steps", "2")
     assert result.exit_code == 0, result.output
+    assert "(its teacher's " in result.output and " at temperature 1" in result.output
     base = loading.load("trained/target")
     text = [base.tokenizer.eos_token_id, *base.tokenizer("the old dog")["input_ids"]]  # texts begin with the end token
     answer = jaxspec.generate(base, [text], max_new_tokens=13)

@@ -305,7 +305,10 @@ def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
     loss, rule = losses.cross_entropy(CONFIG), optimizer.make(recipe)
     objective = loop.Objective(loss, batches, loss, batches)
     averaged, held = loop.fit(params, objective, recipe, tmp_path, log=lambda _: None, progress=False)
-    state, expected = loop.TrainState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), rule.init(params)), params
+    state, expected = (
+        loop.TrainState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), rule.init(params)),
+        params,
+    )
     for step, decay in enumerate((0.1, 0.15, 0.15)):  # the first step's is limited
         state, _ = loop.make_step(loss, rule, recipe)(state, batches.at(step))
         expected = jax.tree.map(lambda a, b, d=decay: d * a + (1 - d) * b, expected, state.params)

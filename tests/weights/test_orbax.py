@@ -368,7 +368,7 @@ def test_modules_of_the_checkpoint_beside_are_stored_once(dtype, tokenizer, tmp_
 def test_a_checkpoint_beside_that_is_missing_or_another_is_named(tokenizer, tmp_path):
     options = {"family": "t5", "dtype": "int8", "description": {}}
     params = params_of("t5")
-    with pytest.raises(CheckpointError, match="there is no checkpoint at .*target"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*target"):
         save(tmp_path / "part", params, T5, tokenizer, name="part", shares="target", **options)
     save(tmp_path / "target", params, T5, tokenizer, name="target", **options)
     other = jax.tree.map(lambda x: -x, params)
@@ -377,10 +377,10 @@ def test_a_checkpoint_beside_that_is_missing_or_another_is_named(tokenizer, tmp_
     assert not (tmp_path / "part").exists()
     save(tmp_path / "part", drafter_of(params), T5, tokenizer, name="part", shares="target", **options)
     save(tmp_path / "target", other, T5, tokenizer, name="target", overwrite=True, **options)
-    with pytest.raises(CheckpointError, match="has parameters of another target .* copy both"):
+    with pytest.raises(CheckpointError, match=r"has parameters of another target .* copy both"):
         restore(tmp_path / "part")
     shutil.rmtree(tmp_path / "target")
-    with pytest.raises(CheckpointError, match="which is not at .*target: copy both"):
+    with pytest.raises(CheckpointError, match=r"which is not at .*target: copy both"):
         restore(tmp_path / "part")
 
 
