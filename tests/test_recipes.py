@@ -71,7 +71,10 @@ def test_a_whole_number_will_do_for_a_float():
             r"data.shapes has \[0, 8\]: expected \[source, target",
         ),
         (TABLE | {"distil": dict(teacher="x", texts=2)}, "distil.texts is 2 and distil.answers is missing"),
-        (TABLE | {"distil": dict(teacher="x", temperatures=[1.0])}, r"distil.temperatures is \(1.0,\) and distil.answers is missing"),
+        (
+            TABLE | {"distil": dict(teacher="x", temperatures=[1.0])},
+            r"distil.temperatures is \(1.0,\) and distil.answers is missing",
+        ),
         (TABLE | {"model": 3}, "must be a table"),
         (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
         (COUNTED | {"tables": dict(target="a", order=2, leest=1)}, r"\[tables\] .* 'leest': did you mean 'least'"),
