@@ -147,9 +147,9 @@ def _difference(first: Any, second: Any, name: str = "") -> tuple[str, str]:
         parts = [(f"{name}.{x}".lstrip("."), getattr(first, x), getattr(second, x)) for x in names]
     elif isinstance(first, tuple):
         parts = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(first, second, strict=True))]
-    for part, *pair in parts:
-        if pair[0] != pair[1]:
-            return _difference(*pair, part)
+    for part, value, other in parts:
+        if value != other:
+            return _difference(value, other, part)
     return (f" ({name}={first})", f" ({name}={second})") if name else ("", " (another one)")
 
 

@@ -35,6 +35,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return build(typing.cast(type, hint), value, where)
+    hint = typing.cast(Any, hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return value if value is None else _convert(value, args[0], where)

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
             assert c.max_positions is not None
             self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=normal)
         if not c.tied_head:
-            as_gpt = {"weight_init": normal} if c.positions == "learned" else {}
+            as_gpt: dict[str, Any] = {"weight_init": normal} if c.positions == "learned" else {}
             self.head = Dense(c.vocab_size, dtype=dtype, **as_gpt)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
@@ -196,6 +196,7 @@ class Decoder(nn.Module):
     def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
         x = self.embedding(tokens)
         if self.config.positions == "learned":
+            assert self.config.max_positions is not None
             x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
         return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
 

@@ -120,7 +120,8 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, x: Float[Array, "B P M"], mask: Mask | QueryMask, bias: Bias):
         y = self.attention_norm(x)
-        x = x + self.attention(y, *self.attention.keys_values(y), mask, bias)
+        keys, values = self.attention.keys_values(y)
+        x = x + self.attention(y, keys, values, mask, bias)
         return x + self.ff(self.ff_norm(x))
 
 
@@ -137,7 +138,8 @@ class DecoderLayer(nn.Module):
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
 
     def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
-        return self.cross.keys_values(encoded)
+        keys, values = self.cross.keys_values(encoded)
+        return keys, values
 
     def __call__(
         self,

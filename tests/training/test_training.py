@@ -319,7 +319,7 @@ def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
 @pytest.mark.slow
 def test_a_run_drops_entries_and_learns_what_will_be_stored(tmp_path, promotion):
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
-    loss, params = losses.cross_entropy(CONFIG), gpt.init(CONFIG, jax.random.key(0))
+    loss, params = losses.cross_entropy(CONFIG), decoder.init(CONFIG, jax.random.key(0))
     objective = loop.Objective(loss, batches, loss, batches)
 
     def trained(**options):

@@ -108,14 +108,14 @@ def check(table: dict) -> None:
     for key, value in table.items():
         if value is None or key in MAY_BE_ZERO:
             continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number: Any = value if type(value) in (int, float) else float("nan")  # compares as neither small nor large
         is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not isinstance(value, list)
-        if is_count and not (number and isinstance(value, int) and 1 <= value <= LARGEST):
+        if is_count and not (isinstance(number, int) and 1 <= number <= LARGEST):
             raise FamilyError(f"{key} is {value!r}: expected a positive integer")
         most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
-        if is_count and value > most:
+        if is_count and number > most:
             raise FamilyError(f"{key} is {value}: expected at most {most:,}")
-        if key.endswith(NUMBERS) and not (number and 0 < value < float("inf")):
+        if key.endswith(NUMBERS) and not 0 < number < float("inf"):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in TABLES:
             if not isinstance(value, dict):
