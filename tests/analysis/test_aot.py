@@ -164,7 +164,7 @@ def test_rows_and_sentences_say_what_they_rest_on():
     assert rows["verify pass"].over_floor == 11.0 / 5.0 and rows["prefill"].over_floor is None
     said = " ".join(table.estimate_notes(found, alpha=0.5))
     assert "leave out the memory" in said and "1.29 times" in said
-    with pytest.raises(ValueError, match="of a chain only"):
+    with pytest.raises(ValueError, match="only for chains"):
         found._replace(trees=True).expected(0.5)
 
 

@@ -186,7 +186,7 @@ def test_a_cascade_costs_what_its_whole_draft_does():
 def test_a_store_knows_drafters_by_their_names(tmp_path):
     """Two trees of different shapes are the same function with the same values."""
     trees = [drafters.tree(DRAFT, shape) for shape in ((2, 1), (3,))]
-    with pytest.raises(ValueError, match="give its Setting one, as name="):
+    with pytest.raises(ValueError, match="give its Setting name="):
         next(run(TARGET, product(task=TASK, drafter=trees), Store(tmp_path / "rows.jsonl")))
     assert not (tmp_path / "rows.jsonl").exists()
 

@@ -193,7 +193,7 @@ def test_what_cannot_be_answered(stores):
     with pytest.raises(ValueError, match="not in the text"):
         replay.chain_ratios(stores[0.0], rules.lenient(0.5))
     prepared = prepare(WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="of a temperature alone"):
+    with pytest.raises(ValueError, match="one temperature for all rows"):
         replay.collect(prepared)
     with pytest.raises(ValueError, match="acceptance_ratio"):
         replay.chain_ratios(stores[0.7], rules.rejection()._replace(acceptance_ratio=None))

@@ -48,7 +48,7 @@ def test_text_ends_before_a_stop_string(report, run):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zoo, loading, caplog, batch):
     settings = generate.Settings(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12, batch=batch)
-    _, prepared = generate._load(settings, pair.checked_options(settings, settings.draft, {}), [], 3, chat=False)
+    _, prepared = generate._load(settings, pair.checked_options(settings, settings.draft, {}), [], 3)
     generate._warm_up(prepared, settings, streamed=False)
     parts = [part.prepared for part in in_batches(prepared, batch)]
     with jax.log_compiles(), caplog.at_level("WARNING"):
@@ -143,7 +143,7 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
 )
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
     loaded, passes, costs = [], [], policy_cost.PolicyCosts(0.05, np.ones(4))
-    monkeypatch.setattr(loading, "load", lambda name, dtype, compute, mesh: loaded.append((name, dtype)) or zoo[name])
+    monkeypatch.setattr(loading, "load", lambda name, dtype, **_: loaded.append((name, dtype)) or zoo[name])
     monkeypatch.setattr(policy_cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
     shown = run("--policy", "adaptive", *options)
     assert loaded == [("debian-t5-large", target), ("debian-t5-draft", draft)]

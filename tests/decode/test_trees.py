@@ -132,7 +132,7 @@ def _top_choices(lm, ragged):
     seen = np.asarray(tree.ancestors(jnp.asarray(fed_parents)))[:, :, 1:]
 
     def init(start):
-        _, cache = lm.prefill(start.weights.draft, start.prompt, start.room.tokens)
+        _, cache = lm.prefill(start.weights.draft, start.prompt, start.room)
         return Grown(cache, start.prompt.length)
 
     def propose(weights, caches, context):
