@@ -7,14 +7,14 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import Caches, DraftContext, Prompt
+from jaxspec.core import Caches, DraftContext, DraftStart, Prompt
 from jaxspec.testing import table_model
 
 
 def drafted(prompt, row, gamma, **options):
     """The real draft tokens of each row, by a drafter that was given a prompt."""
     drafter = drafters.prompt_lookup(**options).functions
-    caches = Caches(None, drafter.init(None, prompt, 5, None))
+    caches = Caches(None, drafter.init(DraftStart(None, prompt, None, None)))
     draft, _ = drafter.propose(None, caches, DraftContext(None, row, None, gamma, False, None))
     return [tokens[:n].tolist() for tokens, n in zip(draft.tokens, draft.length, strict=True)]
 

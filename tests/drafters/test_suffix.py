@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.core import Caches, Draft, DraftContext, Prompt, Weights
+from jaxspec.core import Caches, Draft, DraftContext, DraftStart, Prompt, Weights
 from jaxspec.testing import certify, table_model
 
 
@@ -16,7 +16,9 @@ def draft_of(rows, limits=None, gamma=4, finished=None, **options):
     tokens = jnp.array([[*row, *[0] * (width + 1 - len(row))] for row in rows])
     row = Prompt(tokens, jnp.array([len(tokens_of_row) for tokens_of_row in rows]))
     functions = drafters.suffix(**options).functions
-    state = functions.init(None, Prompt(jnp.zeros((len(rows), 1), jnp.int32), jnp.zeros(len(rows), jnp.int32)), 0, None)
+    state = functions.init(
+        DraftStart(None, Prompt(jnp.zeros((len(rows), 1), jnp.int32), jnp.zeros(len(rows), jnp.int32)), None, None)
+    )
     limit = jnp.array([gamma] * len(rows) if limits is None else limits)
     context = DraftContext(
         None, row, limit, gamma, False, None, finished=None if finished is None else jnp.array(finished)
@@ -51,7 +53,9 @@ def draft_with(texts, row, **options):
     """The draft for one row that a drafter with stored texts makes."""
     drafter = drafters.suffix(texts=texts, **options)
     given = Prompt(jnp.array([[*row, 0]]), jnp.array([len(row)]))
-    state = drafter.functions.init(None, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)), 0, None)
+    state = drafter.functions.init(
+        DraftStart(None, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)), None, None)
+    )
     context = DraftContext(None, given, jnp.array([4]), 4, False, None)
     draft, _ = drafter.functions.propose(Weights(None, drafter.params), Caches(None, state), context)
     return draft.tokens[0, : draft.length[0]].tolist()

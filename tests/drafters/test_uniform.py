@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.core import Caches, DraftContext, Forward, Prompt, noise
+from jaxspec.core import Caches, DraftContext, DraftStart, Forward, Prompt, noise
 from jaxspec.testing import table_model
 
 VOCAB = 6
@@ -25,7 +25,7 @@ def test_nothing_is_drawn_beyond_the_limits(limit, draws, monkeypatch):
 
     monkeypatch.setattr(noise, "gumbel", counted)
     drafter, keys = drafters.uniform().functions, jax.random.split(jax.random.key(0), 2)
-    caches = Caches(None, drafter.init(None, PROMPT, 9, Forward(jnp.zeros((2, 1, VOCAB)), None)))
+    caches = Caches(None, drafter.init(DraftStart(None, PROMPT, None, Forward(jnp.zeros((2, 1, VOCAB)), None))))
     draft, _ = drafter.propose(None, caches, DraftContext(keys, PROMPT, jnp.array(limit), 4, True, None))
     jax.effects_barrier()
     assert draft.length.tolist() == limit and drawn == [VOCAB] * draws
