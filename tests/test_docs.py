@@ -38,6 +38,7 @@ PAGES = [README, *sorted(DOCS.rglob("*.md"))] if README.is_file() else []
 MINUTES = re.compile(r"\b([\d.]+) minutes")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = typer.main.get_command(app)
+FOLLOWS = {"docs/distil.md": "jaxspec bench "}  # commands that measure what a page's Python made: run after it
 CHEAP = "jaxspec plan --alpha"  # needs no model: run, and compared with what the page shows
 
 if not PAGES:
@@ -72,6 +73,10 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
         if page != README:
             shown = re.findall(r"^ *# > (.*)$", block[1], re.MULTILINE)
             assert [line.rstrip() for line in printed.getvalue().splitlines()] == shown
+    for command, _ in commands(page):
+        if command.startswith(FOLLOWS.get(name_of(page), "no command")):
+            result = CliRunner().invoke(app, [*shlex.split(command)[1:], "--repeats", "1", "--rows", "2"])
+            assert result.exit_code == 0 and "× plain" in result.output, result.output
 
 
 def commands(page: Path) -> Iterator[tuple[str, str | None]]:

@@ -31,16 +31,18 @@ class Entry(NamedTuple):
 def entry_of(written: str) -> Entry:
     r"""Reads an entry: a message, whose lines may be joined by quotes or backslashes, or a command in one line.
 
-    A path is no command, for its first word has a second slash.
+    A path is no command, for its first word has a second slash. Capitals do not matter.
 
     >>> entry_of("/save  my chat.json"), entry_of("/usr/bin is a folder").command
     (Entry(command='save', text='my chat.json'), '')
+    >>> [entry_of(text).command for text in ("/Help", "/save-as\ta", "/?", "/2 of them")]
+    ['help', 'save-as', '?', '']
     >>> entry_of(QUOTES + "/help\nis a command" + QUOTES).text, entry_of("one\\\ntwo").text
     ('/help\nis a command', 'one\ntwo')
     """
     written = written.strip()
-    if command := re.fullmatch(r"/([a-z]+)(?: +(.*))?", written):
-        return Entry(command[1], (command[2] or "").strip())
+    if command := re.fullmatch(r"/([A-Za-z?][^\s/]*)(?:[ \t]+(.*))?", written):
+        return Entry(command[1].lower(), (command[2] or "").strip())
     if written.startswith(QUOTES):
         written = written.removeprefix(QUOTES).removesuffix(QUOTES)
     else:

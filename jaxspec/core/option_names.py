@@ -15,9 +15,9 @@ def check_names(
     """Refuses keywords that are no options, with the one that was probably meant.
 
     Args:
-        names: those given.
-        known: those there are.
-        theirs: names that other libraries have for some of them.
+        names: the keywords given.
+        options: the options there are.
+        theirs: other libraries' names of some options, and the names here.
         elsewhere: names of other libraries' options that are none here, and what to do in their place.
 
     Raises:

@@ -286,12 +286,17 @@ def from_nnx(
 
     Raises:
         TypeError: the module is none of NNX's.
+        ValueError: at trace time: the parameters are not the module's; as `from_function`.
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(f"{_shown_module(module)}: expected an NNX module, such as Network(nnx.Rngs(0))")
     graph, params = nnx.split(module)
+    shapes, name = list(map(jnp.shape, jax.tree.leaves(params))), type(module).__name__
 
     def apply(params: Params, *arguments: Any, **named: Any) -> Any:
+        if list(map(jnp.shape, jax.tree.leaves(params))) != shapes:  # merging looks at their number only
+            way = "expected those that from_nnx returned with the language model, Model(*from_nnx(module, vocab_size))"
+            raise ValueError(f"the parameters of {name} are not its own: {way}")
         return nnx.merge(graph, params)(*arguments, **named)
 
     lm = from_function(apply, vocab_size, empty_cache=empty_cache, select=select, max_positions=max_positions)

@@ -78,8 +78,8 @@ def test_commands_change_the_conversation(zoo, talk, tmp_path):
         "das Haus",
         f"/save {other}",
     ]
-    lines += [f"/load {saved}", "neue", f"/save {saved}", f"/save {unread}", "/load nowhere", "/load", "/what now"]
-    lines += ["/help", "/quit", "alte Hund"]
+    lines += [f"/load {saved}", "neue", f"/save {saved}", f"/save {unread}", "/load nowhere", "/load"]
+    lines += ["/what now", "/save_as a", "/help", "/quit", "alte Hund"]
     result = talk("\n".join(lines))
     assert result.exit_code == 0, result.output
     first, again, *_ = re.findall(r"(.*)\n\d tokens, ", result.stdout)
@@ -89,6 +89,7 @@ def test_commands_change_the_conversation(zoo, talk, tmp_path):
     assert unread.read_text() == "no conversation"
     told = result.stderr.splitlines()
     assert "error: there is no /what: try /help, /retry, /system, /reset, /save, /load, /quit" in told
+    assert any(line.startswith("error: there is no /save_as: try /help, ") for line in told)
     assert f"error: {unread} is not a conversation, for it is not JSON" in result.stderr
     assert {"error: nowhere: No such file or directory", "error: /load has no FILE: expected /load FILE"} <= set(told)
     assert all(usage in result.stderr for usage in entries.COMMANDS)

@@ -158,6 +158,8 @@ def of_function(apply, **options):
             ValueError,
             r'LinenModel has nothing in its collection "cache": expected cache_index, .*from_linen takes one without',
         ),
+        (lambda: nnx_model(0)._replace(params={}), ValueError, r"not its own: .*Model\(\*from_nnx\(module"),
+        (lambda: nnx_model(0)._replace(params=linen(0).params), ValueError, "NNXModel are not its own"),
         (lambda: adapters.from_linen(LinenModel, VOCAB), TypeError, "is the class LinenModel: expected a Linen module"),
         (lambda: adapters.from_linen_cache(LinenModel, VOCAB), TypeError, "is the class LinenModel"),
         (lambda: adapters.from_linen(NNXModel(nnx.Rngs(0)), VOCAB), TypeError, "of NNX, which adapters.from_nnx takes"),
