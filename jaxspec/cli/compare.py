@@ -43,7 +43,7 @@ def in_a_sentence(prepared: Prepared, settings: Settings, tokens: Sequence[list[
 
     Args:
         prepared, settings: of the speculative side.
-        tokens: of its texts, row by row.
+        tokens: the texts' tokens, row by row.
     """
     from jaxspec.analysis.statistics import Spread
     from jaxspec.analysis.timing import interleave, run_all

@@ -148,7 +148,7 @@ def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[
     """Adds options to a command, which reach it as one argument: what `join` makes of their values.
 
     Args:
-        name: of the argument.
+        name: the argument's name.
         members: the options; one that is left out has its default.
         join: a function of a dict of the values.
     """

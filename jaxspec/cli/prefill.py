@@ -33,7 +33,7 @@ class Prefill:
 
     Attributes:
         is_watched: whether progress is shown.
-        seconds: of the last beginning.
+        seconds: the time of the last beginning.
     """
 
     def __init__(self, prepared: Prepared, err: Console):

@@ -33,7 +33,7 @@ class Request(NamedTuple):
         sampling_params: the traced values of the sampler.
         max_new_tokens: the most of each row.
         eos: ids that end a row; -1 where there is none.
-        draft_sampling_params: those of the drafter's distributions; None for the target's own.
+        draft_sampling_params: the values for the drafter's distributions; None for the target's own.
         policy: the values of the draft-length policy.
     """
 
@@ -116,8 +116,8 @@ class Memory(NamedTuple):
 
     Attributes:
         policy: the state of the draft-length policy.
-        sampler: what the logits processors remember of the committed row, a tuple with an entry for each.
-        log_probs: those of the new tokens, [batch, headroom].
+        sampler: the logits processors' memory of the committed row, a tuple with an entry for each.
+        log_probs: the new tokens' log probabilities, [batch, headroom].
     """
 
     policy: Any = None

@@ -19,7 +19,7 @@ class DraftContext(NamedTuple):
     """The facts of a round that a decoder gives a drafter; read, never carried.
 
     Attributes:
-        keys: of the rows.
+        keys: the rows' keys.
         row: the committed tokens.
         max_draft: most tokens on a path of each row's draft, 0..gamma; 0 for a finished row. A drafter need not keep to
             it (the decoder cuts drafts), but one whose tokens cost something stops where no row may go on.
@@ -204,7 +204,7 @@ class BoundDrafter(NamedTuple):
     Attributes:
         functions: static: a decoder is made from these, so that other values compile nothing.
         params: traced values: `Weights.draft`.
-        models: those that it was made from, to be checked against the target.
+        models: the models that it was made from, to be checked against the target.
         target: the model that a drafter on hidden states was made for. The target must be that model, and its language
             model (with the taps that the drafter reads) is used.
         name: its name in tables: the factory, with what tells it from others of that factory in short.

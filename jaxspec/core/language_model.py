@@ -259,7 +259,7 @@ class LanguageModel(NamedTuple):
         embed: rows of the embedding matrix (`core.Embed`); None if they cannot be had.
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
         layers: its decoder layers, to be run in part; None if they cannot be.
-        encoder: of an encoder-decoder; None: it gives no `Forward.encoded`.
+        encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
         shared_encoder: whether, as a drafter, it reads what the target's encoder made of the prompt
             (`drafters.share_encoder`).
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.

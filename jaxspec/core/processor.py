@@ -125,8 +125,8 @@ def fold(advance: ProcessorAdvance, values: Any, memory: Any, prefix: Prefix, po
     """Carries memories over draft tokens: from those after the committed rows to those before each position.
 
     Args:
-        advance: of the processor.
-        values: of the processor.
+        advance: the processor's function.
+        values: the processor's values.
         memory: after the committed rows, leaves [B, ...].
         prefix: says which draft tokens precede each position.
         positions: number of positions.

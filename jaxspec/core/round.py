@@ -56,7 +56,7 @@ class RoundResult(NamedTuple):
 
     Attributes:
         draft: as it was judged.
-        verdict: of the rule.
+        verdict: the rule's verdict.
         tokens: the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real.
         target: the target's pass.
         caches: after the pass; the target's holds the accepted path right after the committed row, and is to be
@@ -112,9 +112,9 @@ def run_round(
         target: whose cache holds `context.row` but its last token.
         drafter, rule: as in `decode.speculative`.
         weights, caches: of target and drafter.
-        context: what the drafter is given; rows whose `max_draft` is 0 still get their next token.
+        context: the drafter's context; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
-        widths: of `bucket_widths`.
+        widths: the widths of `bucket_widths`.
         shorten: most tokens of each row's draft that are verified, as a policy has it; None: all.
     """
     row, (nodes, depth) = context.row, size_of(drafter, context.gamma)
@@ -321,10 +321,10 @@ def bucketed_pass(
 
     Args:
         pass_over: makes a pass over so many tokens.
-        cache: of the target.
+        cache: the target's cache.
         needed: the number of the last draft token, counted from 1, that any row has; what follows need not be read.
             There is a position for each token of the widest pass nonetheless, zeros where nothing was read.
-        widths: of `bucket_widths`.
+        widths: the widths of `bucket_widths`.
     """
     if len(widths) == 1:
         return pass_over(widths[0], cache)

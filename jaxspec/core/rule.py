@@ -26,7 +26,7 @@ class Verify(Protocol):
         """Judges a draft.
 
         Args:
-            keys: of the rows.
+            keys: the rows' keys.
             position: each row's length, where the draft begins.
             draft: N draft tokens of each row.
             target: its distributions at N + 1 positions: entry i is after fed token i (0: the last committed one).
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 
     Attributes:
         verify: see the protocol.
-        name: what it is called, with its parameters.
+        name: the rule's name, with its parameters.
         exact: whether the text has the target's distribution whatever the drafter does; if not, the docstring of the
             rule's factory says what is guaranteed instead.
         trees: whether it judges trees (`Draft.parent`), or chains only.

@@ -131,7 +131,7 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
 
     Args:
         parent: as in `Draft`; nodes that are no part of the tree are like no other.
-        tokens: of the nodes.
+        tokens: the nodes' tokens.
 
     >>> same_prefix(jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])).tolist()  # 5 6, 5 6 and 7
     [[0, 1, 2, 1, 2, 5]]

@@ -48,15 +48,15 @@ class BeamSearch:
     """The result of `beam_search`: the best hypotheses of each prompt, the best first.
 
     Attributes:
-        texts: of each prompt, its hypotheses; empty if the target has no tokenizer.
+        texts: each prompt's hypotheses; empty if the target has no tokenizer.
         tokens: the new tokens [batch, beams, longest], padded with 0.
         lengths: how many of them are real [batch, beams]; 0: there is no such hypothesis.
         scores: sums of log probabilities over length ** length_penalty [batch, beams].
         steps: tokens that the running beams of each prompt had in the end [batch].
         passes: passes of the target after prefill, while a prompt was not done [batch]. Without a drafter one for each
             step but the first, which is prefill's.
-        finish: of each prompt, why its hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
-        log_probs: of the tokens [batch, beams, longest], if they were asked for: under the softmax of the model's
+        finish: why each prompt's hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
+        log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the softmax of the model's
             logits, from which a search does not depart. 0 where there is no token.
         top_tokens, top_log_probs: the most probable tokens at the place of each token [batch, beams, longest, k], the
             best first, and their log probabilities, if `top_log_probs` asked for them; else None.
@@ -229,11 +229,11 @@ class SearchState(NamedTuple):
 
     Attributes:
         beams: see `Beams`.
-        parent: of the retained entries, -1 for the prompt, and where there is none.
+        parent: the retained entries' parents, -1 for the prompt, and where there is none.
         count: how many there are.
         above: the entry that each running beam's last token follows.
-        caches: of target and draft, which hold the prompt and these entries.
-        passes: of the target so far.
+        caches: the caches of target and draft, which hold the prompt and these entries.
+        passes: the target's passes so far.
         failed: prompts whose logits were not finite.
     """
 

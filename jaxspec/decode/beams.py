@@ -62,7 +62,7 @@ class Goal(NamedTuple):
     """The end tokens and limits of hypotheses, and how they are scored; all traced.
 
     Attributes:
-        max_new_tokens: of each row, at most.
+        max_new_tokens: the most tokens of each row.
         eos: end tokens; -1 where there is none.
         length_penalty: exponent of the length that scores are divided by.
         stops: when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no
@@ -83,7 +83,7 @@ class Candidates(NamedTuple):
         scores: the node's score plus the log probability of the token; -inf: there is no such continuation.
         origins: the node.
         tokens: the token.
-        log_probs: of the token, [B, C].
+        log_probs: the token's log probability, [B, C].
     """
 
     scores: Float[Array, "B C"]
@@ -141,7 +141,7 @@ def best_candidates(
     """The best continuations of all nodes together.
 
     Args:
-        scores: of the nodes.
+        scores: the nodes' scores.
         log_probs, tokens: of the most probable tokens after each, as `best_tokens` returns them.
         count: how many continuations.
         top: how many of these tokens to report beside each.
@@ -174,7 +174,7 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     Args:
         beams: before the step.
         found: `num_candidates` continuations of the running beams.
-        goal: of the search.
+        goal: the search's goal.
 
     Returns:
         The beams after the step; of each running one the beam that it continues, and by which token.

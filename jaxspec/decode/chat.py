@@ -26,7 +26,7 @@ class Chat:
 
     Attributes:
         target: the model that answers.
-        options: of `jaxspec.generate`, for every answer.
+        options: `jaxspec.generate`'s options, for every answer.
         messages: the conversation so far, {"role": ..., "content": ...} each. It may be changed between two turns.
         prompt_tokens, reused_tokens: of the last turn: the tokens of the conversation before the answer, and how many
             of these were not read again.

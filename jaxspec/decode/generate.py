@@ -53,10 +53,10 @@ class Generation:
         tokens: the new tokens [batch, longest], padded with 0.
         lengths: how many of them are real [batch].
         stats: counts per row; see `core.Stats`.
-        trace: what each round drafted and committed; see `loop.Trace`. A notebook shows its rounds.
+        trace: each round's drafts and commits; see `loop.Trace`. A notebook shows its rounds.
         exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
         finish: why each row ended: "eos" (an end token), "stop" (a stop string) or "length" (max_new_tokens).
-        log_probs: of the new tokens, [batch, longest], if they were asked for; see `core.LogProbs`.
+        log_probs: the new tokens' log probabilities, [batch, longest], if asked for; see `core.LogProbs`.
 
     Example:
         >>> import jax, json, jaxspec
@@ -125,8 +125,8 @@ class Piece:
         done: whether this was the last piece.
         parent, path: of a tree, as `core.Draft` and `core.Verdict` have them, the path cut to its length; None of a
             chain.
-        finish: of the last piece, why the text ended, as `Generation.finish`; before it None.
-        log_probs: of the piece's tokens, [tokens], if they were asked for; see `core.LogProbs`.
+        finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
+        log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
     """
 
     text: str
@@ -174,7 +174,7 @@ def generate(
         drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for plain decoding.
         gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its own size instead.
         rule: the acceptance rule; `jaxspec.rules.rejection()` by default.
-        policy: of `jaxspec.policies`: chooses the number of draft tokens, round by round.
+        policy: one of `jaxspec.policies`: chooses the number of draft tokens, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
         eos_ids: tokens that end a row (part of the output), by id or by name; by default the model's or the
@@ -186,7 +186,7 @@ def generate(
         log_probs: whether to report the log probability of every token, see `core.LogProbs`: the target's, raw and
             under the distribution that was sampled from. Such programs are compiled apart; others compute none.
         top_log_probs: of each position report, too, so many of the most probable tokens; 0 is log_probs=True.
-        prefix: what all prompts follow, read before by `jaxspec.prefix`; the text is that of the whole prompts.
+        prefix: the beginning of all prompts, read before by `jaxspec.prefix`; the text is that of the whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking": False}.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
             logit_bias, banned, draft_temperature: a number for all rows or one per row; `sampling.SamplingOptions`
@@ -232,7 +232,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     """Runs a generation to its end; see `generate`, which is `prepare` and this.
 
     Args:
-        prepared: what to run.
+        prepared: the generation to run.
         stop: as in `generate`.
         begin: see `loop.run`.
     """
@@ -282,7 +282,7 @@ def prefix(
     Args:
         target: the model whose distribution the texts will have; decoder-only.
         text: one text, row of ids, or list of messages.
-        drafter: that of the later calls, which then need not read it either. Without one the prefix is for plain
+        drafter: the drafter of the later calls, which then need not read it either. Without one the prefix is for plain
             decoding.
         chat_template_kwargs: as in `generate`.
 
@@ -362,7 +362,7 @@ def pieces(
     """Streams a generation of one prompt; see `stream`, which is `prepare` and this.
 
     Args:
-        prepared: what to run.
+        prepared: the generation to run.
         stop: as in `generate`.
         keep: called with the state after each round, before its piece is yielded. The next round consumes it.
         begin: makes the state after prefill.

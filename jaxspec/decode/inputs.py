@@ -409,8 +409,8 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     Args:
         parts: what takes how many bytes; "weights", if it is among them, cannot be lowered.
         what: is asked for.
-        lower: what to lower, so that the largest part becomes smaller.
-        devices: that share the parts.
+        lower: the option to lower, so that the largest part becomes smaller.
+        devices: the number of devices that share the parts.
 
     Raises:
         NotEnoughMemory: with the sum, its parts, and how much would fit beside the others.

@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
         failed: why a row ended early, a `core.Failure`; 0 for none.
         stats, trace: counts, and the rounds they are of.
         finish: why each row ended, a `core.Finish`.
-        log_probs: of the new tokens; None unless they were asked for.
+        log_probs: the new tokens' log probabilities; None unless they were asked for.
     """
 
     tokens: Int[Array, "batch new"]
@@ -74,7 +74,7 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     """Prefill to the last token of the longest row, in one dispatch; in two, if something else makes its beginning.
 
     Args:
-        prepared: what to run.
+        prepared: the generation to run.
         begin: makes the state after prefill, to time or to watch it; such as the function `begin`.
 
     Raises:
@@ -138,7 +138,7 @@ def iterate_rounds(
     """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
-        prepared: what to run.
+        prepared: the generation to run.
         edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
         begin: makes the state after prefill.
 
@@ -233,7 +233,7 @@ def go_on(
 
     Args:
         decoder, weights, prompt, request, max_new_tokens: as in `start`.
-        caches: of both parties, after the beginning of the prompts.
+        caches: both parties' caches, after the beginning of the prompts.
         begun, width: see `core.Before`.
     """
     headroom = token_rows.headroom(max_new_tokens, decoder.nodes)

@@ -76,12 +76,12 @@ class Prepared(NamedTuple):
         target: the model whose distribution the text has.
         drafter: None for plain decoding.
         decoder: how to generate.
-        sampler: what makes distributions of the target's logits, with `request.sampling_params`.
+        sampler: makes distributions of the target's logits, with `request.sampling_params`.
         weights, prompt, request: what the decoder takes; several rows of the request continue each prompt if several
             samples of it are asked for.
         max_new_tokens: size of the output: a bucket at least as large as any row's limit.
         options: the arguments it was prepared with, but target and prompts.
-        before: what was read of all prompts before, a prefix; None: nothing.
+        before: the prefix of all prompts that was read before; None: nothing.
     """
 
     target: Model
@@ -477,7 +477,7 @@ def check_positions(
 
     Args:
         target, drafter: who reads them.
-        length: of the prompts.
+        length: the prompts' lengths.
         limit: most new tokens of each row; there may be several rows for each prompt.
         padded: whether the lengths are those of padded prompts, whose own are not known.
 

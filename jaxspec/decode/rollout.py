@@ -21,7 +21,7 @@ class Arguments(NamedTuple):
         weights, prompt: of both models; what is read.
         request: keys, limits, end tokens and sampling parameters of each row.
         headroom: tokens that a row may grow by.
-        before: what was read of all prompts before.
+        before: the part of all prompts that was read before.
     """
 
     weights: Weights
@@ -45,7 +45,7 @@ def rollout(
     is a value: `Outcome.failed`. No gradient flows through the tokens.
 
     Args:
-        prepared: what `jaxspec.prepare` returned.
+        prepared: a generation, as `jaxspec.prepare` returns it.
         weights: parameters, such as `prepared.weights._replace(target=params)`; by default the generation's.
         prompt: rows of token ids, as many as the generation has prompts; by default the generation's.
         key: one key, or one per row; by default the generation's.
@@ -56,7 +56,7 @@ def rollout(
     Raises:
         TypeError: the generation, the weights, the prompt or the key is something else.
         ValueError: while tracing: the prompt has another number of rows, or more positions than the model with the
-            generation's limit. Of a prompt that is not traced also: it is empty, or has no such ids.
+            generation's limit. A prompt that is not traced is also refused if it is empty or has other ids.
 
     Example:
         >>> import jax, jaxspec

@@ -192,7 +192,7 @@ class _Row(NamedTuple):
     """A text as ids.
 
     Attributes:
-        source: what prefill reads: an encoder's prompt, or a decoder's first token.
+        source: the part that prefill reads: an encoder's prompt, or a decoder's first token.
         ids: the tokens that follow.
         skipped: how many of them belong to the prompt, and are not scored.
         num_bytes: see `Score`.
@@ -328,7 +328,7 @@ def read(
 
     Args:
         lm, params: the model.
-        prompt: what prefill reads: one token of a decoder-only model, an encoder's text.
+        prompt: the part that prefill reads: one token of a decoder-only model, an encoder's text.
         fed: the tokens that follow; what is returned at their padding is garbage.
     """
     width = fed.tokens.shape[1]

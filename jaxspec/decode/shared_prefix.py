@@ -33,7 +33,7 @@ class SharedPrefix:
     Attributes:
         tokens: its ids.
         target, drafter: what has read it.
-        caches: of both, of one row.
+        caches: both parties' caches of one row.
     """
 
     tokens: list[int]
@@ -54,8 +54,8 @@ class SharedPrefix:
 
         Args:
             row: the ids of what follows, of a text's with what its tokenizer puts in front; of a chat all ids.
-            kind: of the prompt: "text", "ids" or "chat".
-            index: of the prompt, for the error.
+            kind: the prompt's kind: "text", "ids" or "chat".
+            index: the prompt's number, for the error.
 
         Raises:
             ValueError: a chat that does not begin with the prefix.

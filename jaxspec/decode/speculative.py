@@ -61,7 +61,7 @@ def speculative(
 
     Args:
         target: the model whose distribution the text has.
-        drafter: of chains, or of trees: these have a size of their own, and gamma is not read.
+        drafter: drafts chains, or trees: these have a size of their own, and gamma is not read.
         rule: which draft tokens are accepted.
         sampler: logits to distributions.
         gamma: draft tokens a round.

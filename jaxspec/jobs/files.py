@@ -54,7 +54,7 @@ class Survey(NamedTuple):
     Attributes:
         lines: how many there are, blank ones left out.
         varying: options of sampling that lines set, each with the largest value; see `generate_many`.
-        twice: what is said about an id that occurs twice; empty if none does.
+        twice: the message about an id that occurs twice; empty if none does.
     """
 
     lines: int
@@ -215,7 +215,7 @@ class Output(NamedTuple):
     """The folder that a job writes.
 
     Attributes:
-        folder: of the chunks and the manifest.
+        folder: the folder of the chunks and the manifest.
         shard: which part of the input they are of.
         chunk: lines of the input that a chunk has the results of.
     """

@@ -50,7 +50,7 @@ class Completion:
         prompt_tokens: how many the prompt has; 0 if it was not decoded.
         rounds, drafted, accepted: as in `core.Stats`.
         acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
-        error: what went wrong; None if nothing did.
+        error: the row's error; None if there is none.
         log_probs: the log probabilities of the tokens, if they were asked for; see `core.LogProbs`.
         truncated: how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not.
         sample: which of the prompt's texts this is, from 0.
@@ -201,7 +201,7 @@ def generate_many(
         max_prompt_tokens: the longest prompt to accept, for which the slots are made. By default what the models can
             read. Then a prompt that is wider than all before waits until the slots are empty, which are then made
             wider. Prompts that are very long beside the others get fewer slots of their own, after a warning.
-        too_long: what happens to longer prompts: "error", "truncate" or "skip" (there is no result). "truncate" cuts
+        too_long: the treatment of longer prompts: "error", "truncate" or "skip" (there is no result). "truncate" cuts
             the beginning of the text, for an encoder-decoder its end. What the tokenizer puts around the text stays.
         on_error: "raise" raises the error of a prompt that cannot be decoded; "yield" yields it as a result.
         group: rows that are prefilled together, and slots that must be free for it; by default a quarter of the slots.

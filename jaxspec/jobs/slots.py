@@ -84,8 +84,8 @@ class Report(NamedTuple):
         tokens, length: the new tokens of each row, and how many there are.
         finish: why each row has ended, a `core.Finish`; 0 for one that has not.
         failed, stats: as in `core.State`.
-        rounds: what the call has run.
-        log_probs: of the new tokens, if they were asked for.
+        rounds: the rounds that the call has run.
+        log_probs: the new tokens' log probabilities, if asked for.
     """
 
     tokens: Int[Array, "slots new"]
@@ -332,8 +332,8 @@ def _start(
         sampling: the rows' values of sampling, and those of the drafter; None for the target's.
         headroom: fills the slots' capacity after a prompt of this width.
         growth: tokens of it that a row uses.
-        before: what was read before; None: nothing.
-        shapes: of the leaves of the state; smaller ones get zeros at their end. None: as they are.
+        before: the part that was read before; None: nothing.
+        shapes: the shapes of the state's leaves; smaller ones get zeros at their end. None: as they are.
     """
     request = token_rows.repeat_rows(request, limit.shape[0])
     request = request._replace(sampling_params=sampling[0], draft_sampling_params=sampling[1])
@@ -383,7 +383,7 @@ def run_rounds(
         wanted: slots; those that were free before count.
         limit: most rounds, at most `rounds`.
         rounds, max_new_tokens: sizes of the report.
-        layout: of the state.
+        layout: the state's layout.
     """
     state = state._replace(done=jnp.logical_or(state.done, ended))
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
