@@ -1,4 +1,4 @@
-"""What a training step does to a network so that it generalises, and survives being stored in few bits.
+"""Changes what a training step sees of a network, so that it generalises and can be stored in few bits.
 
 Dropout (Srivastava et al., JMLR 15, 2014) sets random entries of what each block adds to the residual stream to zero.
 Rounding computes the loss of the parameters as a checkpoint of int8 or int4 would hold them. The gradient passes

@@ -167,8 +167,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     if not manifest.shares:
         return _in_the_shape_of(abstract, read(folder, manifest)), config, manifest
     beside, modules = _beside(folder, manifest), manifest.shares["modules"]
-    own = read(folder, manifest, [name for name in abstract if name not in modules])
-    return _in_the_shape_of(abstract, own | read(beside, read_manifest(beside), modules)), config, manifest
+    params = read(folder, manifest, [name for name in abstract if name not in modules])
+    return _in_the_shape_of(abstract, params | read(beside, read_manifest(beside), modules)), config, manifest
 
 
 def _restored(

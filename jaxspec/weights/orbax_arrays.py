@@ -95,8 +95,8 @@ def read(
             )
             for i in batch:
                 placed[i], arrays[i] = place(leaves[i][0], arrays[i]), None
-    whole = jax.tree.unflatten(structure, placed)
-    return whole if modules is None else {name: whole[name] for name in part}
+    params = jax.tree.unflatten(structure, placed)
+    return params if modules is None else {name: params[name] for name in part}
 
 
 def batches(sizes: Iterable[int]) -> Iterator[range]:
