@@ -276,7 +276,8 @@ def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
         def compact(buffer):
             return kv.write(buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2), start)
 
-        return kv.KVCache(tuple(map(compact, cache.keys)), tuple(map(compact, cache.values)), length)
+        layers = (kv.Whole(compact(layer.keys), compact(layer.values)) for layer in cache.layers)
+        return cache._replace(layers=tuple(layers), length=length)
 
     network = networks(name)
     lm, params = network.lm, network.params

@@ -82,11 +82,12 @@ def suffix(
             that are no rows of ids.
 
     Example:
-        >>> from jaxspec.core import Caches
+        >>> from jaxspec.core import Caches, DraftStart
         >>> drafter = suffix().functions
         >>> row = Prompt(jnp.array([[5, 6, 7, 8, 9, 4, 6, 7, 8, 1, 3, 6, 7, 0]]), jnp.array([13]))
         >>> context = DraftContext(None, row, jnp.array([4]), 4, False, None)
-        >>> caches = Caches(None, drafter.init(None, Prompt(row.tokens[:, :2], jnp.array([2])), 0, None))
+        >>> start = DraftStart(None, Prompt(row.tokens[:, :2], jnp.array([2])), None, None)
+        >>> caches = Caches(None, drafter.init(start))
         >>> draft, _ = drafter.propose(None, caches, context)
         >>> draft.tokens.tolist(), draft.length.tolist()  # 6 7 was followed by 8 twice, and 2 tokens matched
         ([[8, 1, 0, 0]], [2])
