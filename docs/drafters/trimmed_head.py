@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import Model, Prompt, trim_vocabulary
+from jaxspec.core import Room
 from jaxspec.nets import decoder
 from jaxspec.weights.hf_families import gemma
 
@@ -26,7 +27,7 @@ def main():
     steps = {}
     for size in SIZES:
         used = model if size is None else trim_vocabulary(model, size=size)
-        _, cache = jax.jit(used.lm.prefill, static_argnames="capacity")(used.params, prompt, capacity=CAPACITY)
+        _, cache = jax.jit(used.lm.prefill)(used.params, prompt, Room(CAPACITY))
 
         def step(params, cache, lm=used.lm):
             return jnp.argmax(lm.extend(params, cache, token)[0].logits, axis=-1)
