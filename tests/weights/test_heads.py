@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec import Prompt, nets
-from jaxspec.nets import net_of, t5
+from jaxspec.nets import decoder, net_of, t5
 from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface
@@ -282,5 +282,5 @@ def test_a_llama_of_transformers_that_says_it_is_tied(equal, tmp_path):
         expected = peer(torch.tensor(np.array(FED))).logits.numpy()
     loaded = jaxspec.load(folder)
     assert loaded.config.tied_head is equal
-    got = net_of(loaded.config).Decoder(loaded.config).apply({"params": loaded.params}, FED)
+    got = decoder.Decoder(loaded.config).apply({"params": loaded.params}, FED)
     np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
