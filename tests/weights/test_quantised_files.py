@@ -1,6 +1,5 @@
 """Checkpoints with quantised matrices as people publish them, written here by hand from the formats' definitions."""
 
-import dataclasses
 import functools
 import json
 
@@ -12,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
+from jaxspec import nets
 from jaxspec.core import Room
 from jaxspec.nets import decoder
 from jaxspec.weights import huggingface, orbax, quantisation, quantised_files
@@ -286,7 +286,7 @@ def test_logits_text_and_a_checkpoint_of_an_awq_model(tmp_path):
 @pytest.mark.parametrize("name", ["awq", "gptq-asymmetric", "w4a16"])
 def test_what_makers_left_in_full_is_rounded_to_eight_bits_beside_four(tmp_path, name):
     """A layer and a projection; log-probabilities are the file's own to within int8's error, in a checkpoint, too."""
-    network = dataclasses.replace(GROUPED, layers=2)
+    network = nets.replace(GROUPED, layers=2)
     in_full = ("layers.1.", "down_proj")
     folder, _ = integers(tmp_path / "it", name, in_full=in_full, network=network)
     stored = load_file(folder / "model.safetensors")
