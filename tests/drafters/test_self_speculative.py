@@ -250,5 +250,5 @@ def test_a_drafter_is_of_its_own_target():
         jaxspec.generate(target_of("decoder"), token_rows.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)
     config = nets.replace(ONE, layers=2)
     two = Model(decoder.language_model(config), None, config=config)
-    with pytest.raises(ValueError, match=r"\(layers=2\) or uses .* a name \(layers=1\): make"):
+    with pytest.raises(ValueError, match=r"name \(2 layers\) or uses .* a model without a name \(1 layers\): make"):
         jaxspec.generate(ONE_LAYER, token_rows.pad([[1]]), drafter=drafters.early_exit(two, 1), max_new_tokens=2)
