@@ -214,7 +214,7 @@ def test_a_model_without_the_tokens_that_should_end_its_texts_goes_on(folder, ca
         f"{folder}: eos_token_id is [99], and the model has ids from 0 to 23: texts go on to max_new_tokens"
     ]
     assert token_ids.ends(model) == []
-    unnamed = model._replace(config=dataclasses.replace(model.config, end_tokens=()))
+    unnamed = model._replace(lm=model.lm._replace(end_tokens=()))
     for end, ends in ((5, [5]), (99, []), (None, [])):
         assert token_ids.ends(unnamed._replace(tokenizer=types.SimpleNamespace(eos_token_id=end))) == ends
 

@@ -109,7 +109,8 @@ def check(table: dict) -> None:
         if value is None or key in MAY_BE_ZERO:
             continue
         number: Any = value if type(value) in (int, float) else float("nan")  # compares as neither small nor large
-        is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not isinstance(value, list)
+        by_layer = isinstance(value, list) and len(value) > 0  # a size of each layer, which the family reads
+        is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not by_layer
         if is_count and not (isinstance(number, int) and 1 <= number <= LARGEST):
             raise FamilyError(f"{key} is {value!r}: expected a positive integer")
         most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
