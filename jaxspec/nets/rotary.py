@@ -61,8 +61,11 @@ class Rotary:
         """Computes the rotation at some positions.
 
         >>> position = jnp.array([[1]])
-        >>> [Rotary(dims=4, proportional=x).at(position, 8).cos.round(3).tolist() for x in (False, True)]
-        [[[[0.54, 1.0]]], [[[0.54, 0.995, 1.0, 1.0]]]]
+        >>> for proportional in (False, True):
+        ...     cos = Rotary(dims=4, proportional=proportional).at(position, 8).cos
+        ...     print([f"{x:.3f}" for x in cos.ravel()])
+        ['0.540', '1.000']
+        ['0.540', '0.995', '1.000', '1.000']
         """
         if self.proportional:
             frequency = frequencies(head_dim, self.base, self.scaling)
