@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
+from jaxspec.core import Room
 from jaxspec.nets import dense
 
 NEW, REPEATS = 64, 15
@@ -64,7 +65,7 @@ def main(source: str) -> None:
         jnp.ones((1, 1), jnp.int32),
         jaxspec.Prompt(jnp.ones((1, 8), jnp.int32), jnp.full((1,), 8, jnp.int32)),
     )
-    _, cache = jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, 128)
+    _, cache = jax.jit(model.lm.prefill)(model.params, prompt, Room(128))
     step = jax.jit(lambda params, cache: jnp.argmax(model.lm.extend(params, cache, token)[0].logits, axis=-1))
     report("a step", size, lambda: step(model.params, cache))
     out = jaxspec.generate(model, prompt, max_new_tokens=NEW, eos_ids=())
