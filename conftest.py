@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,11 @@ import hypothesis
 import jax
 import psutil
 import pytest
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that: tests of interruptions
+# would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
