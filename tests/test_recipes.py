@@ -20,6 +20,15 @@ PAIRS = TABLE | {
     "data": TABLE["data"] | {"shapes": [[8, 8]], "tasks": ["translation"]},
 }
 
+HEAD = {
+    "name": "tiny",
+    "family": "eagle",
+    "target": "debian-gpt-base",
+    "head": dict(ff_dim=8, heads=2),
+    "data": dict(train="a.jsonl", heldout="b.jsonl", shapes=[[0, 8]]),
+    "train": TABLE["train"],
+}
+
 COUNTED = {
     "name": "tiny",
     "family": "ngram",
@@ -75,6 +84,8 @@ def test_a_whole_number_will_do_for_a_float():
             TABLE | {"distil": dict(teacher="x", temperatures=[1.0])},
             r"distil.temperatures is \(1.0,\) and distil.answers is missing",
         ),
+        (HEAD | {"train": HEAD["train"] | {"dropout": 0.1}}, "train.dropout is 0.1, which would change"),
+        (HEAD | {"train": HEAD["train"] | {"stored": "int4"}}, "train.stored is 'int4', which would change"),
         (TABLE | {"model": 3}, "must be a table"),
         (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
         (COUNTED | {"tables": dict(target="a", order=2, leest=1)}, r"\[tables\] .* 'leest': did you mean 'least'"),

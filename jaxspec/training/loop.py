@@ -227,7 +227,8 @@ def _compiled(
 
 
 def _shape(batch: Any) -> tuple[Any, ...]:
-    return tuple((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in jax.tree.leaves(batch))
+    # A lesson carries the target's parameters: they must not be copied to the host.
+    return tuple((np.shape(leaf), str(leaf.dtype)) for leaf in jax.tree.leaves(batch))
 
 
 def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: Path) -> None:

@@ -296,6 +296,14 @@ class HeadRecipe:
     train: Train
     learn: Learn = dataclasses.field(default_factory=Learn)
 
+    def __post_init__(self):
+        for name in ("dropout", "stored"):
+            if value := getattr(self.train, name):
+                raise RecipeError(
+                    f"{self.name}: train.{name} is {value!r}, which would change what the target computes, too: "
+                    "leave it out where a drafter on hidden states learns"
+                )
+
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
