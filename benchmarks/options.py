@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,23 @@ def workload(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, defaults: dict[str, Any]
 ) -> tuple[Workload, argparse.Namespace]:
     """Parses options of `jaxspec bench` and those that a script has added."""
-    usual = Workload(**defaults)
-    hints = typing.get_type_hints(Workload)
+    return grouped(Workload, parser, arguments, defaults)
+
+
+def grouped(
+    kind: Any, parser: argparse.ArgumentParser, arguments: Sequence[str] | None, defaults: Mapping[str, Any] = {}
+) -> tuple[Any, argparse.Namespace]:
+    """Parses an option for each field of a command's NamedTuple, and those that a script has added."""
+    usual, hints = kind(**defaults), typing.get_type_hints(kind)
     for field, default in usual._asdict().items():
         flag = "--json" if field == "as_json" else f"--{field.replace('_', '-')}"
         if isinstance(default, bool):
             parser.add_argument(flag, dest=field, action="store_true", default=default)
         else:
-            kinds = [kind for kind in (Path, int, float) if kind in (hints[field], *typing.get_args(hints[field]))]
-            parser.add_argument(flag, dest=field, type=kinds[0] if kinds else str, default=default)
+            types = [cls for cls in (Path, int, float) if cls in (hints[field], *typing.get_args(hints[field]))]
+            parser.add_argument(flag, dest=field, type=types[0] if types else str, default=default)
     options = parser.parse_args(arguments)
-    return Workload(**{field: getattr(options, field) for field in Workload._fields}), options
+    return kind(**{field: getattr(options, field) for field in kind._fields}), options
 
 
 def run(*arguments: Any, **options: Any) -> list[Any]:

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
+from benchmarks.estimates.program_text import read
 from jaxspec import nets
-from jaxspec.analysis import aot, roofline
+from jaxspec.analysis import aot, chips, roofline
 from jaxspec.core import Prompt, programs
 from jaxspec.decode.request import Prepared, prepare
 
@@ -45,12 +46,12 @@ def options() -> Iterator[dict[str, str]]:
 
 def cycles(prepared: Prepared, topology: str, chosen: Mapping[str, str]) -> tuple[int, int]:
     """Compiles a generation with some options for one chip; returns the target's cycles, and those of what it reads."""
-    name, devices = aot.devices_of(topology)
-    machine, kind = aot.machine_of(name, devices), devices[0].device_kind
+    name, devices = chips.devices_of(topology)
+    machine, kind = chips.machine_of(name, devices), devices[0].device_kind
     usual = dict(programs.COMPILER_OPTIONS)
     programs.COMPILER_OPTIONS[kind] = dict(chosen)
     try:
-        part = aot.compile_generation(prepared, devices).program.parts["target"]
+        part = read(aot.compile_generation(prepared, devices).executable.as_text()).parts["target"]
     finally:
         programs.COMPILER_OPTIONS.clear()
         programs.COMPILER_OPTIONS.update(usual)

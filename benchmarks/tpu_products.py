@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.analysis import aot
-from jaxspec.analysis.program_text import read
+from benchmarks.estimates.program_text import read
+from jaxspec.analysis import chips
 from jaxspec.core.programs import COMPILER_OPTIONS
 
 MATRICES = {
@@ -52,8 +52,8 @@ class Estimate(NamedTuple):
 
 def estimate(shape: tuple[int, int], rows: int, limit: int, layout: str, topology: str) -> Estimate:
     """Compiles one product in bfloat16."""
-    name, devices = aot.devices_of(topology)
-    machine, place = aot.machine_of(name, devices), SingleDeviceSharding(devices[0])
+    name, devices = chips.devices_of(topology)
+    machine, place = chips.machine_of(name, devices), SingleDeviceSharding(devices[0])
     few = jax.ShapeDtypeStruct((rows, shape[1]), jnp.bfloat16, sharding=place)
     laid_out: Any = Format(Layout(LAYOUTS[layout]), place)
     matrix = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=laid_out)
@@ -62,7 +62,7 @@ def estimate(shape: tuple[int, int], rows: int, limit: int, layout: str, topolog
         return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
 
     text = jax.jit(product).lower(few, matrix).compile(compiler_options={OPTION: str(limit)}).as_text() or ""
-    cycles = sum(part.cycles for part in read(text)[1].values())
+    cycles = sum(part.cycles for part in read(text).parts.values())
     assert machine.clock is not None
     floor = 2 * math.prod(shape) / machine.bandwidth * machine.clock
     bounds = [json.loads(found) for found in re.findall(r'"iteration_bounds":(\[[^\]]*\])', text)]

@@ -72,8 +72,8 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 }
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
-    "analysis": 5_973,
-    "cli": 4_185,
+    "analysis": 5_442,
+    "cli": 4_146,
     "core": 3_843,
     "decode": 4_694,
     "draft_heads": 3_587,

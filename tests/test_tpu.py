@@ -132,13 +132,12 @@ def test_the_command_keeps_programs_of_a_mesh(topology: str, name: str, tmp_path
 
     One chip, which is what is used without a mesh, is two devices of a v4.
     """
-    options = f"--target debian-t5-base --draft debian-t5-small --gamma 2 --topology {topology} --alpha 0.5 --json"
+    options = f"--target debian-t5-base --draft debian-t5-small --gamma 2 --topology {topology} --json"
     command = [sys.executable, "-m", "jaxspec", "compile", *options.split(), "--save", str(tmp_path)]
     done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
     assert report["topology"] == name and report["mesh"] == "model=2" and report["chips"] == 2 and report["fits"]
-    assert report["expected"]["tokens_per_round"] == 1.75
     assert {path.name for path in tmp_path.glob("*.executable")} == {"plain.executable", "speculative.executable"}
     fingerprint = json.loads((tmp_path / "speculative.json").read_text())
     assert fingerprint["libtpu"] and fingerprint["mesh"] == {"data": 1, "model": 2}

@@ -1,79 +1,92 @@
-"""Compiles a generation for TPUs or GPUs that are not here, and reads from the program how long its parts should take.
+"""Compiles a generation ahead of time, for devices that need not be here: does it fit, and what will a round read.
 
-libtpu, the compiler for TPUs, and jax's CUDA plugin, with the compiler for GPUs, run on any Linux machine. `estimate`
-gives them the program that `jaxspec.generate` would run, made from shapes alone: it loads no weights and runs nothing.
-Sizes (arguments, temporaries, code) and collectives are exact. Times are the TPU compiler's own estimates, which it
-writes on every fused operation. For a GPU the only time is that of the bytes read; kernels are counted.
-
-`program_text` assigns operations to parts. The estimates leave out two things: waiting for other chips, and prefetching
-matrices into the chip's own memory, which v5e and v6e do with whole ones. So a part's time is the larger of its
-estimate and the memory's time for the bytes it reads.
+libtpu, the compiler for TPUs, and jax's CUDA plugin, with the compiler for GPUs, run on any Linux machine.
+`compile_for` gives them the program that `jaxspec.generate` would run, made from shapes alone: it loads no weights and
+runs nothing. Sizes and collectives are exact. `save` keeps a program, and `load` runs it where its devices are. A
+checkout's `benchmarks.estimates` reads from the same programs how long their parts should take.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import importlib.metadata
 import json
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, SingleDeviceSharding
 from rich import filesize
 
 from jaxspec import sharding
-from jaxspec.analysis import formulas, memory, roofline, table
-from jaxspec.analysis.chips import GPUS, cores, devices_of, machine_of
-from jaxspec.analysis.compiled import (
-    Compiled,
-    DoesNotFit,
-    Program,
-    compile_generation,
-    fingerprint,
-    lower,
-    with_room,
-)
-from jaxspec.analysis.program_text import Part
-from jaxspec.core import Model, Params, token_rows
+from jaxspec.analysis import chips, memory, roofline
+from jaxspec.core import Model, Params, Request, Weights, token_rows
+from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.nets import axes_of, decoder_layers, net_of
 from jaxspec.weights import huggingface, loading, quantisation
 
-ROUND = ("draft", "draft step", "target", "accept", "commit", "rest")
 SUFFIX = ".executable"
+ENDS = 4  # end tokens that every compiled program has room for: published models have up to three
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+# An option at its default. What was compiled with other options is not found again in this process, where a program may
+# be one that the persistent cache gave.
+ANEW = {"xla_embed_ir_in_executable": False}
 
 
-class Expected(NamedTuple):
-    """The promise of an acceptance rate.
+class Program(NamedTuple):
+    """The sizes of a compiled generation, on one chip of perhaps several.
 
     Attributes:
-        tokens_per_round: tokens a round of each row.
-        tokens_per_second, plain_tokens_per_second: tokens a second of all rows, with a drafter and without.
-        speed_up: the former over the latter.
+        compile_seconds: seconds of compiling.
+        arguments, outputs, temporaries, code: bytes of each chip; weights are arguments. A GPU's compiler does not say
+            what its code takes, and has 0.
+        collectives: number and bytes of each kind, in the whole program.
     """
 
-    tokens_per_round: float
-    tokens_per_second: float
-    plain_tokens_per_second: float
-    speed_up: float
+    compile_seconds: float
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+    collectives: dict[str, tuple[int, int]]
+
+    memory = property(lambda self: self.arguments + self.outputs + self.temporaries + self.code, doc="Bytes of a chip.")
 
 
-class Estimate(NamedTuple):
-    """The compiler's estimate of a generation, and of plain decoding with the same target.
+class Compiled(NamedTuple):
+    """A compiled generation.
 
     Attributes:
-        topology, chips, mesh: for which devices, and how many of them are used.
+        program: its sizes and collectives.
+        executable: the result of `jax.jit(...).lower(...).compile()`.
+        fingerprint: the versions, options, devices, shapes and program that it was compiled from.
+    """
+
+    program: Program
+    executable: Any
+    fingerprint: dict[str, Any]
+
+
+class Programs(NamedTuple):
+    """A generation and plain decoding with the same target, compiled for a topology.
+
+    Attributes:
+        topology, chips, mesh: the devices, and how many of them are used.
         machine: one of them, as the compiler sees it (of a v4 one of its two cores).
         batch, gamma: rows, and draft tokens a round (of a tree its depth).
         trees: whether the draft is one.
-        plain, speculative: the programs; the latter is None where nothing drafts.
-        floors: bytes that the target's and the drafter's weights and caches have on a chip, as far as a pass must read
-            them: "target" and "draft".
-        compiled: both programs by the names "plain" and "speculative", to be saved.
+        floors: bytes on a chip that a pass must read, weights and caches: "target" and "draft".
+        compiled: both programs: "plain", and "speculative" where there is a drafter.
     """
 
     topology: str
@@ -83,78 +96,25 @@ class Estimate(NamedTuple):
     batch: int
     gamma: int
     trees: bool
-    plain: Program
-    speculative: Program | None
     floors: dict[str, float]
     compiled: dict[str, Compiled]
-
-    def seconds(self, name: str, program: Program | None = None) -> float:
-        """Returns the time of a part of the speculative program, or of another one."""
-        program = program or self.speculative or self.plain
-        return program.parts.get(name, Part()).seconds(self.machine)
-
-    @property
-    def plain_seconds(self) -> float:
-        """The time of a token of plain decoding: the pass and what is around it."""
-        return sum(self.seconds(name, self.plain) for name in ROUND)
-
-    @property
-    def on_gpus(self) -> bool:
-        """Tells whether it is of GPUs."""
-        return self.topology.partition(":")[0] in GPUS
-
-    def in_a_round(self, count: str, program: Program) -> int:
-        """Adds up "kernels" or "host_reads" of a round, or of a step of plain decoding."""
-        repeated = {"draft step": 1 if self.trees else self.gamma - 1}
-        return sum(repeated.get(name, 1) * getattr(program.parts.get(name, Part()), count) for name in ROUND)
-
-    @property
-    def draft_seconds(self) -> float:
-        """The time of a round's draft: of a chain, its first token and one step for each other token."""
-        steps = 1 if self.trees else self.gamma - 1  # a tree's levels are written out; its loops are small
-        return self.seconds("draft") + steps * self.seconds("draft step")
-
-    @property
-    def rest_seconds(self) -> float:
-        """The time of a round outside of both models' passes."""
-        return sum(self.seconds(name) for name in ("accept", "commit", "rest"))
-
-    @property
-    def round_seconds(self) -> float:
-        """The time of a round."""
-        return self.draft_seconds + self.seconds("target") + self.rest_seconds
-
-    @property
-    def c(self) -> float:
-        """The time of a draft token (of a tree, of a level) over that of the target's one-token pass."""
-        return self.draft_seconds / max(self.gamma, 1) / self.seconds("target", self.plain)
-
-    @property
-    def v(self) -> float:
-        """The time of the verify pass over that of the target's one-token pass."""
-        return self.seconds("target") / self.seconds("target", self.plain)
 
     @property
     def fits(self) -> bool:
         """Tells whether the programs' bytes are fewer than the chip's memory."""
-        programs = [self.plain, *([self.speculative] if self.speculative else [])]
-        return self.machine.memory is None or all(program.memory <= self.machine.memory for program in programs)
+        room = self.machine.memory
+        return room is None or all(kept.program.memory <= room for kept in self.compiled.values())
 
-    def expected(self, alpha: float) -> Expected:
-        """Computes what an acceptance rate promises, if draft tokens are accepted independently.
+    @property
+    def reads(self) -> dict[str, float]:
+        """The least bytes that a chip reads in a step of plain decoding, a pass of the drafter, and a round."""
+        target, draft = (self.floors.get(name, 0.0) for name in ("target", "draft"))
+        of_round = {"pass of the drafter": draft, "round": target + self.gamma * draft}
+        return {"step of plain decoding": target} | (of_round if "speculative" in self.compiled else {})
 
-        Raises:
-            ValueError: the draft is a tree, whose tokens a round do not follow from one rate; or it is of GPUs.
-        """
-        if self.on_gpus:
-            raise ValueError("for a GPU only bytes are estimated, not times: leave the acceptance rate out")
-        if self.trees or self.speculative is None:
-            raise ValueError(
-                "an acceptance rate gives the tokens a round only for chains: estimate a chain, with a drafter"
-            )
-        tokens = float(formulas.expected_tokens(alpha, self.gamma))
-        speed, plain = (self.batch * n / t for n, t in ((tokens, self.round_seconds), (1.0, self.plain_seconds)))
-        return Expected(tokens, speed, plain, speed / plain)
+
+class DoesNotFit(ValueError):
+    """A program takes more memory than the devices have that it is compiled for."""
 
 
 def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
@@ -199,17 +159,15 @@ def _config(shape: str) -> Any:
     )
 
 
-def estimate(
+def compile_for(
     prepared: Prepared,
     topology: str,
     *,
     mesh: str | Mesh | None = None,
     plain: Compiled | None = None,
     advance: Callable[[str], object] = lambda doing: None,
-) -> Estimate:
-    """Compiles a generation, and plain decoding with the same target, for a TPU or a GPU, and estimates their times.
-
-    A GPU's times are floors: the bytes read over the memory's bandwidth.
+) -> Programs:
+    """Compiles a generation, and plain decoding with the same target, for TPUs or GPUs that are not here.
 
     Args:
         prepared: a generation, from `jaxspec.decode.request.prepare`; its models may be those of `shape_model`.
@@ -217,7 +175,7 @@ def estimate(
             or "h100:8" for a host of eight; jax must then be kept from looking for one (JAX_PLATFORMS=cpu).
         mesh: how to split the models over them, as `jaxspec.load` takes it; by default they lie on one chip, on both
             devices of one that is two.
-        plain: plain decoding of an earlier estimate of the same target, rows and topology, not to be compiled again.
+        plain: plain decoding that was compiled before for the same target, rows and topology.
         advance: called with what is compiled next, before each of the two programs.
 
     Raises:
@@ -226,19 +184,20 @@ def estimate(
         DoesNotFit: nor do the programs; with what would.
 
     Example, some minutes for large models:
-        >>> import jax.numpy as jnp
         >>> from jaxspec.core import Prompt
         >>> from jaxspec.decode.request import prepare
         >>> target, draft = shape_model("llama-3.1-8b"), shape_model("llama-3.2-1b")
         >>> prompt = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.array([64]))
         >>> prepared = prepare(target, prompt, drafter=draft, gamma=5)
-        >>> print(round(estimate(prepared, "v5p:2x2x1").v, 2))  # doctest: +SKIP
-        1.0
+        >>> print(compile_for(prepared, "v5p:2x2x1").fits)  # doctest: +SKIP
+        True
     """
-    name, devices = devices_of(topology)
-    machine, sizes = machine_of(name, devices), {"data": 1, "model": 1}
-    if mesh is None and cores(devices) > 1:
-        mesh = f"model={cores(devices)}"
+    name, devices = chips.devices_of(topology)
+    machine, sizes = chips.machine_of(name, devices), {"data": 1, "model": 1}
+    if mesh is None and chips.cores(devices) > 1:
+        mesh = f"model={chips.cores(devices)}"
+    if mesh is not None:
+        sizes = dict(sharding.mesh(mesh, devices).shape)
     compiled = {} if plain is None else {"plain": plain}
     for which, request in (("plain", prepared.plain()), ("speculative", prepared)):
         if which not in compiled and (which == "plain" or prepared.drafter is not None):
@@ -246,12 +205,8 @@ def estimate(
             try:
                 compiled[which] = compile_generation(request, devices, mesh)
             except DoesNotFit as error:
-                chips = 1 if mesh is None else sharding.mesh(mesh, devices).size
-                raise DoesNotFit(f"{error}. {what_fits(request, machine, chips)}") from error
-    programs = {which: kept.program for which, kept in compiled.items()}
-    if mesh is not None:
-        sizes = dict(sharding.mesh(mesh, devices).shape)
-    return Estimate(
+                raise DoesNotFit(f"{error}. {what_fits(request, machine, math.prod(sizes.values()))}") from error
+    return Programs(
         topology=name,
         chips=math.prod(sizes.values()),
         mesh=",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1),
@@ -259,8 +214,6 @@ def estimate(
         batch=len(prepared.request.max_new_tokens),
         gamma=prepared.decoder.gamma,
         trees=prepared.decoder.trees,
-        plain=programs["plain"],
-        speculative=programs.get("speculative"),
         floors=floors(prepared, sizes.get("data", 1), sizes.get("model", 1)),
         compiled=compiled,
     )
@@ -302,30 +255,159 @@ def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
     return least
 
 
-def to_dict(estimated: Estimate) -> dict[str, Any]:
-    """Returns an estimate as plain values, for JSON; without the executables."""
-    report = {
-        name: value for name, value in estimated._asdict().items() if name not in ("compiled", "plain", "speculative")
-    }
-    report |= {
-        "fits": estimated.fits,
-        "c": estimated.c if estimated.speculative else None,
-        "v": estimated.v if estimated.speculative else None,
-    }
-    report["programs"] = {name: kept.program for name, kept in estimated.compiled.items()}
-    report["fingerprints"] = {name: kept.fingerprint for name, kept in estimated.compiled.items()}
-    return report | {"rows": [row._asdict() | {"over_floor": row.over_floor} for row in table.estimate_rows(estimated)]}
+def to_dict(programs: Programs) -> dict[str, Any]:
+    """Returns plain values, for JSON, without the executables."""
+    report = programs._asdict() | {"fits": programs.fits, "reads": programs.reads}
+    compiled = report.pop("compiled")
+    report["programs"] = {name: kept.program for name, kept in compiled.items()}
+    return report | {"fingerprints": {name: kept.fingerprint for name, kept in compiled.items()}}
+
+
+def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | Mesh | None = None) -> Compiled:
+    """Compiles the program that `jaxspec.generate` would run, for some devices, and reads what it takes.
+
+    Args:
+        prepared: a generation; only shapes and dtypes of its arrays are read.
+        devices: devices of a topology, or of this machine.
+        mesh: how to split the models over them.
+
+    Raises:
+        DoesNotFit: the program does not fit the device's memory.
+        ImportError: a package that the GPU's compiler calls is not installed.
+    """
+    place = None if mesh is None else sharding.mesh(mesh, devices)
+    lowered = lower(prepared, place, devices[0])
+    started = time.monotonic()
+    try:
+        with _without_cache():
+            executable = lowered.compile(compiler_options=accepted_options(devices[0]) or ANEW)
+    except jax.errors.JaxRuntimeError as error:
+        if "No PTX compilation provider" in str(error):
+            raise ImportError(f"ptxas, the assembler of GPUs, is not installed: {chips.how_to_get()}") from error
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
+        raise DoesNotFit(f"the program does not fit {devices[0].device_kind}: {reason.strip()}") from error
+    seconds, stats = time.monotonic() - started, executable.memory_analysis()
+    sizes = (
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+        stats.generated_code_size_in_bytes,
+    )
+    program = Program(seconds, *sizes, collectives(executable.as_text() or ""))
+    return Compiled(program, executable, fingerprint(lowered, devices[0], place))
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Compiles without the persistent cache, whose programs take no time to compile. A CPU's cannot be stored again."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+
+def with_room(request: Request) -> Request:
+    """Gives every row as many end tokens as a compiled program has room for; -1 fills the rest.
+
+    So a program that was compiled from a published shape, which names no end tokens, serves the checkpoints too.
+    """
+    missing = ENDS - request.eos.shape[1]
+    if missing <= 0:
+        return request
+    padded = jnp.pad(request.eos, ((0, 0), (0, missing)), constant_values=-1)
+    return request._replace(eos=jax.device_put(padded, request.eos.sharding))
+
+
+def lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
+    """Lowers the generation, with weights and rows where `jaxspec.load` and `prepare` would put them."""
+    weights, prompt, request = prepared.weights, prepared.prompt, with_room(prepared.request)
+    if prepared.before is not None:
+        raise ValueError("a generation that goes on from a prefix is not compiled ahead: prepare it without prefix=")
+    if mesh is None:
+        places = jax.tree.map(lambda _: SingleDeviceSharding(device), (weights, prompt, request))
+    else:
+        drafting = prepared.drafter.models[0] if prepared.drafter and prepared.drafter.models else prepared.target
+        places = (
+            Weights(
+                sharding.parameters(weights.target, axes_of(prepared.target.config), mesh),
+                sharding.parameters(weights.draft, axes_of(drafting.config), mesh),
+            ),
+            sharding.rows(prompt, len(prompt.length), mesh),
+            sharding.rows(request, len(request.max_new_tokens), mesh),
+        )
+    shapes = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (weights, prompt, request), places
+    )
+    return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
+
+
+# XLA prints an operation as `%name = shape kind(%operand, ...)`, and an array's shape as dtype[sizes]{layout}.
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)", re.MULTILINE)
+_ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
+
+
+def collectives(text: str) -> dict[str, tuple[int, int]]:
+    """Counts the collectives of a program as XLA prints it, and adds up the bytes of their operands.
+
+    >>> text = "ENTRY e {\\n  %x = f32[2,8]{1,0} parameter(0)\\n  %y = f32[2,8]{1,0} all-reduce-start(%x), channel_id=1"
+    >>> collectives(text)
+    {'all-reduce': (1, 64)}
+    """
+    shapes, totals = dict[str, str](), dict[str, tuple[int, int]]()  # an operand precedes the operation that reads it
+    for name, shape, written, operands in _OPERATION.findall(text):
+        shapes[name], kind = shape, written.removesuffix("-start")
+        if kind in COLLECTIVES:
+            count, size = totals.get(kind, (0, 0))
+            moved = (array_bytes(shapes.get(operand, "")) for operand in re.findall(r"%([\w.\-]+)", operands))
+            totals[kind] = count + 1, size + sum(moved)
+    return totals
+
+
+def array_bytes(shape: str) -> int:
+    """Adds up the bytes of an array or a tuple, from its shape as XLA prints it.
+
+    >>> array_bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)}, pred[]{})")
+    45
+    """
+    arrays = ((int(bits) if bits else 8 * (dtype == "pred"), sizes) for dtype, bits, sizes in _ARRAY.findall(shape))
+    return sum(math.prod(int(size) for size in sizes.split(",") if size) * bits // 8 for bits, sizes in arrays)
 
 
 # Programs that are kept.
+
+
+def fingerprint(lowered: Any, device: Any, mesh: Mesh | None) -> dict[str, Any]:
+    """Describes what a compiled program is good for; the program's own text stands for models and options."""
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    if device.platform == "tpu":
+        versions["libtpu"] = importlib.metadata.version("libtpu")
+    elif device.platform == "gpu" and (plugin := chips.plugin()) is not None:
+        versions[plugin] = importlib.metadata.version(plugin)
+    arguments = jax.tree_util.tree_leaves_with_path(lowered.args_info)
+    shapes = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in arguments]
+    return versions | {
+        "options": accepted_options(device),
+        "device": device.device_kind,
+        "mesh": None if mesh is None else dict(mesh.shape),
+        "shape": hashlib.sha256("\n".join(shapes).encode()).hexdigest(),
+        "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+    }
 
 
 def save(compiled: Mapping[str, Compiled], folder: str | Path) -> Path:
     """Stores compiled programs, to be run where their devices are; `load` reads one back.
 
     Args:
-        compiled: by name, as `Estimate.compiled` has them; a name is a file's.
-        folder: made if it is not there; programs of other names in it stay.
+        compiled: programs by their files' names, as `Programs.compiled` has them.
+        folder: a folder, new or with programs of other names.
 
     Returns:
         The folder.

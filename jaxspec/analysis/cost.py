@@ -28,7 +28,6 @@ REPEATS = 25  # timings of each pass: plans and policies are no better than thes
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
 # and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-COMPILED = (5,)  # gammas whose rounds are compiled for a TPU, beside the largest in question
 WARMUP = 4  # passes, to learn how long one takes
 MIN_SECONDS = 0.03  # of each timed loop: the shorter, the more alike is the machine's other work for those compared
 
@@ -137,7 +136,7 @@ def measure_all(
 def gammas_up_to(most: int, among: Sequence[int] = TIMED) -> tuple[int, ...]:
     """Lists the gammas at which v is found, up to `most`.
 
-    >>> gammas_up_to(9), gammas_up_to(4, COMPILED), gammas_up_to(16, COMPILED)
+    >>> gammas_up_to(9), gammas_up_to(4, (5,)), gammas_up_to(16, (5,))
     ((1, 2, 3, 4, 5, 7, 8, 9), (4,), (5, 16))
     """
     return (*(gamma for gamma in among if gamma < most), most)

@@ -1,7 +1,7 @@
 """Plans: whether to speculate, with which gamma or tree, and what it promises, by a pair's own numbers.
 
-`plan` takes numbers, `of_sizes` a machine's data sheet, `of_compiled` the estimates of a TPU's compiler, and `of_pair`
-measures. Drafts are chains and trees, and are priced alike (`optimal_tree.price`).
+`plan` takes numbers, `of_sizes` a machine's data sheet, and `of_pair` measures. Drafts are chains and trees, and are
+priced alike (`optimal_tree.price`).
 
 References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5. Chen et al., Sequoia, arXiv 2402.12374.
 """
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from rich import filesize
 
 from jaxspec import rules
-from jaxspec.analysis import acceptance, aot, cost, formulas, memory, optimal_tree, replay, roofline, table
+from jaxspec.analysis import acceptance, cost, formulas, memory, optimal_tree, replay, roofline, table
 from jaxspec.analysis.memory import PairMemory
 from jaxspec.analysis.optimal_tree import Candidate, best_trees, price
 from jaxspec.analysis.statistics import Rate, Spread
@@ -208,38 +208,6 @@ def of_sizes(
     )
     best = best._replace(memory=PairMemory(target_bytes, draft_bytes, chip.memory))
     return best if best.fits else best._replace(obstacles=("memory", *best.obstacles))
-
-
-def of_compiled(
-    alpha: float,
-    prepared: Prepared,
-    topology: str,
-    *,
-    most: int = 16,
-    advance: Callable[[str], object] = lambda doing: None,
-) -> Plan:
-    """Plans for a TPU that is not here, by what its compiler estimates of the very programs (`aot`): some minutes.
-
-    Plain decoding and rounds with two gammas are compiled; v is taken to be linear between them.
-
-    Args:
-        alpha: acceptance rate.
-        prepared: a generation with a target and a draft model; shapes will do (`aot.shape_model`).
-        topology: the argument of `aot.estimate`, for one chip.
-        most: the largest gamma to consider.
-        advance: called before each of the programs: plain decoding, and a round with each of the gammas.
-
-    Raises:
-        ImportError: libtpu, the compiler, is not installed; with the command that installs it.
-        ValueError: no such topology, or the pair does not fit it.
-    """
-    estimates = list[aot.Estimate]()
-    for gamma in cost.gammas_up_to(most, cost.COMPILED):
-        plain = estimates[0].compiled["plain"] if estimates else None
-        estimates.append(aot.estimate(prepared.replace(gamma=gamma), topology, plain=plain, advance=advance))
-    v = cost.interpolated_v(estimates, most)
-    c_hat = cost.operations_ratio(prepared.target, acceptance.drafting_model(prepared))
-    return plan(alpha, estimates[0].c, v, c_hat=c_hat, batch=estimates[0].batch)
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:

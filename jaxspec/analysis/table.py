@@ -5,19 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis.program_text import Part
 from jaxspec.analysis.result import BenchResult, Rate, Spread, to_json
 from jaxspec.analysis.setting import Setting
-
-if TYPE_CHECKING:
-    from jaxspec.analysis.aot import Estimate, Program
 
 BUSY = 1.0  # load per CPU above which other programs slow down what is measured
 MISSING = "–"
@@ -326,103 +322,3 @@ def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
         return [(name, value)]
     parts = value.items() if isinstance(value, dict) else enumerate(value, start=1)
     return [column for part, inner in parts for column in _columns(f"{name}_{part}", inner)]
-
-
-RESERVED = 0.75  # of a GPU's memory, by jax, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
-
-
-class EstimateRow(NamedTuple):
-    """A part of a generation that a compiler estimated.
-
-    Attributes:
-        name: the part's name.
-        cycles: the compiler's estimate.
-        seconds: the larger of that and of the memory's time for what is read.
-        reads: bytes.
-        floor: seconds that reading weights and caches once takes; None where a part has no such bytes.
-        kernels, host_reads: `program_text.Part.kernels` and `host_reads`, for a GPU's program.
-    """
-
-    name: str
-    cycles: int
-    seconds: float
-    reads: int
-    floor: float | None
-    kernels: int = 0
-    host_reads: int = 0
-
-    over_floor = property(lambda self: self.seconds / self.floor if self.floor else None, doc="How far it is above.")
-
-
-def estimate_rows(estimated: Estimate) -> list[EstimateRow]:
-    """Lists the parts of an estimate: prefill, the steps, the passes, and the rest of a round."""
-
-    def row(name: str, program: Program, parts: Sequence[str], floor: float | None) -> EstimateRow:
-        chosen = [program.parts.get(part, Part()) for part in parts]
-        seconds = sum(part.seconds(estimated.machine) for part in chosen)
-        counts = Part(*map(sum, zip(*chosen, strict=True)))
-        floor = floor and floor / estimated.machine.bandwidth
-        return EstimateRow(name, counts.cycles, seconds, counts.bytes_read, floor, counts.kernels, counts.host_reads)
-
-    plain, program, floors = estimated.plain, estimated.speculative, estimated.floors
-    target, draft = floors.get("target"), floors.get("draft")
-    listed = [
-        row("plain: prefill", plain, ["prefill"], None),
-        row("plain: pass over a token", plain, ["target"], target),
-    ]
-    listed += [row("plain: rest of a step", plain, ["accept", "commit", "rest"], None)]
-    if program is not None:
-        step = "draft step" if "draft step" in program.parts else "draft"
-        called = "draft of a round" if estimated.trees or step == "draft" else "draft step"
-        listed += [row("prefill", program, ["prefill"], None)]
-        listed += [row("draft, first token", program, ["draft"], draft)] if called != "draft of a round" else []
-        chosen = [step] if called == "draft step" else ["draft", "draft step"]
-        listed += [row(called, program, chosen, draft if called == "draft step" else None)]
-        listed += [row("verify pass", program, ["target"], target)]
-        listed += [row("rest of a round", program, ["accept", "commit", "rest"], None)]
-    return listed
-
-
-def estimate_notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
-    """Says in words whether what was estimated fits, what c and v are, and what an acceptance rate promises."""
-    said, memory = [], estimated.machine.memory
-    if not estimated.fits:
-        said += ["Does not fit: a chip has less memory than arguments, results, temporaries and code take."]
-    if estimated.speculative is not None and estimated.on_gpus:
-        said += [f"By bytes alone c = {estimated.c:.3f}, v = {estimated.v:.2f}: a GPU's times are not estimated."]
-    elif estimated.speculative is not None:
-        said += [
-            f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
-            f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
-        ]
-    if alpha is not None:
-        expected = estimated.expected(alpha)
-        said += [
-            f"With α = {alpha:g}: {expected.tokens_per_round:.2f} tokens a round, {expected.tokens_per_second:.0f} "
-            f"tokens/s for {expected.plain_tokens_per_second:.0f} of plain decoding: {expected.speed_up:.2f} times."
-        ]
-    if estimated.topology.startswith(("v5e", "v6e")):
-        said += ["Cycles leave out the memory where matrices are prefetched: ms are the larger of cycles and reads."]
-    if estimated.plain.collectives and not estimated.on_gpus:
-        said += ["Cycles leave out what chips wait for each other."]
-    for name, program in (("plain", estimated.plain), ("speculative", estimated.speculative)):
-        if program is not None and program.copies:
-            total = sum(program.copies.values())
-            said += [f"The {name} loop copies {total / 1e6:.1f} MB into another layout in every round."]
-        if program is not None and program.widened:
-            total = sum(program.widened.values())
-            said += [
-                f"The {name} loop writes {total / 1e6:.1f} MB of weights or caches in a wider dtype in every round."
-            ]
-        if program is not None and estimated.on_gpus:
-            kernels, reads = (estimated.in_a_round(count, program) for count in ("kernels", "host_reads"))
-            said += [
-                f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, and the "
-                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out both."
-            ]
-            if memory is not None and RESERVED * memory < program.memory <= memory:
-                said += [
-                    f"The {name} program takes more than {RESERVED:.0%} of a GPU's memory, which is what jax reserves: "
-                    "set XLA_PYTHON_CLIENT_MEM_FRACTION to more."
-                ]
-    return said

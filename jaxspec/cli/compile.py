@@ -1,4 +1,4 @@
-"""`jaxspec compile`: what a TPU's or GPU's compiler makes of a generation, without either and without weights."""
+"""`jaxspec compile`: does a generation fit TPUs or GPUs that are not here, and what will a round read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxspec.cli import console, drafter_names, options
 from jaxspec.cli.options import Json, number, text
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.aot import Estimate, Program
+    from jaxspec.analysis.aot import Programs
     from jaxspec.core import Model
     from jaxspec.decode.request import Prepared
 
@@ -41,52 +41,51 @@ class Inputs(NamedTuple):
     max_new_tokens: Annotated[int, number("Most new tokens.", "--max-new-tokens", "-n", least=2)] = 128
     temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8 or int4.")] = "bfloat16"
-    alpha: Annotated[float | None, text("RATE", "Acceptance rate, for tokens/s and the speed-up.")] = None
     save: Annotated[Path | None, text("FOLDER", "Keep the compiled programs there.")] = None
     as_json: Json = False
 
 
 @options.group_of("inputs", Inputs)
 def compile(inputs: Inputs, context: typer.Context) -> None:
-    """Compile a generation for TPUs or GPUs that are not here, and estimate its times.
+    """Compile for TPUs or GPUs that are not here: does it fit?
 
-    The program is the one that `generate` runs, made from shapes: no weights are loaded, nothing runs, and the
-    compilers, libtpu and jax's CUDA plugin, need no TPU and no GPU. Sizes and collectives are exact, times are the
-    TPU compiler's estimates; of GPUs, only bytes and kernels are counted. Plain decoding is compiled, too. Large models
-    take minutes.
+    It also tells the least bytes that a round reads. The program is the one that `generate` runs, made from shapes: no
+    weights are loaded, nothing runs. The compilers, libtpu and jax's CUDA plugin, need no TPU and no GPU. Sizes and
+    collectives are exact. Plain decoding is compiled, too. Large models take minutes. In a checkout, `python -m
+    benchmarks.estimates` takes the same options and adds the compiler's estimates of time.
 
     \b
-        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8
+        jaxspec compile --target llama-3.1-8b --draft llama-3.2-1b
         jaxspec compile --target t5-v1_1-xxl --topology v6e:2x2 --mesh model=4
         jaxspec compile --target llama-3.1-8b --topology h100 --dtype int8
     """
-    import jax
-
     from jaxspec.analysis import aot
 
-    if inputs.alpha is not None and not 0 <= inputs.alpha <= 1:
-        raise ValueError(f"--alpha is {inputs.alpha:g}: expected a rate from 0 to 1")
-    if inputs.alpha is not None and inputs.draft == "none":
-        raise ValueError("--alpha is of a drafter: add a --draft")
-    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU or a GPU, as their compiler is there
-    if inputs.alpha is not None and inputs.topology.partition(":")[0] in aot.GPUS:
-        raise ValueError(f"--alpha is of TPUs, and --topology is {inputs.topology}: of GPUs no times are estimated")
-    aot.devices_of(inputs.topology)  # a wrong name, or no compiler, is told before all else
-    prepared = prepare(inputs)
-    if inputs.alpha is not None and prepared.decoder.trees:
-        raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
+    prepared = start(inputs)
     with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
-        estimated = aot.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
+        programs = aot.compile_for(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
     if inputs.save is not None:
-        aot.save(estimated.compiled, inputs.save)
-    expected = None if inputs.alpha is None else estimated.expected(inputs.alpha)
-    heading = f"{inputs.target} with {inputs.draft}" if prepared.drafter is not None else inputs.target
+        aot.save(programs.compiled, inputs.save)
     if inputs.as_json:
-        report = aot.to_dict(estimated) | {"about": heading, "dtype": inputs.dtype, "expected": expected}
-        return console.print_json(report)
-    show(heading, inputs, estimated)
-    if not estimated.fits:
-        print(aot.what_fits(prepared, estimated.machine, estimated.chips) + ".")
+        return console.print_json(aot.to_dict(programs) | {"about": pair(inputs), "dtype": inputs.dtype})
+    out = Console(highlight=False)
+    show_sizes(out, inputs, programs, "What the compiler made")
+    view = console.table(["reads at least", "ms, at the memory's\nbandwidth"], first="of each chip")
+    for name, size in programs.reads.items():
+        view.add_row(name, filesize.decimal(int(size)), f"{1e3 * size / programs.machine.bandwidth:.3f}")
+    console.show(out, view)
+    show_fit(out, inputs, prepared, programs)
+
+
+def start(inputs: Inputs) -> Prepared:
+    """Keeps jax from looking for a TPU or a GPU, as their compiler is there; then prepares the generation."""
+    import jax
+
+    from jaxspec.analysis import chips
+
+    jax.config.update("jax_platforms", "cpu")
+    chips.devices_of(inputs.topology)  # a wrong name, or no compiler, is told before all else
+    return prepare(inputs)
 
 
 def prepare(inputs: Inputs) -> Prepared:
@@ -122,43 +121,36 @@ def prepare(inputs: Inputs) -> Prepared:
     return request.prepare(target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation)
 
 
-def show(heading: str, inputs: Inputs, estimated: Estimate) -> None:
-    """Prints an estimate as tables and sentences."""
-    from jaxspec.analysis import table
-    from jaxspec.core import chunks
-    from jaxspec.nets import attention
+def pair(inputs: Inputs) -> str:
+    """Names the models."""
+    return inputs.target if inputs.draft == "none" else f"{inputs.target} with {inputs.draft}"
 
-    out, chips = Console(highlight=False), f"{estimated.chips} of {estimated.topology}"
-    sizes = f"batch {estimated.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
-    what = "What the compiler made" if estimated.on_gpus else "Estimates of the compiler"
-    out.print(Text(f"{heading}: {chips}, {sizes}. {what}, no measurement", "bold"))
-    programs: dict[str, Program] = {"plain": estimated.plain}
-    if estimated.speculative is not None:
-        programs["speculative"] = estimated.speculative
+
+def show_sizes(out: Console, inputs: Inputs, programs: Programs, source: str) -> None:
+    """Prints a heading, and the sizes and collectives of both programs."""
+    chips = f"{programs.chips} of {programs.topology}"
+    sizes = f"batch {programs.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
+    out.print(Text(f"{pair(inputs)}: {chips}, {sizes}. {source}, no measurement", "bold"))
     heads = "arguments", "temporaries", "code", "all, per chip", "of", "collectives", "compiled in"
     view = console.table(heads, first="program")
-    for name, program in programs.items():
+    room = programs.machine.memory
+    for name, program in ((name, kept.program) for name, kept in programs.compiled.items()):
         moved = [f"{n} {kind} ({filesize.decimal(size)})" for kind, (n, size) in program.collectives.items()]
-        cells = [*map(filesize.decimal, (program.arguments, program.temporaries, program.code, program.memory))]
-        if estimated.on_gpus:
-            cells[2] = "?"
-        cells += ["?" if estimated.machine.memory is None else filesize.decimal(int(estimated.machine.memory))]
+        code = filesize.decimal(program.code) if program.code else "?"  # a GPU's compiler does not say
+        cells = [*map(filesize.decimal, (program.arguments, program.temporaries)), code]
+        cells += [filesize.decimal(program.memory), "?" if room is None else filesize.decimal(int(room))]
         view.add_row(name, *cells, "\n".join(moved) or "none", f"{program.compile_seconds:.0f} s")
     console.show(out, view)
-    heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
-    if estimated.on_gpus:
-        heads = ["kernels", "the host\nwaits", "ms, by\nreads alone", *heads[2:]]
-    view = console.table(heads, first="part")
-    for row in table.estimate_rows(estimated):
-        floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
-        counted = [f"{row.kernels}", f"{row.host_reads}"] if estimated.on_gpus else [f"{row.cycles / 1e6:.3f}"]
-        view.add_row(row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor)
-    console.show(out, view)
-    for sentence in table.estimate_notes(estimated, inputs.alpha):
-        out.print(Text(sentence))
-    if inputs.prompt > chunks.LONGEST:
-        out.print(Text(f"Prefill is a loop over {chunks.LONGEST} tokens, and a loop's body counts once."))
-    if inputs.prompt + inputs.max_new_tokens >= attention.MANY_KEYS:
-        out.print(Text(f"Attention is one over {attention.KEYS} keys, with the time of so short a cache."))
+
+
+def show_fit(out: Console, inputs: Inputs, prepared: Prepared, programs: Programs) -> None:
+    """Prints whether the programs fit, and where they are kept."""
+    from jaxspec.analysis import aot
+
+    if programs.fits:
+        out.print(Text("It fits: arguments, results, temporaries and code take no more than a chip has."))
+    else:
+        out.print(Text("Does not fit: a chip has less memory than arguments, results, temporaries and code take."))
+        out.print(Text(f"{aot.what_fits(prepared, programs.machine, programs.chips)}."))
     if inputs.save is not None:
-        out.print(Text(f"Programs in {inputs.save}: {', '.join(estimated.compiled)}"))
+        out.print(Text(f"Programs in {inputs.save}: {', '.join(programs.compiled)}"))

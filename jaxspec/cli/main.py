@@ -29,7 +29,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes.",
     "measure": "Measure a pair: α, c and v, the speed-up predicted and measured.",
     "plan": "Tell whether to speculate here, with which γ, how much faster.",
-    "compile": "Compile for TPUs and GPUs that are not here, and estimate times.",
+    "compile": "Compile for TPUs or GPUs that are not here: does it fit?",
     "verify": "Compute how far each rule's text is from the target's.",
     "models": "List the shipped checkpoints, and networks with their memory.",
     "convert": "Write a model in the other format, or in another dtype.",

@@ -39,7 +39,7 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
         *("frequency_penalty", "ban", "seed", "num_samples", "max_new_tokens", "stop"),
         *("beams", "length_penalty", "early_stopping"),
     ),
-    "Costs": ("alpha", "c", "v", "c_hat", "compiled", "row_tokens"),
+    "Costs": ("alpha", "c", "v", "c_hat", "row_tokens"),
     "Running": (
         *("batch", "slots", "max_prompt_tokens", "too_long", "max_errors", "chunk", "shard", "num_shards", "rows"),
         *("full_length", "repeats", "timed", "no_speed", "also", "minutes", "resume"),

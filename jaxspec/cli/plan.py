@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -22,7 +22,7 @@ _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
 _PAIR = ("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype", "as_json")
 READ = {  # options, by the kind of plan
     "a plan for --alpha and --c": (*_COSTS, "v"),
-    "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens", "compiled"),
+    "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
     "--tree": (*_PAIR, "tree", "nodes", "timed", "batch"),
     "a plan for a pair": (*_PAIR, "gamma", "batch"),
 }
@@ -50,7 +50,6 @@ class Inputs(NamedTuple):
     v: Annotated[float, text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0
     c_hat: Annotated[float | None, text("RATIO", "Operations of the drafter over the target's.")] = None
     device: Annotated[str, text("NAME", "Compute it for a machine: h200, a100, tpu-v5e, ...")] = ""
-    compiled: Annotated[bool, flag("With a TPU: c and v by its compiler (libtpu), in minutes.", "--compiled")] = False
     row_tokens: Annotated[int, number("With shapes: tokens in the cache.", least=0)] = 256
     as_json: Json = False
 
@@ -67,8 +66,6 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --tree --nodes 32 --timed
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
-
-    With --compiled, c and v of a TPU are what its compiler estimates of the very programs, as in `jaxspec compile`.
     """
     from jaxspec.analysis import environment
     from jaxspec.analysis import plan as planning
@@ -79,14 +76,10 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
     if inputs.device:
         assert alpha is not None
-        if inputs.compiled:
-            plans = _of_compiled(inputs, draft, batches)
-            heading = f"{target} with {draft} on {inputs.device}, by its compiler's estimates; nothing was measured"
-        else:
-            sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
-            sizes |= {"c": c, "c_hat": inputs.c_hat}
-            plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
-            heading = f"{target} with {draft} on {inputs.device}, by memory, bandwidth and peak; real passes are slower"
+        sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
+        sizes |= {"c": c, "c_hat": inputs.c_hat}
+        plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
+        heading = f"{target} with {draft} on {inputs.device}, by memory, bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
@@ -108,27 +101,6 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     _show(heading, plans, note, speeds)
 
 
-def _of_compiled(inputs: Inputs, draft: str, batches: Sequence[int]) -> list[Plan]:
-    """Plans by programs that are compiled for a TPU, each batch size in minutes."""
-    import jax
-
-    from jaxspec.analysis import cost
-    from jaxspec.analysis import plan as planning
-    from jaxspec.cli import compile as compiling
-
-    assert inputs.alpha is not None
-    jax.config.update("jax_platforms", "cpu")
-    shapes: dict[str, Any] = {"target": inputs.target, "draft": draft, "dtype": inputs.dtype or "bfloat16"}
-    shapes |= {"prompt": max(inputs.row_tokens // 4, 1), "max_new_tokens": max(3 * inputs.row_tokens // 4, 2)}
-    plans, topology = [], inputs.device.removeprefix("tpu-")
-    programs = 1 + len(cost.gammas_up_to(inputs.gamma, cost.COMPILED))
-    with console.counting("compile", len(batches) * programs) as advance:
-        for batch in batches:
-            prepared = compiling.prepare(compiling.Inputs(batch=batch, **shapes))
-            plans.append(planning.of_compiled(inputs.alpha, prepared, topology, most=inputs.gamma, advance=advance))
-    return plans
-
-
 def _check(inputs: Inputs, context: typer.Context) -> None:
     """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
     alpha, c, device = inputs.alpha, inputs.c, inputs.device
@@ -141,10 +113,6 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
     if device or alpha is not None:
         mode = "a plan for a --device" if device else "a plan for --alpha and --c"
     options.refuse(options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode)
-    if inputs.compiled and not device.startswith("tpu-"):
-        raise ValueError(f"--compiled is for a TPU, and --device is {device!r}: expected tpu-v4, tpu-v5e, ...")
-    if inputs.compiled and (c is not None or inputs.c_hat is not None):
-        raise ValueError("--compiled finds c itself: leave --c and --c-hat out")
     if inputs.v < 0:
         raise ValueError(f"--v is {inputs.v:g}: expected 0 or more")
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import pickle
 from types import SimpleNamespace
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt
-from jaxspec.analysis import aot, chips, compiled, roofline, table
-from jaxspec.analysis.program_text import Part
+from jaxspec.analysis import aot, chips, roofline
 from jaxspec.analysis.random_model import random_params
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -66,7 +64,7 @@ def test_a_program_of_shapes_serves_models_with_several_end_tokens(prepared, sto
     out, expected = aot.load(folder, prepared)(ending), loop.run(ending)
     assert np.array_equal(out.tokens, expected.tokens) and not np.array_equal(out.tokens, text)
     with pytest.raises(ValueError, match="is of another shape: "):
-        aot.load(folder, prepared.replace(eos_ids=range(compiled.ENDS + 1)))
+        aot.load(folder, prepared.replace(eos_ids=range(aot.ENDS + 1)))
 
 
 def test_a_program_is_refused_for_another_shape_or_decoder(prepared, stored):
@@ -94,7 +92,7 @@ def test_a_program_is_refused_by_another_version(prepared, stored, tmp_path):
 def test_without_libtpu_the_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install --no-deps 'libtpu==\d"):
-        aot.devices_of("v5p")
+        chips.devices_of("v5p")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ def test_without_libtpu_the_package_is_named(monkeypatch):
 )
 def test_a_topology_that_is_none_is_refused(topology, message):
     with pytest.raises(ValueError, match=message):
-        aot.devices_of(topology)
+        chips.devices_of(topology)
 
 
 def test_a_gpu_is_described_by_the_numbers_of_its_maker():
@@ -121,60 +119,7 @@ def test_a_gpu_is_described_by_the_numbers_of_its_maker():
 
 def test_a_chip_that_is_two_devices_is_halved():
     devices = [SimpleNamespace(coords=[x, 0, 0]) for x in (0, 1, 2, 3)]
-    chip, half = aot.machine_of("v4:2x2x1", devices), aot.machine_of("v4:2x2x1", [*devices, *devices])
+    chip, half = chips.machine_of("v4:2x2x1", devices), chips.machine_of("v4:2x2x1", [*devices, *devices])
     assert chip == roofline.machine("tpu-v4")
-    assert aot.cores(devices) == 1 and aot.cores([*devices, *devices]) == 2
+    assert chips.cores(devices) == 1 and chips.cores([*devices, *devices]) == 2
     assert half.bandwidth == chip.bandwidth / 2 and half.memory == 16 * 2**30 and half.clock == chip.clock
-
-
-def program(**parts: tuple[int, int]) -> aot.Program:
-    return aot.Program(
-        1.0, 10, 0, 5, 1, {}, {name.replace("_", " "): Part(*part) for name, part in parts.items()}, {}, {}
-    )
-
-
-def estimate_by_hand() -> aot.Estimate:
-    """A machine of 10 cycles and 100 bytes a second: the drafter's step is bound by memory, all else by cycles."""
-    machine = roofline.Machine(bandwidth=100.0, bfloat16=1.0, float32=None, memory=20.0, clock=10.0)
-    plain = program(prefill=(70, 10), target=(100, 10), rest=(10, 0))
-    speculative = program(
-        prefill=(90, 10), draft=(20, 10), draft_step=(5, 100), target=(110, 10), accept=(2, 0), rest=(8, 0)
-    )
-    floors = {"target": 500.0, "draft": 50.0}
-    return aot.Estimate("v5e:2x2", 1, "", machine, 2, 3, False, plain, speculative, floors, {})
-
-
-def test_a_round_adds_up():
-    found = estimate_by_hand()
-    assert found.draft_seconds == 2.0 + 2 * 1.0  # the first token, and two steps
-    assert found.round_seconds == 4.0 + 11.0 + 1.0
-    assert found.plain_seconds == 11.0
-    assert math.isclose(found.c, 4.0 / 3 / 10) and math.isclose(found.v, 1.1)
-    expected = found.expected(0.5)
-    assert math.isclose(expected.tokens_per_round, 1.875)  # 1 + 1/2 + 1/4 + 1/8
-    assert math.isclose(expected.tokens_per_second, 2 * 1.875 / 16)
-    assert math.isclose(expected.speed_up, 1.875 / 16 * 11)
-    assert found.fits and not found._replace(plain=found.plain._replace(temporaries=10)).fits
-
-
-def test_rows_and_sentences_say_what_they_rest_on():
-    found = estimate_by_hand()
-    rows = {row.name: row for row in table.estimate_rows(found)}
-    assert rows["draft step"].seconds == 1.0 and rows["draft step"].over_floor == 2.0
-    assert rows["verify pass"].over_floor == 11.0 / 5.0 and rows["prefill"].over_floor is None
-    said = " ".join(table.estimate_notes(found, alpha=0.5))
-    assert "leave out the memory" in said and "1.29 times" in said
-    with pytest.raises(ValueError, match="only for chains"):
-        found._replace(trees=True).expected(0.5)
-
-
-def test_of_a_gpu_no_speed_is_promised_and_what_jax_reserves_is_said():
-    found = estimate_by_hand()._replace(topology="h100:1")
-    with pytest.raises(ValueError, match="for a GPU only bytes are estimated"):
-        found.expected(0.5)
-    said = " ".join(table.estimate_notes(found))
-    assert "takes more than 75% of a GPU's memory" in said and "XLA_PYTHON_CLIENT_MEM_FRACTION" in said
-    widened = found._replace(plain=found.plain._replace(widened={"fusion.1": 3_000_000}))
-    assert "The plain loop writes 3.0 MB of weights or caches in a wider dtype" in " ".join(
-        table.estimate_notes(widened)
-    )

@@ -1,4 +1,4 @@
-"""`jaxspec compile`: what it prints of an estimate, and what it refuses; the estimate itself is that of test_aot."""
+"""`jaxspec compile`: what it prints of compiled programs, and what it refuses; the programs are those of test_aot."""
 
 import importlib.util
 import json
@@ -7,8 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.analysis import aot, roofline
-from jaxspec.analysis.program_text import Part
+from jaxspec.analysis import aot, chips, roofline
 from jaxspec.cli.main import app
 
 PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "3")
@@ -17,41 +16,30 @@ PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small", "--gamma", "
 @pytest.fixture
 def run(monkeypatch):
     """Runs the command with a compiler that makes of every program the same."""
-    parts = {"prefill": Part(9, 9), "draft": Part(3, 3, 2), "draft step": Part(2, 2, 2), "target": Part(10, 10, 2, 1)}
-    made = aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}, parts, {}, {})
+    program = aot.Compiled(aot.Program(1.0, 100, 20, 3, 1, {"all-reduce": (2, 64)}), None, {})
 
-    def estimate(prepared, topology, *, mesh, advance):
+    def compile_for(prepared, topology, *, mesh, advance):
         machine = roofline.machine("h100" if topology.startswith("h100") else "tpu-v5p")
-        floors = {"target": 5e6, "draft": 1e6}
-        speculative = None if prepared.drafter is None else made
+        floors, names = {"target": 5e6, "draft": 1e6}, ["plain", "speculative"][: 1 + (prepared.drafter is not None)]
         batch = len(prepared.prompt.length)
-        return aot.Estimate(topology, 4, mesh or "", machine, batch, 3, False, made, speculative, floors, {})
+        return aot.Programs(topology, 4, mesh or "", machine, batch, 3, False, floors, dict.fromkeys(names, program))
 
-    monkeypatch.setattr(aot, "estimate", estimate)
-    monkeypatch.setattr(aot, "devices_of", lambda topology: (topology, []))
+    monkeypatch.setattr(aot, "compile_for", compile_for)
+    monkeypatch.setattr(chips, "devices_of", lambda topology: (topology, []))
     return lambda *options: CliRunner().invoke(app, ["compile", *options], env={"COLUMNS": "160"})
 
 
-def test_an_estimate_is_printed_as_one(run):
-    result = run(*PAIR, "--mesh", "model=4", "--batch", "2", "--alpha", "0.5")
-    assert result.exit_code == 0, result.output
-    for words in ("Estimates of the compiler, no measurement", "2 all-reduce (64 bytes)", "verify pass", "c = 0.2"):
-        assert words in result.stdout
-    assert "With α = 0.5: 1.88 tokens a round" in result.stdout
-
-
-def test_of_gpus_kernels_are_counted_and_no_times_are_promised(run):
-    """Of each pass two kernels, of which a round has its draft's steps twice."""
-    result = run(*PAIR, "--topology", "h100:4")
+def test_sizes_and_reads_are_printed(run):
+    result = run(*PAIR, "--mesh", "model=4", "--batch", "2")
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
-    assert "What the compiler made, no measurement" in said and "cycles" not in said and " kernels " in said
-    assert "By bytes alone c = 0.233, v = 1.00" in said
-    assert "A round of the speculative program runs 8 kernels, and the host waits for 1 condition" in said
+    assert "What the compiler made, no measurement" in said and "It fits" in said
+    assert "2 all-reduce (64 bytes)" in said and "124 bytes" in said
+    assert re.search(r"round │ +8\.0 MB │ +0\.003", said)  # a pass of the target and three of the drafter
 
 
 def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
-    monkeypatch.setattr(aot.Estimate, "fits", False)
+    monkeypatch.setattr(aot.Programs, "fits", False)
     result = run("--target", "llama-3.2-1b", "--prompt", "32768")
     assert result.exit_code == 0, result.output
     said = (
@@ -60,22 +48,15 @@ def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
     assert re.search(said + r"up to [\d,]{7,} tokens fit, less what passes make\.", " ".join(result.stdout.split()))
 
 
-def test_json_has_programs_and_rows(run):
-    result = run(*PAIR, "--alpha", "0.5", "--json")
-    report = json.loads(result.stdout)
-    assert [row["name"] for row in report["rows"]][-2:] == ["verify pass", "rest of a round"]
-    assert report["v"] == 1.0 and report["fits"] and report["expected"]["tokens_per_round"] == 1.875
+def test_json_has_programs_and_reads(run):
+    report = json.loads(run(*PAIR, "--json").stdout)
+    assert report["fits"] and report["programs"]["speculative"]["arguments"] == 100
+    assert report["reads"] == {"step of plain decoding": 5e6, "pass of the drafter": 1e6, "round": 8e6}
 
 
-def test_plain_decoding_alone_can_be_estimated(run):
+def test_plain_decoding_alone_can_be_compiled(run):
     result = run("--target", "debian-t5-base")
-    assert result.exit_code == 0 and "verify" not in result.stdout, result.output
-
-
-def test_what_counts_once_is_said(run):
-    options = "--target", "llama-3.2-1b", "--max-new-tokens", "16", "--prompt"
-    assert "counts once" not in run(*options, "64").stdout
-    assert "Prefill is a loop over 512 tokens" in run(*options, "600").stdout
+    assert result.exit_code == 0 and "drafter" not in result.stdout, result.output
 
 
 def test_heads_that_are_padded_otherwise_are_one_vocabulary(run):
@@ -101,22 +82,9 @@ def test_drafters_that_need_more_than_shapes_say_so(run, draft):
     assert result.exit_code == 2 and ("no tokenizer" in result.output or "no n-gram tables" in result.output)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--alpha", "0.5"), "--alpha is of a drafter: add a --draft"),
-        ((*PAIR, "--alpha", "1.5"), "--alpha is 1.5: expected a rate from 0 to 1"),
-        (
-            ("--target", PAIR[1], "--draft", f"tree=2x1:{PAIR[3]}", "--alpha", "0.5"),
-            "--alpha is of a chain, and tree=2x1:debian-t5-small drafts trees: leave it out",
-        ),
-        (("--target", "llama-9b"), "no shape, folder or config.json 'llama-9b'"),
-        ((*PAIR, "--topology", "h100", "--alpha", "0.5"), "--alpha is of TPUs, and --topology is h100"),
-    ],
-)
-def test_what_cannot_be_estimated_is_refused(run, options, message):
-    result = run(*options)
-    assert result.exit_code == 2 and message in result.output
+def test_a_shape_that_is_unknown_is_refused(run):
+    result = run("--target", "llama-9b")
+    assert result.exit_code == 2 and "no shape, folder or config.json 'llama-9b'" in result.output
 
 
 @pytest.mark.parametrize(

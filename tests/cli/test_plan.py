@@ -5,9 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.analysis import aot, roofline
-from jaxspec.analysis import plan as planning
-from jaxspec.analysis.program_text import Part
 from jaxspec.cli.main import app
 from jaxspec.cli.plan import READ, Inputs
 
@@ -60,29 +57,6 @@ def test_sizes_on_a_machine(report, run):
     assert plans["environment"]["command"]
     result = run(*options[:3], "t5-v1_1-xxl", *options[4:], "--batch", "1,32")
     assert "Batch 32: Speculate" in result.stdout
-
-
-def test_a_tpus_compiler_tells_c_and_v(report, monkeypatch):
-    """The compiler is a stand-in: a draft step of 10 cycles, a pass of 100 and 4 more for each draft token."""
-
-    def estimate(prepared, topology, *, plain, advance):
-        gamma, rows = prepared.decoder.gamma, len(prepared.prompt.length)
-        parts = {"draft": Part(10), "draft step": Part(10), "target": Part(100 + 4 * gamma)}
-        alone = aot.Program(1.0, 1, 0, 0, 0, {}, {"target": Part(100)}, {}, {})
-        programs = alone, alone._replace(parts=parts)
-        compiled = {"plain": plain or aot.Compiled(alone, None, {})}
-        machine = roofline.machine("tpu-v5p")
-        seen.append((topology, gamma, rows, plain is None))
-        return aot.Estimate(topology, 1, "", machine, rows, gamma, False, *programs, {}, compiled)
-
-    seen: list[tuple] = []
-    monkeypatch.setattr(aot, "estimate", estimate)
-    pair = ("--target", "t5-v1_1-base", "--draft", "t5-v1_1-small", "--device", "tpu-v5p", "--compiled")
-    (plan,) = report("--alpha", "0.75", *pair, "--batch", "2", "--gamma", "8")["plans"]
-    assert seen == [("v5p", 5, 2, True), ("v5p", 8, 2, False)]  # plain decoding is compiled once
-    by_hand = planning.plan(0.75, 0.1, [1.0, *(1 + 0.04 * gamma for gamma in range(1, 9))])
-    assert (plan["gamma"], plan["batch"]) == (by_hand.gamma, 2)
-    assert plan["improvement"] == pytest.approx(by_hand.improvement)
 
 
 def test_a_pair_that_a_machine_has_no_room_for_is_not_recommended(report, run):
@@ -156,11 +130,6 @@ def test_every_option_is_read_by_a_kind_of_plan():
         (["--alpha", ".5", "--target", "11B", "--draft", "1B", "--device", "h200", "--count", "3"], "--count"),
         (["--nodes", "4"], "a plan for a pair does not read --nodes"),
         (["--tree", "--gamma", "4"], "--tree does not read --gamma"),
-        (["--alpha", ".5", "--draft", "1B", "--device", "h200", "--compiled"], "--compiled is for a TPU"),
-        (
-            ["--alpha", ".5", "--draft", "1B", "--device", "tpu-v4", "--compiled", "--c", "1"],
-            "leave --c and --c-hat out",
-        ),
         (["--target", "11B", "--draft", "1M", "--device", "h200"], "add an --alpha"),
         (["--alpha", ".5", "--target", "11X", "--draft", "1M", "--device", "h200"], "size is '11X'"),
         (["--alpha", ".5", "--target", "11B", "--draft", "-1M", "--device", "h200"], "size is '-1M'"),

@@ -13,10 +13,10 @@ import dataclasses
 import json
 import sys
 
-from tpu_programs import LLAMA, SMALL, SMALL_LLAMA, T5, Case, compiled, matrices
+from tpu_programs import LLAMA, SMALL, SMALL_LLAMA, T5, Case, compiled, matrices, report
 
+from benchmarks.estimates import program_text
 from jaxspec import nets, policies
-from jaxspec.analysis import program_text
 
 ONE_LLAMA = tuple(nets.replace(config, layers=1) for config in LLAMA)
 THREE_T5 = tuple(dataclasses.replace(config, encoder_layers=1, decoder_layers=3) for config in T5)
@@ -36,11 +36,7 @@ def main() -> None:
     for case in CASES:
         if all(word in case.name for word in sys.argv[1:]):
             about = {"name": case.name, "mesh": case.mesh, "matrices": matrices(case)}
-            programs = {
-                name: one.program._asdict()
-                | {"parts": {part: counts._asdict() for part, counts in one.program.parts.items()}}
-                for name, one in compiled(case).items()
-            }
+            programs = {name: report(kept) for name, kept in compiled(case).items()}
             print("compiled", json.dumps(about | {"programs": programs}), flush=True)
 
 

@@ -1,7 +1,7 @@
 """Generations of few large layers, compiled for TPUs that are not here: what tests/test_tpu.py asserts things of.
 
-Nothing runs, and no weights are needed; `jaxspec compile` prints the same of published shapes. libtpu must be installed
-(a folder on PYTHONPATH will do), and jax be kept from looking for a TPU:
+Nothing runs, and no weights are needed; `python -m benchmarks.estimates` prints the same of published shapes. libtpu
+must be installed (a folder on PYTHONPATH will do), and jax be kept from looking for a TPU:
 
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py             # all: a few minutes
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py T5 tree     # those whose names have these words
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from benchmarks.estimates import program_text
 from jaxspec import drafters, policies
-from jaxspec.analysis import aot, program_text, roofline
+from jaxspec.analysis import aot, chips, roofline
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets.decoder import decoder_config
@@ -68,7 +69,7 @@ def compiled(case: Case) -> dict[str, aot.Compiled]:
     drafter = drafters.tree(draft, case.branching) if case.branching else draft
     options = {"temperature": case.temperature, "key": jax.random.key(0), "policy": case.policy}
     prepared = prepare(target, prompt, drafter=drafter, max_new_tokens=case.new_tokens, **options)
-    _, devices = aot.devices_of(case.topology)
+    _, devices = chips.devices_of(case.topology)
     programs = {"plain": prepared.plain()} if case.compares else {}
     programs["speculative"] = prepared
     return {name: aot.compile_generation(request, devices, case.mesh) for name, request in programs.items()}
@@ -100,12 +101,15 @@ def main() -> None:
             about |= {"read by a pass": roofline.load_of(case.target).weight_bytes / 2}  # bfloat16
             about |= {"matrices": matrices(case)}
             about |= {"bf16": "bf16" in made["speculative"].executable.as_text()}
-            programs = {name: one.program._asdict() | {"parts": _parts(one)} for name, one in made.items()}
+            programs = {name: report(kept) for name, kept in made.items()}
             print("compiled", json.dumps(about | {"programs": programs}), flush=True)
 
 
-def _parts(made: aot.Compiled) -> dict[str, dict[str, int]]:
-    return {name: part._asdict() for name, part in made.program.parts.items()}
+def report(kept: aot.Compiled) -> dict[str, Any]:
+    """Returns the sizes of a program, and the counts that are read from its text."""
+    contents = program_text.read(kept.executable.as_text())
+    parts = {name: part._asdict() for name, part in contents.parts.items()}
+    return kept.program._asdict() | contents._asdict() | {"parts": parts}
 
 
 if __name__ == "__main__":

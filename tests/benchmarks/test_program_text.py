@@ -2,8 +2,9 @@
 
 import pytest
 
-from jaxspec.analysis import program_text
-from jaxspec.analysis.program_text import Part, read
+from benchmarks.estimates import program_text
+from benchmarks.estimates.program_text import Part, read
+from jaxspec.analysis.aot import collectives
 
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
 SCOPE = 'metadata={op_name="jit(generation)/%s"}'
@@ -116,7 +117,7 @@ def test_bytes_are_those_of_the_main_memory():
 
 def test_copies_in_the_loop_and_collectives_are_listed():
     found = read(PROGRAM)
-    assert found.collectives == {"all-reduce": (1, 2048)}
+    assert collectives(PROGRAM) == {"all-reduce": (1, 2048)}
     assert found.copies == {"fusion.4": 2 * MIB}, (
         "neither a prefetch in the same layout, nor a copy outside of the loop"
     )

@@ -1,4 +1,4 @@
-"""Reads a compiled program as XLA prints it: estimated cycles and bytes by part, collectives, copies.
+"""Reads a compiled program as XLA prints it: estimated cycles and bytes by part, copies.
 
 An operation belongs to the part of a generation that its name scope says (`jax.named_scope` in `decode` and `core`):
 
@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxspec.analysis import roofline
+from jaxspec.analysis.aot import array_bytes
 
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 LARGE = 1 << 20  # bytes above which a copy in the loop is one of a weight or a cache, not of a step's activations
 
 
@@ -63,6 +63,7 @@ class _Operation(NamedTuple):
 _LINE = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\](\{[^}]*\})?")
+_ELSEWHERE = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\([^}]*\}")  # an array in the chip's own memory
 _Computations = dict[str, dict[str, _Operation]]
 # Prefetches, whole or in slices that are then joined, and other names for the same bytes.
 _SEEN_THROUGH = ("copy-start", "copy-done", "slice-start", "slice-done", "bitcast")
@@ -74,9 +75,14 @@ _LAYOUT_ONLY = {"parameter", "bitcast", "copy", "transpose", "convert", "reshape
 
 
 class Contents(NamedTuple):
-    """The counts that are read from a program; `Program` says more of each."""
+    """The counts that are read from a program.
 
-    collectives: dict[str, tuple[int, int]]
+    Attributes:
+        parts: parts by name, those that the program has.
+        copies: operations in the loop over rounds that copy a large array into another layout, with its bytes.
+        widened: operations there that write a weight or a cache in a wider dtype, with the bytes that they write.
+    """
+
     parts: dict[str, Part]
     copies: dict[str, int]
     widened: dict[str, int]
@@ -85,15 +91,7 @@ class Contents(NamedTuple):
 def read(text: str) -> Contents:
     """Reads a program as XLA prints it."""
     computations, entry = _parse(text)
-    collectives: dict[str, tuple[int, int]] = {}
-    for body in computations.values():
-        for operation in body.values():
-            kind = operation.kind.removesuffix("-start")
-            if kind in COLLECTIVES:
-                count, size = collectives.get(kind, (0, 0))
-                moved = sum(_bytes(body[name].shape) for name in operation.operands if name in body)
-                collectives[kind] = count + 1, size + moved
-    contents = Contents(collectives, {}, {}, {})
+    contents = Contents({}, {}, {})
     return contents._replace(parts=_parts(computations, entry, "prefill", contents))
 
 
@@ -207,12 +205,7 @@ def _bytes(shape: str, of_main_memory: bool = False) -> int:
     >>> _bytes("(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[3]{0:T(128)})"), _bytes("bf16[2,8]{1,0:S(1)}", True)
     (44, 0)
     """
-    total = 0
-    for kind, bits, sizes, layout in _ARRAY.findall(shape):
-        if not (of_main_memory and "S(" in layout):
-            width = int(bits) if bits else 8 * (kind == "pred")
-            total += math.prod(int(size) for size in sizes.split(",") if size) * width // 8
-    return total
+    return array_bytes(_ELSEWHERE.sub("", shape) if of_main_memory else shape)
 
 
 def _bytes_read(operation: _Operation, body: Mapping[str, _Operation], computations: _Computations) -> int:

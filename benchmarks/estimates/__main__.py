@@ -1,0 +1,96 @@
+"""Estimates how long the parts of a generation take on TPUs and GPUs that are not here.
+
+    python -m benchmarks.estimates --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8    # minutes; libtpu, no TPU
+    python -m benchmarks.estimates --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8 --gamma 16 --plan
+
+The options are those of `jaxspec compile`, whose programs are read here. Times are the TPU compiler's estimates; of
+GPUs, only bytes and kernels are counted. --plan finds the best γ, up to --gamma, for the acceptance rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import filesize
+from rich.console import Console
+from rich.text import Text
+
+from benchmarks import options
+from benchmarks.estimates import estimate as estimating
+from jaxspec.analysis import aot, cost
+from jaxspec.analysis import plan as planning
+from jaxspec.analysis.chips import GPUS
+from jaxspec.cli import compile as compiling
+from jaxspec.cli import console
+from jaxspec.cli.compile import Inputs
+from jaxspec.core import chunks
+from jaxspec.nets import attention
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compiles a generation as `jaxspec compile` does, and prints its estimate or a plan."""
+    parser = options.parser_of(__doc__)
+    parser.add_argument("--alpha", type=float, help="acceptance rate, for tokens/s, the speed-up and plans")
+    parser.add_argument("--plan", action="store_true")
+    inputs, chosen = options.grouped(Inputs, parser, arguments)
+    if refusal := refused(inputs, chosen.alpha, chosen.plan):
+        parser.error(refusal)
+    prepared = compiling.start(inputs)
+    if chosen.alpha is not None and prepared.decoder.trees:
+        parser.error(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
+    if chosen.plan and chosen.alpha is not None:
+        programs = 1 + len(cost.gammas_up_to(inputs.gamma, estimating.COMPILED))
+        with console.counting("compile", programs) as advance:
+            best = estimating.plan(chosen.alpha, prepared, inputs.topology, most=inputs.gamma, advance=advance)
+        if inputs.as_json:
+            return console.print_json(planning.to_dict(best))
+        return print(f"{compiling.pair(inputs)} on {inputs.topology}, by estimates: {planning.sentence(best)}")
+    with console.counting("compile", 1 + (prepared.drafter is not None)) as advance:
+        estimated = estimating.estimate(prepared, inputs.topology, mesh=inputs.mesh or None, advance=advance)
+    if inputs.save is not None:
+        aot.save(estimated.programs.compiled, inputs.save)
+    if inputs.as_json:
+        expected = None if chosen.alpha is None else estimated.expected(chosen.alpha)
+        about = {"about": compiling.pair(inputs), "dtype": inputs.dtype, "expected": expected}
+        return console.print_json(estimating.to_dict(estimated) | about)
+    out = Console(highlight=False)
+    source = "What the compiler made" if estimated.on_gpus else "Estimates of the compiler"
+    compiling.show_sizes(out, inputs, estimated.programs, source)
+    show(out, inputs, estimated, chosen.alpha)
+    compiling.show_fit(out, inputs, prepared, estimated.programs)
+
+
+def refused(inputs: Inputs, alpha: float | None, plans: bool) -> str:
+    """Says why options cannot be used together; empty if they can."""
+    if alpha is None:
+        return "--plan needs an --alpha" if plans else ""
+    if not 0 <= alpha <= 1:
+        return f"--alpha is {alpha:g}: expected a rate from 0 to 1"
+    if inputs.draft == "none":
+        return "--alpha is of a drafter: add a --draft"
+    if inputs.topology.partition(":")[0] in GPUS:
+        return f"--alpha is of TPUs, and --topology is {inputs.topology}: of GPUs no times are estimated"
+    return "--plan is of one chip: leave --mesh out" if plans and inputs.mesh else ""
+
+
+def show(out: Console, inputs: Inputs, estimated: estimating.Estimate, alpha: float | None) -> None:
+    """Prints the parts of an estimate, and sentences."""
+    heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
+    if estimated.on_gpus:
+        heads = ["kernels", "the host\nwaits", "ms, by\nreads alone", *heads[2:]]
+    view = console.table(heads, first="part")
+    for row in estimating.rows(estimated):
+        floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")
+        counted = [f"{row.kernels}", f"{row.host_reads}"] if estimated.on_gpus else [f"{row.cycles / 1e6:.3f}"]
+        view.add_row(row.name, *counted, f"{1e3 * row.seconds:.3f}", filesize.decimal(row.reads), *floor)
+    console.show(out, view)
+    for sentence in estimating.notes(estimated, alpha):
+        out.print(Text(sentence))
+    if inputs.prompt > chunks.LONGEST:
+        out.print(Text(f"Prefill is a loop over {chunks.LONGEST} tokens, and a loop's body counts once."))
+    if inputs.prompt + inputs.max_new_tokens >= attention.MANY_KEYS:
+        out.print(Text(f"Attention is one over {attention.KEYS} keys, with the time of so short a cache."))
+
+
+if __name__ == "__main__":
+    main()
