@@ -214,12 +214,14 @@ class Layers(NamedTuple):
         count: how many there are.
         embed, run: see the protocols.
         features: (params, residual stream) -> what the head reads: the final norm.
+        sources: (layer, earlier layer) for each layer that attends to the keys of an earlier one.
     """
 
     count: int
     embed: EmbedStep
     run: RunLayers
     features: Callable[[Params, Float[Array, "batch step dim"]], Float[Array, "batch step dim"]]
+    sources: tuple[tuple[int, int], ...] = ()
 
 
 class PrefillEncoded(Protocol):

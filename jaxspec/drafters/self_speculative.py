@@ -172,6 +172,12 @@ def skip_layers(
         raise ValueError(f"attention and mlp skip all {count} layers of {name}: expected some of them to be left")
     if all(len(layers) == count for layers in remaining):
         raise ValueError("attention and mlp skip nothing: the drafter would be the target; expected some layers")
+    for reader, source in layers_of(target).sources:
+        if reader in remaining[0] and source not in remaining[0]:
+            raise ValueError(
+                f"layer {reader} of {name} attends to the keys of layer {source}, whose attention is skipped: "
+                "expected both or neither"
+            )
     return make_drafter(target, Parts(*remaining), f"skip_layers({', '.join(names)})", head)
 
 
@@ -297,7 +303,7 @@ def split_layers(parts: Parts, count: int) -> LayerSplit:
 def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapter: ExitAdapter | None) -> Drafter:
     layers = lm.layers
     assert layers is not None and lm.head is not None
-    target_head = lm.head
+    target_head, width = lm.head, lm.feature_size
     shared, drafting, verifying = split_layers(parts, layers.count)
 
     # A round's fed tokens are numbered: 0 is the last committed one, which lies at `nodes.start` in its row, i is the
@@ -348,7 +354,7 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
             nodes, features = nodes._replace(cache=cache), layers.features(weights.target, hidden)
         else:
             cache = adapter.rewind(nodes.adapter, place(nodes, at))
-            features, cache = adapter.extend(weights.draft.adapter, cache, stream, parent)
+            features, cache = adapter.extend(weights.draft.adapter, cache, stream[..., :width], parent)
             nodes = nodes._replace(adapter=cache)
         return (target_head(weights.target, features) if head is None else head(weights.draft.head, features)), nodes
 
@@ -400,7 +406,9 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
         cache = lm.rewind(nodes.cache, place(nodes, 0))
         hidden, cache = layers.run(weights.target, cache, stream, verifying, parent)
         features = layers.features(weights.target, hidden)
-        return Forward(target_head(weights.target, features), features, None if adapter is None else stream), cache
+        return Forward(
+            target_head(weights.target, features), features, None if adapter is None else stream[..., :width]
+        ), cache
 
     def commit(end: RoundEnd, depth: int | None = None) -> Caches:
         if adapter is None:

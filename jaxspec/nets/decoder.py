@@ -38,11 +38,12 @@ __all__ = ["Decoder", "DecoderConfig", "decoder_config", "gpt_config", "init", "
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of attention that depend on positions, the same for all layers of one kind, local or global."""
+    """A layer's inputs beside the stream: those of attention, by positions, and its part of the side inputs."""
 
     mask: Mask | QueryMask
     rotary: Rotation | None
     bias: Bias
+    side: Float[Array, "B T P"] | None = None
 
 
 def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
@@ -69,12 +70,14 @@ class DecoderLayer(nn.Module):
         ff: the feed-forward block.
         norm: makes norms.
         post_norms: whether what a block adds is normalised, too.
+        last: the block at the end; None for none.
     """
 
     attention: Any
     ff: Any
     norm: Callable[[], Any]
     post_norms: bool = False
+    last: Any = None
 
     def setup(self):
         self.attention_norm, self.ff_norm = self.norm(), self.norm()
@@ -99,14 +102,14 @@ class DecoderLayer(nn.Module):
         if mlp:
             added = self.ff(self.ff_norm(x))
             x = x + (self.ff_post_norm(added) if self.post_norms else added)
-        return x, keys, values
+        return x if self.last is None else self.last(x, inputs.side), keys, values
 
 
 def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
     """Makes a layer of a configuration; `options` are those of another kind of layer."""
     shape = config.layers[index]
-    attention, ff = shape.attention.module(config), shape.ff.module(config)
-    return kind(attention, ff, norm_of(config), shape.post_norms, **options)
+    blocks = {name: block.module(config) for name, block in shape.blocks.items()}
+    return kind(norm=norm_of(config), post_norms=shape.post_norms, **blocks, **options)
 
 
 def layers_of(config: DecoderConfig) -> list[DecoderLayer]:
@@ -126,6 +129,8 @@ class Decoder(nn.Module):
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=normal)
         self.layers = layers_of(c)
         self.norm = norm_of(c)()
+        if c.side is not None:
+            self.side = c.side.module(c)
         if c.positions == "relative":
             heads = c.layers[0].attention.heads
             self.bias = RelativeBias(heads, c.buckets, c.max_distance, bidirectional=False)
@@ -146,37 +151,39 @@ class Decoder(nn.Module):
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
         at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
         views = [at.view(at.step, shape.attention.window) for shape in self.config.layers]
-        inputs = self._attention_inputs(at, views)
         x = self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None])
+        x, inputs = self._inputs(x, at, views)
         sources = [shape.attention.shares for shape in self.config.layers]
         return stack.without_cache(self._layers(inputs), x, runs, sources)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
-    ) -> Float[Array, "B T M"]:
-        """Embeds tokens for the first layer, at each row's own length."""
+    ) -> Float[Array, "B T D"]:
+        """Embeds tokens for all layers, at each row's own length: D = M, and P for each layer with a side input."""
         return self._embed(tokens, kv.positions(cache.length, tokens.shape[1], parent))
 
     def run(
         self,
         cache: kv.KVCache,
-        x: Float[Array, "B T M"],
+        x: Float[Array, "B T D"],
         parent: Int[Array, "B N"] | None = None,
         parts: Parts | None = None,
         real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
         at = kv.Pass(cache.length, x.shape[1], parent, real)
-        inputs = self._attention_inputs(at, cache.views(at))
+        x, inputs = self._inputs(x, at, cache.views(at))
         return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts, at)
 
     def _layers(self, inputs: Sequence[AttentionInputs]) -> list[stack.Layer]:
         return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
 
-    def _attention_inputs(self, at: kv.Pass, views: Sequence[kv.View]) -> list[AttentionInputs]:
-        """Makes the inputs of each layer; layers that read the same view, or rotate alike, share them."""
+    def _inputs(
+        self, x: Float[Array, "B T D"], at: kv.Pass, views: Sequence[kv.View]
+    ) -> tuple[Float[Array, "B T M"], list[AttentionInputs]]:
+        """Makes the stream and each layer's inputs; layers that read the same view, or rotate alike, share them."""
         position, shapes = at.positions(), [layer.attention for layer in self.config.layers]
-        turns = {(x.rotary, x.head_dim): x.rotary and x.rotary.at(position, x.head_dim) for x in shapes}
+        turns = {(a.rotary, a.head_dim): a.rotary and a.rotary.at(position, a.head_dim) for a in shapes}
 
         def seen(view: kv.View) -> tuple[Mask | QueryMask, Bias]:
             by_distance = self.bias(distances(view.size)) if self.config.positions == "relative" else None
@@ -190,15 +197,25 @@ class Decoder(nn.Module):
             return for_queries(at.step, mask_and_bias, at.parent)
 
         masks = {view: seen(view) for view in dict.fromkeys(views)}
-        pairs = zip(views, shapes, strict=True)
-        return [AttentionInputs(masks[view][0], turns[x.rotary, x.head_dim], masks[view][1]) for view, x in pairs]
+        # What follows the stream on its last axis are the layers' side inputs, one after the other.
+        stream, side = x[..., : self.config.dim], x[..., self.config.dim :]
+        sides = [None] * len(shapes) if self.config.side is None else jnp.split(side, len(shapes), axis=-1)
+        return stream, [
+            AttentionInputs(masks[view][0], turns[shape.rotary, shape.head_dim], masks[view][1], part)
+            for view, shape, part in zip(views, shapes, sides, strict=True)
+        ]
 
-    def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
+    def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T D"]:
         x = self.embedding(tokens)
         if self.config.positions == "learned":
             assert self.config.max_positions is not None
             x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
-        return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
+        if self.config.scale_embedding:
+            x = x * jnp.asarray(self.config.dim**0.5, x.dtype)
+        if self.config.side is None:
+            return x
+        side = self.side(tokens, x)  # [B, T, layers, P]
+        return jnp.concatenate([x, side.reshape(*tokens.shape, -1)], axis=-1)
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the final norm."""
@@ -251,7 +268,8 @@ def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
 def _axes(config: DecoderConfig) -> Axes:
     """Layers are split alike: where an axis differs between them, into parts that divide all of its sizes."""
     parts, layouts = {"vocab": config.vocab_size}, dict[str, tuple[str, ...]]()
-    for block in (block for layer in dict.fromkeys(config.layers) for block in (layer.attention, layer.ff)):
+    blocks = [block for layer in dict.fromkeys(config.layers) for block in layer.blocks.values()]
+    for block in blocks if config.side is None else [*blocks, config.side]:
         parts = dict(block.parts) | parts | {x: math.gcd(parts.get(x, 0), n) for x, n in block.parts.items()}
         layouts |= block.layouts
     return Axes({axis: parts[axis] for axis in sorted(parts, key=_AXES.index)}, layouts)
@@ -262,9 +280,10 @@ _AXES = ["heads", "kv_heads", "experts", "ff", "vocab"]  # in the order in which
 
 def _share(config: DecoderConfig, path: str) -> float:
     """Positions are looked up, as is an embedding that is no head."""
-    if block := re.match(r"layers_(\d+)/(attention|ff)/(.*)", path):
-        layer = config.layers[int(block[1])]
-        return (layer.ff if block[2] == "ff" else layer.attention).share(block[3])
+    if block := re.match(r"layers_(\d+)/(attention|ff|last)/(.*)", path):
+        return config.layers[int(block[1])].blocks[block[2]].share(block[3])
+    if config.side is not None and path.startswith("side/"):
+        return config.side.share(path.removeprefix("side/"))
     unread = path.startswith("position") or path.endswith("table")
     return 0.0 if unread or (path.startswith("embedding") and not config.tied_head) else 1.0
 

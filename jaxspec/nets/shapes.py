@@ -40,7 +40,10 @@ class Block(Protocol):
         ...
 
     def module(self, config: DecoderConfig) -> Any:
-        """Makes the Linen module, [B, T, M] -> [B, T, M], without a parent: the layer it is given to adopts it."""
+        """Makes the Linen module, [B, T, M] -> [B, T, M], without a parent: the layer it is given to adopts it.
+
+        `LayerShape.last` takes a second array, and `DecoderConfig.side` other ones: see there.
+        """
         ...
 
     def share(self, path: str) -> float:
@@ -190,11 +193,19 @@ class LayerShape:
     Attributes:
         attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with their methods.
         post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
+        last: a third block, (stream [B, T, M], the layer's side input [B, T, P] or None) -> stream; None for none.
     """
 
     attention: AttentionShape
     ff: FeedForwardShape
     post_norms: bool = False
+    last: Block | None = None
+
+    @property
+    def blocks(self) -> dict[str, Block]:
+        """The blocks by the names that their parameters have in a layer."""
+        blocks = {"attention": self.attention, "ff": self.ff, "last": self.last}
+        return {name: block for name, block in blocks.items() if block is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +241,8 @@ class DecoderConfig:
         buckets, max_distance: options of relative biases.
         max_positions: longest row to accept, and the size of a table of positions; None if nothing limits it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        side: what each layer's last block reads of a token beside the stream (Gemma 4's embeddings per layer), (ids
+            [B, T], embedded ids [B, T, M]) -> [B, T, layers, P]; None for nothing.
         dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
     """
 
@@ -245,6 +258,7 @@ class DecoderConfig:
     max_distance: int = 128
     max_positions: int | None = None
     end_tokens: tuple[int, ...] = ()
+    side: Block | None = None
     dtype: str = "float32"
 
     def __post_init__(self):

@@ -85,15 +85,16 @@ def with_cache(
     at = kv.Pass(cache.length, x.shape[1]) if at is None else at
     caches, records, after = [], [], []
     for i, (layer, old) in enumerate(zip(layers, cache.layers, strict=True)):
-        read, record = functools.partial(old.read, at, tuple(records)), (None,)
-        if parts is None:
-            x, *record = layer(x, read)
-        elif i in parts.attention:
-            x, *record = layer(x, read, mlp=i in parts.mlp)
-        elif i in parts.mlp:
-            x, *_ = layer(x, read, attention=False)
-        records.append(record[0] if len(record) == 1 else tuple(record))
-        caches.append(old if records[-1] is None else old.after(records[-1], at))
+        read = functools.partial(old.read, at, tuple(records))
+        if parts is None or i in parts.attention:
+            x, *record = layer(x, read) if parts is None else layer(x, read, mlp=i in parts.mlp)
+            records.append(record[0] if len(record) == 1 else tuple(record))
+            caches.append(old.after(records[-1], at))
+        else:
+            x = layer(x, read, attention=False)[0] if i in parts.mlp else x
+            # A later layer may share its keys, which an earlier call has written for these tokens.
+            records.append((old.keys, old.values) if isinstance(old, kv.Whole | kv.Window) else None)
+            caches.append(old)
         after.append(x)
     tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
     return x, tapped, cache.grown(caches, at)
@@ -210,14 +211,14 @@ class Decoder(Protocol):
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
-    ) -> Float[Array, "B T M"]:
-        """Embeds tokens for the first layer, at each row's own length."""
+    ) -> Float[Array, "B T D"]:
+        """Embeds tokens at each row's own length. What layers read beside the stream lies behind it: D >= M."""
         ...
 
     def run(
         self,
         cache: kv.KVCache,
-        x: Float[Array, "B T M"],
+        x: Float[Array, "B T D"],
         parent: Int[Array, "B N"] | None = None,
         parts: Parts | None = None,
         real: Int[Array, " B"] | None = None,
@@ -234,20 +235,21 @@ class Decoder(Protocol):
         ...
 
 
-def layers_of(module: nn.Module, count: int) -> Layers:
-    """Makes the `LanguageModel.layers` of a network with the methods of `Decoder`."""
+def layers_of(module: nn.Module, count: int, width: int, sources: Sequence[tuple[int, int]] = ()) -> Layers:
+    """Makes the `LanguageModel.layers` of a network of this width with the methods of `Decoder`."""
 
     def embed(params, cache, tokens, parent=None):
         return nn.apply(lambda net: net.embed(cache, tokens, parent), module)({"params": params})
 
     def run(params, cache, x, parts, parent=None):
-        x, _, cache = nn.apply(lambda net: net.run(cache, x, parent, parts), module)({"params": params})
-        return x, cache
+        stream, _, cache = nn.apply(lambda net: net.run(cache, x, parent, parts), module)({"params": params})
+        side = x[..., stream.shape[-1] :]  # for the layers that follow
+        return (jnp.concatenate([stream, side], axis=-1) if side.size else stream), cache
 
     def features(params, x):
-        return nn.apply(lambda net: net.features(x), module)({"params": params})
+        return nn.apply(lambda net: net.features(x[..., :width]), module)({"params": params})
 
-    return Layers(count, embed, run, features)
+    return Layers(count, embed, run, features, tuple(sources))
 
 
 def decoder_only(
@@ -304,7 +306,8 @@ def decoder_only(
 
         return nn.apply(feed, module)({"params": params})
 
-    takes_trees = jax.eval_shape(lambda: empty(1, Room(2, rewind=1))).takes_trees
+    sizes = jax.eval_shape(lambda: empty(1, Room(2, rewind=1)))
+    sources = [(i, layer.source) for i, layer in enumerate(sizes.layers) if isinstance(layer, kv.Shared)]
     return LanguageModel(
         prefill,
         extend,
@@ -312,11 +315,11 @@ def decoder_only(
         vocab_size,
         max_positions=max_positions,
         head=head_of(module),
-        select=kv.select if takes_trees else None,
+        select=kv.select if sizes.takes_trees else None,
         feature_size=feature_size,
         embed=embed_of(module),
         taps=taps,
-        layers=layers_of(module, layers),
+        layers=layers_of(module, layers, feature_size, sources),
         end_tokens=end_tokens,
         is_causal=True,
     )

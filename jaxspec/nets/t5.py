@@ -364,7 +364,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         config.dim,
         stack.embed_of(module),
         taps,
-        stack.layers_of(module, config.decoder_layers),
+        stack.layers_of(module, config.decoder_layers, config.dim),
         Encoder(encoder_params, lambda params, encoder: params | encoder, prefill),
         end_tokens=config.end_tokens,
         is_causal=True,

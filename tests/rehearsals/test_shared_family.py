@@ -1,10 +1,13 @@
-"""A family whose layers differ in head size, and in part attend to the keys of earlier ones, is one file: this one.
+"""A family whose layers differ in head size, share keys and read embeddings of their own is one file: this one.
 
-Local layers have small heads and a window, global ones large heads with rotary bases of their own. The last two layers
-have no keys: they attend to what the last layer of their kind attends to.
+It is a value of `nets.decoder`'s configuration. Local layers have small heads and a window, global ones large heads and
+another rotary base. The last two layers have no keys: they attend to what the last layer of their kind attends to. Each
+layer ends with a block that reads the token's embedding for that layer, and scales the stream (Gemma 4).
 """
 
+import dataclasses
 import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,112 +16,140 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import Model, drafters
-from jaxspec.core import kv_cache as kv
-from jaxspec.nets import rotary, stack
-from jaxspec.nets.attention import Attention, RMSNorm
+from jaxspec import Model, drafters, nets
+from jaxspec.nets import decoder
+from jaxspec.nets.attention import RMSNorm
+from jaxspec.nets.rotary import Rotary
+from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from tests.marks import marked
 
-VOCAB, DIM, HEADS, WINDOW = 11, 8, 2, 3
-HEAD_DIM, BASE = {True: 4, False: 8}, {True: 10.0, False: 100.0}  # of local layers, of global ones
-LOCAL, SOURCE = (True, False, True, False, True), (None, None, None, 1, 2)
+VOCAB, DIM, SIDE = 11, 8, 3
 
 
-class Layer(nn.Module):
-    local: bool
-    shares: bool
+@dataclasses.dataclass(frozen=True)
+class SideShape:
+    """Embeddings of `dim` numbers for each layer, to which a projection of the token's own embedding is added."""
+
+    dim: int
+    parts: ClassVar = {}
+    layouts: ClassVar = {"side/table": ("vocab", "sides"), "side/projection": ("sides", "dim")}
+
+    def share(self, path):
+        return 0.0 if path.startswith("table") else 1.0
+
+    def module(self, config):
+        return SideEmbedding(config.vocab_size, len(config.layers), self.dim)
+
+
+class SideEmbedding(nn.Module):
+    vocab: int
+    layers: int
+    dim: int
 
     @nn.compact
-    def __call__(self, x, read, masks, rotations):
-        size = HEAD_DIM[self.local]
-        attention, y = Attention(HEADS, 1, size, DIM, size**-0.5), RMSNorm()(x)
-        own = () if self.shares else attention.keys_values(y, rotations[self.local])
-        keys, values = read(*own)
-        x = x + attention(y, keys, values, masks[self.local], None, rotations[self.local])
-        return x, keys, values
+    def __call__(self, tokens, x):
+        table = self.param("table", nn.initializers.normal(1.0), (self.vocab, self.layers * self.dim))
+        projection = self.param("projection", nn.initializers.normal(1.0), (self.layers * self.dim, x.shape[-1]))
+        shape = (*tokens.shape, self.layers, self.dim)
+        return table[tokens].reshape(shape) + RMSNorm()((x @ projection.T).reshape(shape))
 
 
-class Network(nn.Module):
-    def setup(self):
-        self.embedding = nn.Embed(VOCAB, DIM)
-        self.layers = [Layer(local, source is not None) for local, source in zip(LOCAL, SOURCE, strict=True)]
-        self.norm, self.head = RMSNorm(), nn.Dense(VOCAB)
+@dataclasses.dataclass(frozen=True)
+class GateShape:
+    """The block at a layer's end: what the stream lets through of the layer's embedding; and a scalar."""
 
-    def __call__(self, tokens):
-        """The logits of whole rows, without a cache."""
-        size = tokens.shape[1]
-        past = jnp.arange(size)[:, None] - jnp.arange(size)[None]
-        masks = {local: ((past >= 0) & (past < (WINDOW if local else size)))[None, None] for local in (True, False)}
-        x, records = self.embedding(tokens), []
-        layers = self._layers(masks, jnp.arange(size, dtype=jnp.int32)[None])
-        for layer, source in zip(layers, SOURCE, strict=True):
-            x, *record = layer(x, lambda *own, source=source: own if source is None else records[source])
-            records.append(record)
-        return self.logits(self.features(x))
+    dim: int
+    parts: ClassVar = {}
+    layouts: ClassVar = {"last/gate": ("sides", "dim"), "last/out": ("dim", "sides"), "last/scalar": ("one",)}
 
-    def embed(self, cache, tokens, parent=None):
-        return self.embedding(tokens)
+    def share(self, path):
+        return 1.0
 
-    def run(self, cache, x, parent=None, parts=None, real=None):
-        at = kv.Pass(cache.length, x.shape[1], parent, real)
-        views = cache.views(at)
-        assert views[3] is views[1] and views[4] is views[2] is views[0]
-        masks = {local: views[LOCAL.index(local)].mask()[:, None] for local in (True, False)}
-        return stack.with_cache(self._layers(masks, at.positions()), x, cache, parts=parts, at=at)
-
-    def _layers(self, masks, position):
-        rotations = {
-            local: rotary.rotation(position, rotary.frequencies(HEAD_DIM[local], BASE[local]))
-            for local in (True, False)
-        }
-        return [functools.partial(layer, masks=masks, rotations=rotations) for layer in self.layers]
-
-    def features(self, x):
-        return self.norm(x)
-
-    def logits(self, features):
-        return self.head(features)
+    def module(self, config):
+        return Gate(self.dim, parent=None)
 
 
-def empty(batch, room):
-    kinds = [kv.window(1, 4, WINDOW), kv.whole(1, 8), kv.window(1, 4, WINDOW), kv.shared(1), kv.shared(2)]
-    return kv.empty(batch, room, kinds)
+class Gate(nn.Module):
+    dim: int
+
+    @nn.compact
+    def __call__(self, x, side):
+        gate = self.param("gate", nn.initializers.normal(0.5), (self.dim, x.shape[-1]))
+        out = self.param("out", nn.initializers.normal(0.5), (x.shape[-1], self.dim))
+        scalar = self.param("scalar", nn.initializers.ones, (1,))
+        return (x + (nn.gelu(x @ gate.T) * side) @ out.T) * scalar[None, None]
 
 
-def init(config, key):
-    return Network().init(key, jnp.zeros((1, 2), jnp.int32))["params"]
-
-
-def network(seed=0):
-    """The family's language model, and its parameters."""
-    lm = stack.decoder_only(Network(), init, None, empty, len(LOCAL), VOCAB, None, DIM)
-    flat, unravel = jax.flatten_util.ravel_pytree(init(None, jax.random.key(seed)))
-    return lm, unravel(flat + 0.5 * jax.random.normal(jax.random.key(seed + 1), flat.shape))
-
-
-def whole_rows(params, rows):
-    return Network().apply({"params": params}, rows)
+LOCAL = AttentionShape(
+    heads=2, kv_heads=1, head_dim=4, window=3, rotary=Rotary(10.0), query_scalar=1.0, value_norm=True
+)
+GLOBAL = AttentionShape(heads=2, kv_heads=1, head_dim=8, rotary=Rotary(100.0), keys_are_values=True)
+SHARED = dataclasses.replace(GLOBAL, shares=1), dataclasses.replace(LOCAL, shares=2)
+CONFIG = DecoderConfig(
+    VOCAB,
+    DIM,
+    tuple(
+        LayerShape(attention, FeedForwardShape(6 if attention.shares is None else 12), last=GateShape(SIDE))
+        for attention in (LOCAL, GLOBAL, LOCAL, *SHARED)
+    ),
+    side=SideShape(SIDE),
+)
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7], [1, 8, 2, 8, 1, 8]]
 
 
 @functools.cache
 def model(seed=0):
-    return Model(*network(seed), name=f"shared-{seed}")
+    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(seed)))
+    params = unravel(flat + 0.3 * jax.random.normal(jax.random.key(seed + 1), flat.shape))
+    return Model(decoder.language_model(CONFIG), params, None, CONFIG, name=f"shared-{seed}")
 
 
-ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7], [1, 8, 2, 8, 1, 8]]
+def whole_rows(params, rows):
+    """The logits of whole rows, without a cache."""
+    return decoder.Decoder(CONFIG).apply({"params": params}, rows)
+
+
+def network(seed=0):
+    """The family's language model, and its parameters."""
+    return model(seed).lm, model(seed).params
 
 
 def test_layers_without_keys_hold_nothing():
-    cache = jax.eval_shape(lambda: empty(2, jaxspec.core.Room(20, rewind=4)))
+    cache = jax.eval_shape(lambda: decoder.empty_cache(CONFIG, 2, jaxspec.core.Room(20, rewind=4)))
     assert [keys.shape for keys in cache.keys] == [(2, 1, 7, 4), (2, 1, 20, 8), (2, 1, 7, 4)]
-    params = jax.eval_shape(lambda: init(None, jax.random.key(0)))
-    assert ["key" in params[f"layers_{i}"]["Attention_0"] for i in range(5)] == [source is None for source in SOURCE]
+    shapes = nets.net_of(CONFIG).shapes(CONFIG)
+    assert ["key" in shapes[f"layers_{i}"]["attention"] for i in range(5)] == [True] * 3 + [False] * 2
+    assert shapes["side"]["table"].shape == (VOCAB, 5 * SIDE)
 
 
-@pytest.mark.parametrize("kind", marked(["itself", "a tree"], slow=["a tree"]))
-def test_drafted_text_is_plain_text(kind):
-    drafter = model() if kind == "itself" else drafters.tree(model(5), (2, 1))
+def test_each_layer_reads_its_part_of_the_side_inputs():
+    """Whatever is changed in one layer's part changes the streams after that layer, and none before it."""
+    params, rows = model().params, jnp.array(ROWS[:1])
+    streams = decoder.Decoder(CONFIG).apply({"params": params}, rows, method="streams")
+    for layer in range(5):
+        table = params["side"]["table"].at[:, layer * SIDE].add(1.0)
+        changed = params | {"side": params["side"] | {"table": table}}
+        after = decoder.Decoder(CONFIG).apply({"params": changed}, rows, method="streams")
+        same = [bool((x == y).all()) for x, y in zip(streams, after, strict=True)]
+        assert same == [True] * layer + [False] * (5 - layer)
+
+
+DRAFTERS = {
+    "itself": lambda: model(),
+    "a tree": lambda: drafters.tree(model(), (2, 1)),
+    "its first layers": lambda: drafters.early_exit(model(), 2),
+    "all but some": lambda: drafters.skip_layers(model(), attention=[3], mlp=[1]),
+}
+
+
+@pytest.mark.parametrize("name", marked(list(DRAFTERS), slow=["a tree", "all but some"]))
+def test_drafted_text_is_plain_text(name):
     options = dict(max_new_tokens=14, eos_ids=())
-    out = jaxspec.generate(model(), ROWS, drafter=drafter, gamma=3, **options)
+    out = jaxspec.generate(model(), ROWS, drafter=DRAFTERS[name](), gamma=3, **options)
     assert out.tokens.tolist() == jaxspec.generate(model(), ROWS, **options).tokens.tolist()
     assert out.stats.accepted.sum() > 0
+
+
+def test_keys_that_are_skipped_cannot_be_shared():
+    with pytest.raises(ValueError, match=r"layer 4 .* keys of layer 2, whose attention is skipped: expected both"):
+        drafters.skip_layers(model(), attention=[2, 3])
