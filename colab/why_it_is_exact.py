@@ -55,10 +55,9 @@ try:
 except ImportError:
     widgets = None
 
-from benchmarks import figures
+from benchmarks import divergence, figures
 from benchmarks.figures import sampling
 from benchmarks.figures.style import BLUE, GREEN, canvas
-from jaxspec.analysis import divergence
 
 WORDS = ["the", "a", "cat", "dog", "sat"]
 p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # the target's probabilities of the next word

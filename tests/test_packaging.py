@@ -72,16 +72,16 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 }
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
-    "analysis": 5_442,
+    "analysis": 5_294,
     "cli": 4_146,
     "core": 3_845,
     "decode": 4_694,
     "draft_heads": 3_587,
-    "drafters": 4_803,
+    "drafters": 4_742,
     "files": 698,
     "jobs": 2_271,
     "nets": 3_591,
-    "policies": 642,
+    "policies": 579,
     "rules": 1_572,
     "sampling": 842,
     "testing": 2_174,
@@ -89,7 +89,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "trace": 454,
     "training": 2_873,
     "vocab": 649,
-    "weights": 5_510,
+    "weights": 5_466,
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -22,7 +22,6 @@ from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.testing import table_model
 from jaxspec.weights import parameters
 from jaxspec.weights.hf_families.gpt import SIZES as GPT
-from jaxspec.weights.hf_families.lamda import SIZES as LAMDA
 from jaxspec.weights.loading import shipped
 
 KINDS = ["encoder", "llama", "gpt", "int8"]  # of scripts/placement.py; the last drafts by looking up
@@ -36,7 +35,7 @@ NETS = {
     "t5-small": (t5, t5.SIZES["t5-small"]),
     "gpt-97m": (decoder, GPT["gpt-97m"]),
     "llama": (decoder, LLAMA),
-    "lamda": (decoder, next(iter(LAMDA.values()))),
+    "relative": (decoder, nets.replace(LLAMA, positions="relative")),
 }
 PROMPT = jaxspec.Prompt(jnp.array([[1, 2]]), jnp.array([2]))
 

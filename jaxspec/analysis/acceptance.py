@@ -260,24 +260,3 @@ def teacher_forced(
         return first.logits
     rest, _ = lm.extend(params, cache, tokens[:, :-1])
     return jnp.concatenate([first.logits, rest.logits], axis=1)
-
-
-def accepted_after(prepared: Prepared) -> Int[np.ndarray, "B N"]:
-    """Counts the draft tokens in a row that a greedy round accepts which begins after each token of the text.
-
-    `policies.oracle` needs these: no draft-length policy can gain more.
-
-    Args:
-        prepared: a generation with a target and a draft model, at temperature 0.
-
-    Example:
-        >>> from jaxspec.testing import prepared_table
-        >>> prepared = prepared_table(max_new_tokens=5)
-        >>> accepted_after(prepared.replace(drafter=prepared.target)).tolist()
-        [[4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
-    """
-    is_right = measure(prepared).overlaps > 0
-    counts = np.zeros(is_right.shape, np.int32)
-    for t in range(is_right.shape[1] - 2, -1, -1):
-        counts[:, t] = np.where(is_right[:, t + 1], counts[:, t + 1] + 1, 0)
-    return counts

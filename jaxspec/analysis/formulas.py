@@ -10,8 +10,8 @@ Plain functions of numbers or arrays (they broadcast), computed in float64. The 
 
 Equation 1 assumes an endless text, and draft tokens that are accepted independently of each other. `expected_rounds`
 takes a text that ends and the probabilities of its own positions (from `replay`). It computes the mean of a Markov
-chain over the text's tokens, without sampling. An argument out of range is a ValueError. `divergence` has alpha from
-distributions, and `roofline` v from a machine.
+chain over the text's tokens, without sampling. An argument out of range is a ValueError.
+`roofline` has v from a machine.
 
 Shapes: T tokens of one text, G gamma.
 

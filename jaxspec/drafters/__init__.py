@@ -29,7 +29,6 @@ from jaxspec.drafters.share_encoder import share_encoder
 from jaxspec.drafters.trees.dynamic_tree import dynamic_tree
 from jaxspec.drafters.trees.sequences import sequences
 from jaxspec.drafters.trees.tree import tree
-from jaxspec.drafters.uniform import uniform
 
 if TYPE_CHECKING:
     from jaxspec.draft_heads.block import block
@@ -67,7 +66,6 @@ __all__ = [
     "suffix",
     "token_recycling",
     "tree",
-    "uniform",
     "unigram",
     "without_backoff",
 ]

@@ -27,8 +27,8 @@ def horizontal_cascade(
     """Drafts `tokens` tokens with one drafter and the others of gamma with another, which reads those of the first.
 
     A draft token counts only if all before it are accepted, so the first ones are worth a better drafter, and the later
-    ones no more than a cheap one: a small model and then n-gram tables, n-gram tables and then `uniform`. `then` may be
-    such a cascade again. Where `first` has nothing, `then` drafts at once.
+    ones no more than a cheap one: a small model and then n-gram tables, for example. `then` may be such a cascade
+    again. Where `first` has nothing, `then` drafts at once.
 
     Args:
         first: of chains; a drafter on hidden states or the target's own layers may be one.

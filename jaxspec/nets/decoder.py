@@ -1,6 +1,6 @@
 """The decoder-only network of today's model families: norms, attention and feed-forward blocks, layer by layer.
 
-A configuration says of each layer what it is made of (`nets.shapes`). Llama, Mistral, Qwen, Gemma, LaMDA and GPT-2 are
+A configuration says of each layer what it is made of (`nets.shapes`). Llama, Mistral, Qwen, Gemma and GPT-2 are
 values of it: see `jaxspec.weights.hf_families`. Layers with a window attend to it only, and their caches are rings that
 hold little more (`core.kv_cache`), where there is room for more.
 

@@ -10,6 +10,5 @@ from jaxspec.policies.confidence import confidence
 from jaxspec.policies.constant import constant
 from jaxspec.policies.entropy import entropy
 from jaxspec.policies.heuristic import heuristic
-from jaxspec.policies.oracle import oracle
 
-__all__ = ["adaptive", "confidence", "constant", "entropy", "heuristic", "oracle"]
+__all__ = ["adaptive", "confidence", "constant", "entropy", "heuristic"]

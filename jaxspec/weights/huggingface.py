@@ -243,7 +243,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     this, and the first writes.
 
     Args:
-        model: of any family but LaMDA's.
+        model: a model of one of the families in `hf_families`.
         folder: where to.
         overwrite: whether a Hugging Face folder that is there already may be replaced.
 

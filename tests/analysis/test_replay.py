@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import jaxspec
+from benchmarks import divergence
 from jaxspec import rules, sampling
-from jaxspec.analysis import acceptance, divergence, replay
+from jaxspec.analysis import acceptance, replay
 from jaxspec.analysis.statistics import Ratio
 from jaxspec.core import Prompt, token_rows
 from jaxspec.decode.request import prepare

@@ -15,6 +15,7 @@ from jaxspec.nets import decoder, t5
 from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.vocab import trim
+from tests.drafters.uniform import uniform
 
 PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0]]), jnp.array([4, 2]))
 TASK = Task("ids", PROMPT, new_tokens=9, ends=False)
@@ -110,7 +111,7 @@ def test_without_pytorch_it_says_what_to_do(monkeypatch):
         (dict(sampling={"temperature": 1.0}), "expected temperature 0"),
         (dict(rule=rules.block()), "the rejection rule"),
         (dict(policy="adaptive"), "no policy"),
-        (dict(drafter=drafters.uniform()), "a model or prompt_lookup"),
+        (dict(drafter=uniform()), "a model or prompt_lookup"),
         (dict(drafter="half"), "expected a network of jaxspec.nets in float32"),
     ],
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import nets, policies
+from benchmarks.oracle import oracle
+from jaxspec import nets
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from tests.draft_heads.test_drafters import LLAMA, drafter_of, noisy, target_of
@@ -206,5 +207,5 @@ def test_so_it_has_with_other_drafters(drafter):
 @pytest.mark.slow
 def test_so_it_has_where_a_policy_has_kept_a_model_from_reading():
     """Rounds without a draft are not read by the drafter, so that it lacks more than the last tokens of a turn."""
-    policy = policies.oracle(np.array([[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]))
+    policy = oracle(np.array([[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]))
     talk_through(with_template(TARGET), DRAFT, policy=policy)

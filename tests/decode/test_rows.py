@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from benchmarks.oracle import oracle
 from jaxspec import drafters, policies
 from jaxspec.core import BoundDrafter, BoundPolicy, Caches, Drafter, Policy, Weights, token_rows
 from jaxspec.decode import loop
@@ -27,6 +28,7 @@ from jaxspec.drafters.lookups import datastore
 from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model
+from tests.drafters.uniform import uniform
 from tests.marks import marked
 
 VOCAB = 11
@@ -82,7 +84,7 @@ CHAINS = {
     "greedy": lambda target: drafters.greedy(model(target, 2)),
     "n-grams": lambda target: drafters.model(tables(target)),
     "without_backoff": lambda target: drafters.without_backoff(tables(target)),
-    "uniform": lambda target: drafters.uniform(),
+    "uniform": lambda target: uniform(),
     "prompt_lookup": lambda target: drafters.prompt_lookup(),
     "online_ngram": lambda target: drafters.online_ngram(3, top=2, slots=16),
     "retrieval": lambda target: drafters.retrieval(datastore.build(WRITTEN, vocab_size=VOCAB), shortest=1),
@@ -99,7 +101,7 @@ LIMITING = {
     "constant": policies.constant(2),
     "heuristic": policies.heuristic(start=2, grow=1),
     "adaptive": policies.adaptive(0.1, 0.1, pause=1),
-    "oracle": policies.oracle(np.arange(16)[None] % 4),
+    "oracle": oracle(np.arange(16)[None] % 4),
 }
 NESTED = {name: CHAINS[name] for name in ("a model", "early exit")}  # whose states hold the network's own caches
 CONFIDENCE = LIMITING | {"confidence": policies.confidence(0.3)}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.oracle import oracle
 from jaxspec import drafters, policies, rules
 from jaxspec.core import BoundDrafter, Prompt
 from jaxspec.drafters.common import as_drafter
@@ -13,6 +14,7 @@ from jaxspec.drafters.lookups import datastore
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import table_model
 from jaxspec.vocab.remap import map_vocabulary
+from tests.drafters.uniform import uniform
 
 EXACT = 1e-5  # total variation; float32 comes to some 1e-7
 TARGET, MODEL = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
@@ -30,7 +32,7 @@ POLICIES = {
     "confidence": policies.confidence(0.45),
     "entropy": policies.entropy(1, 2, 0.5),
     "adaptive": policies.adaptive(0.1, 0.1, pause=1),
-    "oracle": policies.oracle(np.array([[2, 0, 1]])),
+    "oracle": oracle(np.array([[2, 0, 1]])),
 }
 
 # Of three tokens.
@@ -77,7 +79,7 @@ CASES = {
         drafters.without_backoff(TRIGRAM), drafters.without_backoff(LARGE_TABLES), policies=ALL
     ),
     "argmax without back-off": Case(drafters.greedy(drafters.without_backoff(TRIGRAM)), policies=ALL),
-    "uniform": Case(drafters.uniform(), drafters.uniform(), policies=ALL),
+    "uniform": Case(uniform(), uniform(), policies=ALL),
     "prompt_lookup": Case(
         drafters.prompt_lookup(2), drafters.prompt_lookup(2), policies=ALL, usual_policies=("adaptive",)
     ),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, policies
+from jaxspec import policies
 from jaxspec.core import Caches, DraftContext, DraftStart, Forward, Prompt, noise
 from jaxspec.testing import table_model
+from tests.drafters.uniform import uniform
 
 VOCAB = 6
 TARGET = table_model(jax.random.key(3), VOCAB)
@@ -24,7 +25,7 @@ def test_nothing_is_drawn_beyond_the_limits(limit, draws, monkeypatch):
         return gumbel(keys, vocab)
 
     monkeypatch.setattr(noise, "gumbel", counted)
-    drafter, keys = drafters.uniform().functions, jax.random.split(jax.random.key(0), 2)
+    drafter, keys = uniform().functions, jax.random.split(jax.random.key(0), 2)
     caches = Caches(None, drafter.init(DraftStart(None, PROMPT, None, Forward(jnp.zeros((2, 1, VOCAB)), None))))
     draft, _ = drafter.propose(None, caches, DraftContext(keys, PROMPT, jnp.array(limit), 4, True, None))
     jax.effects_barrier()
@@ -46,6 +47,6 @@ def test_nothing_is_drawn_beyond_the_limits(limit, draws, monkeypatch):
 )
 def test_a_policy_reads_the_uniform_distribution(policy, draft_tokens):
     options = dict(max_new_tokens=12, temperature=1.0, key=jax.random.key(0))
-    out = jaxspec.generate(TARGET, PROMPT, drafter=drafters.uniform(), gamma=3, policy=policy, **options)
+    out = jaxspec.generate(TARGET, PROMPT, drafter=uniform(), gamma=3, policy=policy, **options)
     first = out.trace.draft_length[:, 0]
     assert first.tolist() == [draft_tokens] * 2 and out.trace.draft_length.max() == draft_tokens

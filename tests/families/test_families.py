@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import nets, rules
+from jaxspec import rules
 from jaxspec.nets import decoder
 from jaxspec.weights import hf_families
-from jaxspec.weights.hf_families import FAMILIES, FamilyError, lamda
+from jaxspec.weights.hf_families import FAMILIES, FamilyError
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
 LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -189,10 +189,10 @@ def test_local_rotary_positions_that_are_null_are_the_published_ones():
 
 
 @pytest.mark.slow
-def test_lamda_is_sampled_with_top_40():
+def test_a_shape_like_lamdas_is_sampled_with_top_40():
     """Speculative text, by the coupled rule, is token for token plain text; and no token is outside of the 40."""
-    shape = {"vocab_size": 96, "ff_dim": 64, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8}
-    configs = [nets.replace(lamda.SIZES["lamda-100m"], dim=dim, **shape) for dim in (24, 16)]
+    shape = {"activation": "gelu", "tied_head": True, "positions": "relative"}
+    configs = [decoder.decoder_config(96, dim, 64, 1, 2, 2, 8, **shape) for dim in (24, 16)]
     target, draft = (
         jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(i)), None, config, "lamda")
         for i, config in enumerate(configs)

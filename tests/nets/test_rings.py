@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, nets, policies
+from benchmarks.oracle import oracle
+from jaxspec import drafters, nets
 from jaxspec.core import Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.decode import loop
@@ -242,7 +243,7 @@ def test_rows_that_a_policy_keeps_from_drafting_write_nothing_ahead(model_with):
 
     def run(slack):
         target, draft = model_with(WITHOUT), model_with(DEEP, slack, seed=5)
-        policy = policies.oracle(np.array([[2] * 40, [0] * 24 + [2] * 16]))
+        policy = oracle(np.array([[2] * 40, [0] * 24 + [2] * 16]))
         options = dict(drafter=draft, gamma=2, policy=policy, max_new_tokens=40, eos_ids=())
         return jaxspec.generate(target, Prompt(ROWS[:2], LENGTH[:2]), **options).trace.draft.tolist()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from benchmarks.oracle import accepted_after, oracle
 from jaxspec import drafters, policies, rules
 from jaxspec.core import Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.decode import loop, request
@@ -186,9 +187,7 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
             policies.adaptive(0.0, 0.3, alpha=0.9, together="batch"),
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow
-        ),
+        pytest.param(oracle(np.ones((3, 17), int)), oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow),
         (policies.adaptive(0.1, 0.1), policies.adaptive(0.1, [1.0, 1.4, 2.0])),
         (policies.adaptive(0.1, [1.0, 1.4, 2.0]), policies.adaptive(0.1, [1.0, 1.0, 1.1, 1.1, 1.2])),
     ],
@@ -405,10 +404,8 @@ def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha,
 
 @pytest.mark.slow
 def test_oracle_makes_no_draft_token_in_vain():
-    from jaxspec.analysis.acceptance import accepted_after
-
     accepted = accepted_after(request.prepare(TARGET, PROMPT, drafter=GOOD, max_new_tokens=17))
-    out = decode(policies.oracle(accepted), gamma=16)
+    out = decode(oracle(accepted), gamma=16)
     assert out.stats.accepted.tolist() == out.stats.drafted.tolist() and out.stats.drafted.sum() > 0
     most = decode(policies.constant(16), gamma=16)
     assert out.stats.rounds.tolist() == most.stats.rounds.tolist() and out.stats.drafted[0] < most.stats.drafted[0]
@@ -433,7 +430,7 @@ def test_oracle_makes_no_draft_token_in_vain():
         (lambda: policies.adaptive(v=[1.0, float("inf")]), "v is"),
         (lambda: policies.heuristic(grow=float("inf")), "grow is inf"),
         (lambda: policies.heuristic(start=0), "start is 0"),
-        (lambda: policies.oracle(np.ones(3)), "expected counts"),
+        (lambda: oracle(np.ones(3)), "expected counts"),
         (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
         (lambda: decode(policies.constant(1), None), "a policy and no drafter"),
         (lambda: decode(policies.constant([1, 2])), "2 rows, but there are 3 prompts"),

@@ -16,7 +16,6 @@ from jaxspec import nets, sharding
 from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, quantisation
-from jaxspec.weights.hf_families import lamda
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, assert_same, model_of
 
@@ -199,10 +198,9 @@ def test_interrupted_saving_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_what_transformers_lacks_is_not_saved(tmp_path):
-    shape = {"dim": 16, "ff_dim": 24, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 4, "vocab_size": 24}
-    model = model_of(nets.replace(lamda.SIZES["lamda-100m"], **shape))
+    model = model_of(nets.replace(LLAMA, positions="relative"))
     with pytest.raises(CheckpointError, match="it cannot be saved for transformers: transformers has no model of this"):
-        huggingface.save(model, tmp_path / "lamda")
+        huggingface.save(model, tmp_path / "relative")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from jaxspec.weights import quantised_files
-from jaxspec.weights.hf_families import gemma, gpt, lamda, llama, mistral, qwen, t5
+from jaxspec.weights.hf_families import gemma, gpt, llama, mistral, qwen, t5
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
 
 __all__ = ["FAMILIES", "Family", "FamilyError", "Tensor", "describe", "of"]
@@ -22,7 +22,6 @@ FAMILIES: tuple[Family, ...] = (
     qwen.QWEN3,
     gemma.GEMMA2,
     gemma.GEMMA3,
-    lamda.LAMDA,
 )
 
 

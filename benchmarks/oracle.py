@@ -1,4 +1,4 @@
-"""For analysis: the policy that knows how many draft tokens will be accepted."""
+"""The policy that knows how many draft tokens will be accepted: no draft-length policy can gain more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxspec.analysis import acceptance
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
+from jaxspec.decode.request import Prepared
 
 
 class Params(NamedTuple):
@@ -23,8 +25,7 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> BoundPolicy:
 
     Args:
         accepted: entry [b, t] is how many draft tokens would be accepted in a round that begins after token t of row
-            b's new text (t = 0: after the first token). For greedy text `analysis.acceptance.accepted_after` returns
-            it.
+            b's new text (t = 0: after the first token). For greedy text `accepted_after` returns it.
 
     Raises:
         ValueError: an array that is not of two dimensions, or holds a negative number.
@@ -60,3 +61,22 @@ def _oracle() -> Policy:
         return state + num_committed
 
     return Policy(init, max_draft, update)
+
+
+def accepted_after(prepared: Prepared) -> Int[np.ndarray, "B N"]:
+    """Counts the draft tokens in a row that a greedy round accepts which begins after each token of the text.
+
+    Args:
+        prepared: a generation with a target and a draft model, at temperature 0.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(max_new_tokens=5)
+        >>> accepted_after(prepared.replace(drafter=prepared.target)).tolist()
+        [[4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
+    """
+    is_right = acceptance.measure(prepared).overlaps > 0
+    counts = np.zeros(is_right.shape, np.int32)
+    for t in range(is_right.shape[1] - 2, -1, -1):
+        counts[:, t] = np.where(is_right[:, t + 1], counts[:, t + 1] + 1, 0)
+    return counts

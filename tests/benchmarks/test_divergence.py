@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import divergence
 from jaxspec import core, rules
-from jaxspec.analysis import divergence
 from jaxspec.core import noise
 
 
