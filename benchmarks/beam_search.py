@@ -48,7 +48,7 @@ def arguments():
 def prompts_of(target, task, count, width):
     path = resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
     texts = [json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:count]]
-    frame, keeps_end = frame_of(target.tokenizer), target.lm.start_token is None
+    frame, keeps_end = frame_of(target.tokenizer), target.lm.limits.start_token is None
     rows = target.tokenizer(texts)["input_ids"]
     return [frame.cut(row, width, keeps_end=keeps_end) if width and len(row) > width else row for row in rows]
 
@@ -100,7 +100,7 @@ def compare_with_transformers(target, rows, options):
     import torch
     import transformers
 
-    encoder = target.lm.start_token is not None
+    encoder = target.lm.limits.start_token is not None
     with tempfile.TemporaryDirectory() as folder:
         folder = huggingface.save(target, f"{folder}/target")
         kind = transformers.AutoModelForSeq2SeqLM if encoder else transformers.AutoModelForCausalLM

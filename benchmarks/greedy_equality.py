@@ -23,7 +23,7 @@ NEW, GAMMA = 32, 4
 
 def every_drafter(target, draft, tables):
     """Drafters by their names."""
-    layers = target.lm.layers.count
+    layers = target.lm.inside.layers.count
     few = jaxspec.trim_vocabulary(target, size=target.lm.vocab_size // 4)
     last = drafters.early_exit(target, layers - 1, head=few)
     return {

@@ -91,7 +91,7 @@ def transformers(prepared: Prepared, size: int, folder: Path) -> Decoded:
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
-    module, left = peer.exported(prepared.target, folder), prepared.target.lm.start_token is None
+    module, left = peer.exported(prepared.target, folder), prepared.target.lm.limits.start_token is None
     module.generation_config.eos_token_id = None
     rows, used, total = list[list[int]](), 0, 0
     for part in batches.in_batches(prepared, size):
@@ -152,7 +152,7 @@ def prompts_and_limits(target: Model, count: int, least: int, most: int) -> tupl
     ids = target.tokenizer(list(itertools.islice(itertools.cycle(texts), count)))["input_ids"]
     # Long rows are few, as in data sets: the logarithm of a limit is uniform.
     limits = np.exp(np.random.default_rng(0).uniform(np.log(least), np.log(most + 1), count)).astype(np.int32)
-    room = target.lm.max_positions if target.lm.start_token is None else None
+    room = target.lm.limits.max_positions if target.lm.limits.start_token is None else None
     fits = [room is None or len(row) + limit <= room for row, limit in zip(ids, limits, strict=True)]
     return [row for row, fit in zip(ids, fits, strict=True) if fit], limits[np.array(fits)]
 

@@ -70,7 +70,7 @@ def decode(
     elif not setting.is_plain:
         lookup = {"prompt_lookup_num_tokens": parts[0].decoder.gamma, "max_matching_ngram_size": MATCH}
         options = functools.partial(dict, lookup)
-    batches = [inputs(part.prompt, left=target.lm.start_token is None) for part in parts]
+    batches = [inputs(part.prompt, left=target.lm.limits.start_token is None) for part in parts]
     calls = [functools.partial(decode_rows, module, batch, new_tokens, options) for batch in batches]
     with counting(module) as passes:
         texts = [row for call in calls for row in call()]
@@ -150,7 +150,7 @@ def refuse(setting: Setting, prepared: Prepared) -> None:
         raise ValueError(
             "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"
         )
-    if setting.batch > 1 or (len(models) == 1 and prepared.target.lm.start_token is not None):
+    if setting.batch > 1 or (len(models) == 1 and prepared.target.lm.limits.start_token is not None):
         raise ValueError("transformers drafts for one prompt at a time, and looks up for decoder-only models alone")
 
 

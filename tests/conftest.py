@@ -176,7 +176,7 @@ def zoo():
     return {
         "debian-t5-large": base,
         "debian-t5-draft": word_model("debian-t5-draft", 2)._replace(params=base.params * 0.7),  # often right
-        "debian-gpt-base": gpt._replace(lm=gpt.lm._replace(max_positions=512)),
+        "debian-gpt-base": gpt._replace(lm=gpt.lm._replace(limits=gpt.lm.limits._replace(max_positions=512))),
         "debian-gpt-small": word_model("debian-gpt-small", 4, encoder=False),
         "stranger": word_model("stranger", 2, words=[*WORDS[:5], *reversed(WORDS[5:])]),
         "broken": base._replace(params=base.params * np.nan),

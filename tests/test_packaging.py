@@ -74,13 +74,13 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 5_294,
     "cli": 4_146,
-    "core": 3_845,
-    "decode": 4_694,
-    "draft_heads": 3_587,
-    "drafters": 4_742,
+    "core": 3_832,
+    "decode": 4_695,
+    "draft_heads": 3_573,
+    "drafters": 4_748,
     "files": 698,
     "jobs": 2_271,
-    "nets": 3_591,
+    "nets": 3_574,
     "policies": 579,
     "rules": 1_572,
     "sampling": 842,
@@ -88,8 +88,8 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "top": 842,
     "trace": 454,
     "training": 2_873,
-    "vocab": 649,
-    "weights": 5_466,
+    "vocab": 660,
+    "weights": 5_468,
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

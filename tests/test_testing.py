@@ -149,7 +149,7 @@ def test_select_near_the_end_of_the_cache_moves_nothing_else():
 @pytest.mark.slow
 def test_prefill_gives_features_of_the_whole_row():
     forward, _ = TARGET.lm.prefill(TARGET.params, TWO, Room(4))
-    assert forward.logits.shape == (2, 1, 3) and forward.features.shape == (2, 3, TARGET.lm.feature_size)
+    assert forward.logits.shape == (2, 1, 3) and forward.features.shape == (2, 3, 1)
     assert forward.features[0, :, 0].tolist() == [1, 3, 2]  # the contexts 0 1, 1 0 and 0 2
     np.testing.assert_array_equal(forward.logits[:, 0], jnp.stack([TARGET.params[0, 2], TARGET.params[0, 2]]))
     encoder, _ = table_model(jax.random.key(3), 3, 1, encoder=True).lm.prefill(jnp.zeros((3, 3, 3)), TWO, Room(4))

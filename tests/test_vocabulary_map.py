@@ -110,7 +110,7 @@ def test_a_smaller_head_has_the_same_logits(name):
     def passes(lm, params):
         first, cache = lm.prefill(params, prompt, Room(8))
         second, _ = lm.extend(params, cache, prompt.tokens[:, :2])
-        return first.logits, second.logits, lm.head(params, second.features)
+        return first.logits, second.logits, lm.inside.head(params, second.features)
 
     full, part = (jax.jit(passes, static_argnums=0)(m.lm, m.params) for m in (model, small))
     for all_logits, logits in zip(full, part, strict=True):

@@ -78,7 +78,7 @@ def cut(prepared: Prepared) -> Prepared:
 
     Of an encoder's prompt all is kept: its passes are as wide as the prompt is padded, whatever its length.
     """
-    if prepared.target.lm.start_token is not None:
+    if prepared.target.lm.limits.start_token is not None:
         return prepared
     most = 2 * chunks.LONGEST + (0 if prepared.before is None else int(jnp.max(prepared.before.start)))
     prompt = prepared.prompt._replace(length=jnp.minimum(prepared.prompt.length, most))

@@ -61,7 +61,7 @@ def show_text(
     prompts: Sequence[str], decoded: Records, target: Model, out: Console, streamed: bool
 ) -> list[dict[str, Any]]:
     """Prints each prompt with its text, which grows if it is streamed, and counts; returns the last record of each."""
-    continues, growing, lasts = target.lm.start_token is None, streamed and out.is_terminal, []
+    continues, growing, lasts = target.lm.limits.start_token is None, streamed and out.is_terminal, []
     for prompt, records in zip(prompts, decoded, strict=True):
         shown, record = "", {}
         with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:

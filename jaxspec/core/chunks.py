@@ -178,14 +178,14 @@ def resume(lm: LanguageModel, params: Params, before: Before, prompt: Prompt, ro
 
     def feed(cache: Cache, tokens: Int[Array, "B C"], real: Int[Array, " B"]) -> tuple[Forward, Cache]:
         forward, cache = lm.extend(params, cache, tokens, real=real)
-        return (forward if lm.head is None else forward._replace(logits=forward.features[..., :0])), cache
+        return (forward if lm.inside is None else forward._replace(logits=forward.features[..., :0])), cache
 
     def empty(batch: int, room: Room) -> Cache:
         return empty_cache(lm, params, batch, room)
 
     tokens = token_rows.window(prompt.tokens, before.start, before.width)
     forward, last, cache = read(feed, lm.rewind, empty, tokens, prompt.length, room, before)
-    logits = last.logits if lm.head is None else lm.head(params, last.features)
+    logits = last.logits if lm.inside is None else lm.inside.head(params, last.features)
     return forward._replace(logits=logits), cache
 
 

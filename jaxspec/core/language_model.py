@@ -86,7 +86,7 @@ class Forward(NamedTuple):
         logits: unnormalised log probabilities of the next token, always float32. After prefill step = 1: those of each
             row's last token.
         features: the final hidden states, which the language-model head reads. After prefill: of every position of the
-            row that was read. Width 0 where the model does not give any (`LanguageModel.feature_size` is 0).
+            row that was read. Width 0 where the model gives none (`LanguageModel.inside` is None).
         taps: hidden states between layers, of those layers that the network was asked to tap, one after the other on
             the last axis (EAGLE-3, DFlash); None where it was asked for none. Positions as `features`.
         encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a drafter with the same
@@ -178,58 +178,24 @@ class Parts(NamedTuple):
     mlp: tuple[int, ...]
 
 
-class EmbedStep(Protocol):
-    def __call__(
-        self,
-        params: Params,
-        cache: Cache,
-        tokens: Int[Array, "batch step"],
-        parent: Int[Array, "batch nodes"] | None = None,
-    ) -> Float[Array, "batch step dim"]:
-        """Returns what the first layer reads of tokens that `Extend` would feed."""
-        ...
-
-
-class RunLayers(Protocol):
-    def __call__(
-        self,
-        params: Params,
-        cache: Cache,
-        x: Float[Array, "batch step dim"],
-        parts: Parts,
-        parent: Int[Array, "batch nodes"] | None = None,
-    ) -> tuple[Float[Array, "batch step dim"], Cache]:
-        """The residual stream after some layers, from that before them.
-
-        Tokens lie where `Extend` would put them, and the cache grows as it does there; but only layers whose attention
-        runs write keys and values.
-        """
-        ...
-
-
 class Layers(NamedTuple):
     """A model's decoder layers, to be run in part: `extend` is embed, run all of them, features, and the head.
 
     Attributes:
         count: how many there are.
-        embed, run: see the protocols.
+        embed: (params, cache, tokens, parent=None) -> what the first layer reads of tokens that `Extend` would feed.
+        run: (params, cache, residual stream, `Parts`, parent=None) -> the stream after these, and the cache. Tokens lie
+            where `Extend` would put them, and the cache grows as it does there; but only layers whose attention runs
+            write keys and values.
         features: (params, residual stream) -> what the head reads: the final norm.
         sources: (layer, earlier layer) for each layer that attends to the keys of an earlier one.
     """
 
     count: int
-    embed: EmbedStep
-    run: RunLayers
+    embed: Callable[..., Float[Array, "batch step dim"]]
+    run: Callable[..., tuple[Float[Array, "batch step dim"], Cache]]
     features: Callable[[Params, Float[Array, "batch step dim"]], Float[Array, "batch step dim"]]
     sources: tuple[tuple[int, int], ...] = ()
-
-
-class PrefillEncoded(Protocol):
-    def __call__(
-        self, params: Params, prompt: Prompt, room: Room, encoded: Float[Array, "batch prompt dim"]
-    ) -> tuple[Forward, Cache]:
-        """`Prefill` of an encoder-decoder, from what an encoder with the same parameters has made of the prompt."""
-        ...
 
 
 class Encoder(NamedTuple):
@@ -238,12 +204,50 @@ class Encoder(NamedTuple):
     Attributes:
         params: a model's parameters -> those that `Forward.encoded` is made with.
         with_params: (a model's parameters, such ones of another model) -> the model's with these in place of its own.
-        prefill: see the protocol.
+        prefill: (parameters, prompt, room, `Forward.encoded` of an encoder with the same parameters) -> as `Prefill`.
+        is_shared: whether the model, as a drafter, reads what the target's encoder made of the prompt.
     """
 
     params: Callable[[Params], Params]
     with_params: Callable[[Params, Params], Params]
-    prefill: PrefillEncoded
+    prefill: Callable[[Params, Prompt, Room, Float[Array, "batch prompt dim"] | None], tuple[Forward, Cache]]
+    is_shared: bool = False
+
+
+class Limits(NamedTuple):
+    """The ends of a model's rows.
+
+    Attributes:
+        start_token: None for a decoder-only model, whose row begins with the prompt; an encoder-decoder's row begins
+            with this one token, and the prompt goes to the encoder.
+        max_positions: longest row the model can hold, None if nothing limits it.
+        max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
+        end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+    """
+
+    start_token: int | None = None
+    max_positions: int | None = None
+    max_prompt: int | None = None
+    end_tokens: tuple[int, ...] = ()
+
+
+class Inside(NamedTuple):
+    """The inside of a network, for drafters that read it, run a part of it or take its embedding and its head.
+
+    Attributes:
+        width: width of `Forward.features`, and of each tap.
+        head, embed: see the protocols.
+        taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
+        layers: its decoder layers, to be run in part; None if they cannot be.
+        encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
+    """
+
+    width: int
+    head: Head
+    embed: Embed
+    taps: tuple[int, ...] = ()
+    layers: Layers | None = None
+    encoder: Encoder | None = None
 
 
 class LanguageModel(NamedTuple):
@@ -252,19 +256,8 @@ class LanguageModel(NamedTuple):
     Attributes:
         prefill, extend, rewind, select: see the protocols. select None: the model takes chains, no token trees.
         vocab_size: number of token ids (the width of the logits).
-        start_token: None for a decoder-only model, whose row begins with the prompt; an encoder-decoder's row begins
-            with this one token, and the prompt goes to the encoder.
-        max_positions: longest row the model can hold, None if nothing limits it.
-        max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
-        head: see the protocol; None if logits cannot be had from features, or none need be spared.
-        feature_size: width of `Forward.features`; 0: the model gives none.
-        embed: rows of the embedding matrix (`core.Embed`); None if they cannot be had.
-        taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
-        layers: its decoder layers, to be run in part; None if they cannot be.
-        encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
-        shared_encoder: whether, as a drafter, it reads what the target's encoder made of the prompt
-            (`drafters.share_encoder`).
-        end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        limits: how its rows begin and end.
+        inside: what drafters may read and run of it; None: nothing. jaxspec's networks have it.
         is_causal: whether its logits are known to depend on no later token and on no padding, as those of jaxspec's
             networks are. `prepare` tries other models once (`decode.causality`).
     """
@@ -273,19 +266,15 @@ class LanguageModel(NamedTuple):
     extend: Extend
     rewind: Rewind
     vocab_size: int
-    start_token: int | None = None
-    max_positions: int | None = None
-    max_prompt: int | None = None
-    head: Head | None = None
     select: Select | None = None
-    feature_size: int = 0
-    embed: Embed | None = None
-    taps: tuple[int, ...] = ()
-    layers: Layers | None = None
-    encoder: Encoder | None = None
-    shared_encoder: bool = False
-    end_tokens: tuple[int, ...] = ()
+    limits: Limits = Limits()
+    inside: Inside | None = None
     is_causal: bool = False
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder that another model may share; None: there is none."""
+        return None if self.inside is None else self.inside.encoder
 
 
 class Model(NamedTuple):

@@ -127,7 +127,7 @@ def ends(model: Model) -> list[int]:
 
     A model that has none of these ids goes on to `max_new_tokens`, as transformers does.
     """
-    named = model.lm.end_tokens
+    named = model.lm.limits.end_tokens
     if not named and model.tokenizer is not None and model.tokenizer.eos_token_id is not None:
         named = (model.tokenizer.eos_token_id,)
     return [token for token in named if 0 <= token < model.lm.vocab_size]

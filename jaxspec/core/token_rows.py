@@ -41,14 +41,14 @@ def bucket(length: int) -> int:
 
 def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
     """Tokens that prefill puts into a row: the padded prompt, or the start token of an encoder-decoder."""
-    return prompt.tokens.shape[1] if lm.start_token is None else 1
+    return prompt.tokens.shape[1] if lm.limits.start_token is None else 1
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
     """Returns what a row holds after prefill: the prompt, or an encoder-decoder's start token."""
-    if lm.start_token is None:
+    if lm.limits.start_token is None:
         return prompt
-    return Prompt(jnp.full_like(prompt.tokens[:, :1], lm.start_token), jnp.ones_like(prompt.length))
+    return Prompt(jnp.full_like(prompt.tokens[:, :1], lm.limits.start_token), jnp.ones_like(prompt.length))
 
 
 def headroom(max_new_tokens: int, nodes: int) -> int:

@@ -82,7 +82,7 @@ def _passed(lm: LanguageModel) -> list[bool]:
 
 
 def _too_short(lm: LanguageModel) -> bool:
-    return lm.vocab_size < 2 or (lm.max_positions is not None and lm.max_positions < WIDTH + FED)
+    return lm.vocab_size < 2 or (lm.limits.max_positions is not None and lm.limits.max_positions < WIDTH + FED)
 
 
 def is_narrow(params: Params) -> bool:

@@ -56,7 +56,7 @@ class Chat:
         if (rows := len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)) != 1:
             raise ValueError(f"num_samples is {rows}: a chat has one answer to each message")
         stopping.checked(self._stop, self.target)
-        if self.target.lm.start_token is None:  # an encoder reads each conversation as a whole
+        if self.target.lm.limits.start_token is None:  # an encoder reads each conversation as a whole
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
 
     def __repr__(self) -> str:

@@ -302,7 +302,7 @@ def prefix(
     """
     inputs.check_model(target, "target")
     inputs.check_untraced(target.params, text, getattr(drafter, "params", None))
-    if target.lm.start_token is not None:
+    if target.lm.limits.start_token is not None:
         raise ValueError(
             f"{target.name or 'the target'} is an encoder-decoder, whose encoder reads each prompt as a whole: "
             "only prompts of a decoder-only model can share a prefix"

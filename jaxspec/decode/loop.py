@@ -129,7 +129,7 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
 def goes_in_chunks(prepared: Prepared) -> bool:
     """Says whether `begin_in_chunks` can read the prompts: no encoder does, and the drafter goes on from caches."""
     p = prepared
-    return p.target.lm.start_token is None and (p.drafter is None or p.drafter.functions.resumes)
+    return p.target.lm.limits.start_token is None and (p.drafter is None or p.drafter.functions.resumes)
 
 
 def iterate_rounds(

@@ -435,10 +435,11 @@ def readers(target: Model, drafter: BoundDrafter | None) -> list[tuple[str, Lang
 
 def _check_pair(target: Model, draft: Model) -> None:
     ours, theirs = _called("the target", target), _called("the drafter", draft)
-    if (target.lm.start_token is None) != (draft.lm.start_token is None):
-        kinds = ["an encoder-decoder" if m.lm.start_token is not None else "decoder-only" for m in (target, draft)]
+    starts = [model.lm.limits.start_token for model in (target, draft)]
+    kinds = ["decoder-only" if start is None else "an encoder-decoder" for start in starts]
+    if kinds[0] != kinds[1]:
         raise ValueError(f"{ours} is {kinds[0]} and {theirs} {kinds[1]}: both must be of one kind")
-    if draft.lm.shared_encoder and (wrong := difference(draft, target)) is not None:
+    if draft.lm.encoder is not None and draft.lm.encoder.is_shared and (wrong := difference(draft, target)) is not None:
         raise ValueError(f"{theirs} was given the encoder of another target (drafters.share_encoder): {wrong}")
     if target.tokenizer is None or draft.tokenizer is None:
         if target.lm.vocab_size != draft.lm.vocab_size:
@@ -485,19 +486,19 @@ def check_positions(
         ValueError: with the longest row.
     """
     for who, lm in readers(target, drafter):
-        read = length
-        if lm.start_token is not None:
-            if lm.max_prompt is not None and not padded and length.max() > lm.max_prompt:
-                raise ValueError(f"a prompt has {length.max()} tokens, but {who} reads at most {lm.max_prompt}")
+        read, limits = length, lm.limits
+        if limits.start_token is not None:
+            if limits.max_prompt is not None and not padded and length.max() > limits.max_prompt:
+                raise ValueError(f"a prompt has {length.max()} tokens, but {who} reads at most {limits.max_prompt}")
             read = np.ones_like(length)
         read = np.repeat(read, len(limit) // len(read))  # a row for each sample
         row = int(np.argmax(read + limit))
         old, new = int(read[row]), int(limit[row])
-        if lm.max_positions is not None and old + new > lm.max_positions:
+        if limits.max_positions is not None and old + new > limits.max_positions:
             padding = ", padding included," if padded else ""
             raise ValueError(
                 f"a prompt of {old} tokens{padding} and {new} new ones need {old + new} positions, but {who} has "
-                f"{lm.max_positions}: shorten the prompt{' or its padding' * padded} or lower max_new_tokens"
+                f"{limits.max_positions}: shorten the prompt{' or its padding' * padded} or lower max_new_tokens"
             )
 
 

@@ -169,7 +169,7 @@ def iterate(
     if are_shapes(target.params):
         raise ValueError(f"{target.name or 'the target'} has shapes in place of parameters: load it to score texts")
     causality.check(target)
-    if start is not None and target.lm.start_token is not None:
+    if start is not None and target.lm.limits.start_token is not None:
         raise ValueError(f"start is {start!r}, and {target.name or 'the target'} has a start token: leave start out")
     first = None if start is None else inputs.end_ids(start, target.tokenizer, "start")[0]
     rows = (_row(target, text, number, first, end, chat_template_kwargs) for number, text in enumerate(texts))
@@ -213,7 +213,7 @@ def _row(
     if not (isinstance(scored, str) or _is_ids(scored)):
         raise TypeError(f"{name} is {scored!r:.80}, of type {type(scored).__name__}: {PAIR}")
     num_bytes = len(scored.encode(errors="surrogatepass")) if isinstance(scored, str) else None
-    is_decoder = target.lm.start_token is None
+    is_decoder = target.lm.limits.start_token is None
     if not is_decoder and prompt is None:
         raise ValueError(
             f"{name} has no prompt, and {target.name or 'the target'} is an encoder-decoder: give pairs of a source "
@@ -234,11 +234,11 @@ def _row(
         raise ValueError(f"{name} has {has}")
     if (outside := [x for x in (*before, *ids) if not 0 <= x < target.lm.vocab_size]) != []:
         raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {target.lm.vocab_size - 1}")
-    most, read = target.lm.max_positions, len(row) + (0 if is_decoder else 1)
+    most, read = target.lm.limits.max_positions, len(row) + (0 if is_decoder else 1)
     if most is not None and read > most:
         raise ValueError(f"{name} has {read} tokens, and the model has {most} positions: cut it into parts")
     if not is_decoder:
-        if (longest := target.lm.max_prompt) is not None and len(before) > longest:
+        if (longest := target.lm.limits.max_prompt) is not None and len(before) > longest:
             raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
         return _Row(before, ids, 0, num_bytes)
     if not before:  # nothing precedes the first token, which is not scored
@@ -257,7 +257,7 @@ def _encoded(
             inputs.check_text(part, number)
             if target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
-    is_decoder = target.lm.start_token is None
+    is_decoder = target.lm.limits.start_token is None
     if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
         together, alone = _ids_of(target, prompt + scored), _ids_of(target, prompt)
         same = next((i for i, (a, b) in enumerate(zip(together, alone, strict=False)) if a != b), len(alone))
@@ -296,7 +296,7 @@ def _is_ids(value: Any) -> bool:
 def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
     """Scores rows of about one length: a program for each bucket of lengths, and for each number of rows."""
     filled = [*rows, *[rows[-1]] * (batch - len(rows))]
-    is_decoder = target.lm.start_token is None
+    is_decoder = target.lm.limits.start_token is None
     prompt = token_rows.pad([row.source for row in filled], width=1 if is_decoder else None)
     fed = token_rows.pad([row.ids for row in filled])
     weights = Weights(target.params)
@@ -359,9 +359,9 @@ def _read_off(
     """Reads off a pass what it says of the tokens that follow, with few logits at a time where the model has a head."""
     batch, step = following.shape
     size = max(1, min(step, LOGITS // (batch * lm.vocab_size)))
-    if lm.head is None or size == step:
+    if lm.inside is None or size == step:
         return _of_tokens(forward.logits, following)
-    head, count = lm.head, -(-step // size)
+    head, count = lm.inside.head, -(-step // size)
 
     def parts(x: Array) -> Array:  # [B, C, ..] -> [count, B, size, ..]
         padded = jnp.pad(x, [(0, 0), (0, size * count - step)] + [(0, 0)] * (x.ndim - 2))

@@ -33,7 +33,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, requirements_of, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Mask, for_queries, softcap
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
@@ -131,7 +131,7 @@ class BlockSizes(LayerSizes):
 
     def config(self, target: core.Model) -> BlockConfig:
         """Returns the drafter's configuration, for a target."""
-        return BlockConfig(self.layer(target), target.lm.feature_size, **same_fields(self, BlockConfig))
+        return BlockConfig(self.layer(target), inside_of(target).width, **same_fields(self, BlockConfig))
 
 
 # --- the network

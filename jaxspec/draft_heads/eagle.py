@@ -25,7 +25,7 @@ from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
-from jaxspec.drafters.hidden_states import DraftHead
+from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets import stack
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, layer_of, norm_of
 from jaxspec.nets.dense import Dense
@@ -102,7 +102,7 @@ class EagleSizes(LayerSizes):
 
     def config(self, target: Model) -> EagleConfig:
         """Returns the head's configuration, for a target."""
-        return EagleConfig(self.layer(target), target.lm.feature_size, **same_fields(self, EagleConfig))
+        return EagleConfig(self.layer(target), inside_of(target).width, **same_fields(self, EagleConfig))
 
 
 # --- the network

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxspec.core import Model
+from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.nets import decoder_layers
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.weights.hf_families import decoders, describe
@@ -35,8 +36,8 @@ class TargetShape(NamedTuple):
 
 def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
     """Returns what a drafter's files need not say."""
-    lm = target.lm
-    return TargetShape(target.config, lm.vocab_size, lm.feature_size, decoder_layers(target.config), taps)
+    sizes = target.lm.vocab_size, inside_of(target).width, decoder_layers(target.config)
+    return TargetShape(target.config, *sizes, taps)
 
 
 class Format(NamedTuple):

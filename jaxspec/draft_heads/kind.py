@@ -12,7 +12,7 @@ from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.draft_heads.formats import Format
 from jaxspec.draft_heads.target import with_head
 from jaxspec.draft_heads.training import Training
-from jaxspec.drafters.hidden_states import DraftHead
+from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
 
 
@@ -86,7 +86,7 @@ class LayerSizes:
 
     def layer(self, target: Model) -> DecoderConfig:
         """Returns the configuration of the layers."""
-        dim = self.dim or target.lm.feature_size
+        dim = self.dim or inside_of(target).width
         return decoder_config(
             vocab_size=target.lm.vocab_size,
             dim=dim,
@@ -97,7 +97,7 @@ class LayerSizes:
             head_dim=self.head_dim or dim // self.heads,
             head_norms=self.head_norms,
             rope_base=self.rope_base,
-            max_positions=target.lm.max_positions,
+            max_positions=target.lm.limits.max_positions,
         )
 
 

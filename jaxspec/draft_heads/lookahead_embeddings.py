@@ -27,7 +27,7 @@ from jaxspec.draft_heads.kind import Kind, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with
 from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
 from jaxspec.drafters.common import no_commit, no_state
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of
 from jaxspec.vocab import trim
 
 
@@ -63,7 +63,7 @@ class LookAheadSizes:
 
     def config(self, target: core.Model) -> LookAheadConfig:
         """Returns the vectors' configuration, for a target."""
-        return LookAheadConfig(target.lm.vocab_size, target.lm.feature_size, self.vectors)
+        return LookAheadConfig(target.lm.vocab_size, inside_of(target).width, self.vectors)
 
 
 class LookAheadEmbeddings(NamedTuple):
@@ -96,7 +96,7 @@ def head(config: LookAheadConfig) -> LookAheadEmbeddings:
     def logits(params: core.Params, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         return shared.logits(hidden)
 
-    requirements = TargetRequirements(config.vocab_size, config.dim, embedding=True, head=True)
+    requirements = TargetRequirements(config.vocab_size, config.dim, head=True)
     return LookAheadEmbeddings(extend, logits, config.vectors + 1, requirements)
 
 
@@ -179,10 +179,8 @@ def _drafter(head: LookAheadEmbeddings, lm: core.LanguageModel) -> core.Drafter:
 
 def begin(config: LookAheadConfig, params: core.Params, target: core.Model, often: Frequencies) -> core.Params:
     """Begins with the vectors of frequent tokens."""
-    if target.lm.embed is None:
-        return params
     tokens = jnp.asarray(trim.frequent_ids(target, config.vectors, often))
-    return {"vectors": target.lm.embed(target.params, tokens[None])[0]}
+    return {"vectors": inside_of(target).embed(target.params, tokens[None])[0]}
 
 
 def draft_states(config: LookAheadConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):

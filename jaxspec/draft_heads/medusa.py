@@ -34,7 +34,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, same_fields, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
 from jaxspec.rules.common import take_position
@@ -102,7 +102,7 @@ class HeadsSizes:
 
     def config(self, target: core.Model) -> HeadsConfig:
         """Returns the heads' configuration, for a target."""
-        return HeadsConfig(target.lm.vocab_size, target.lm.feature_size, **same_fields(self, HeadsConfig))
+        return HeadsConfig(target.lm.vocab_size, inside_of(target).width, **same_fields(self, HeadsConfig))
 
 
 # --- the network
@@ -197,7 +197,7 @@ def head(config: HeadsConfig) -> ParallelHeads:
     def logits(params: core.Params, shared: SharedWithTarget, index: int, features: Array, tokens: Array):
         return logits_of(params, index, features[:, None], tokens[:, None, : index + 1], shared)[:, 0]
 
-    requirements = TargetRequirements(config.vocab_size, config.dim, (), config.reads_tokens, not config.own_head)
+    requirements = TargetRequirements(config.vocab_size, config.dim, head=not config.own_head)
     return ParallelHeads(logits, config.heads, config.reads_tokens, requirements)
 
 

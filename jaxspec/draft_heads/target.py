@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Head, LanguageModel, Model, Params
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.sampling import match_vocab
@@ -24,8 +24,8 @@ class SharedWithTarget(NamedTuple):
     """The functions of its target that a network may use, parameters filled in.
 
     Attributes:
-        embed: tokens [B, T] -> rows of the target's embedding [B, T, M]: `LanguageModel.embed`.
-        logits: features [B, T, M] -> logits of the target's language-model head [B, T, V]: `LanguageModel.head`.
+        embed: tokens [B, T] -> rows of the target's embedding [B, T, M]: `Inside.embed`.
+        logits: features [B, T, M] -> logits of the target's language-model head [B, T, V]: `Inside.head`.
     """
 
     embed: Callable[[Int[Array, "B T"]], Float[Array, "B T M"]]
@@ -33,17 +33,9 @@ class SharedWithTarget(NamedTuple):
 
 
 def shared_with(lm: LanguageModel, params: Params) -> SharedWithTarget:
-    """Fills in the target's parameters; what it lacks nobody calls (`check_target`)."""
-
-    def embed(tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
-        assert lm.embed is not None
-        return lm.embed(params, tokens)
-
-    def logits(features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        assert lm.head is not None
-        return lm.head(params, features)
-
-    return SharedWithTarget(embed, logits)
+    """Fills in the target's parameters."""
+    assert lm.inside is not None, "check_target"
+    return SharedWithTarget(functools.partial(lm.inside.embed, params), functools.partial(lm.inside.head, params))
 
 
 def zeros(dim: int, vocab: int) -> SharedWithTarget:
@@ -89,8 +81,7 @@ class PartlyShared(nn.Module):
 
 def requirements_of(config: Any, hidden_size: int, taps: tuple[int, ...] = ()) -> TargetRequirements:
     """Returns what a `PartlyShared` network expects of its target, whose hidden states it reads."""
-    shared = not config.own_embedding, not config.own_head
-    return TargetRequirements(config.layer.vocab_size, hidden_size, taps, *shared)
+    return TargetRequirements(config.layer.vocab_size, hidden_size, taps, head=not config.own_head)
 
 
 class TrimmedParams(NamedTuple):
@@ -118,14 +109,9 @@ def with_head(network: DraftHead[Any], model: Model) -> DraftHead[Any]:
     requirements = network.network.requirements
     if not requirements.head:
         raise ValueError("the drafter has its own head, which can be trimmed only in training (draft_vocab)")
-    have = model.lm.feature_size, model.lm.vocab_size
-    if model.lm.head is None or have != (requirements.hidden_size, requirements.vocab_size):
-        raise ValueError(
-            f"the head is {model.name or 'a model'}'s, of width {have[0]} with {have[1]} token ids, but the "
-            f"drafter's target has {requirements.hidden_size} and {requirements.vocab_size}: expected "
-            "jaxspec.trim_vocabulary(target)"
-        )
-    functions = _with_head(network.network, model.lm.head)
+    sizes = requirements.hidden_size, requirements.vocab_size
+    inside = inside_of(model, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)")
+    functions = _with_head(network.network, inside.head)
     return network._replace(network=functions, params=TrimmedParams(network.params, model.params))
 
 

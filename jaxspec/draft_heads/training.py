@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec import nets
 from jaxspec.core import Forward, Model, Params
 from jaxspec.draft_heads.target import SharedWithTarget
+from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.vocab import trim
 
 VOCABULARY = "vocabulary"  # the parameter with the target's ids of a drafter's own tokens, which is not trained
@@ -62,21 +63,21 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
         target: whom it drafts for.
         often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
     """
-    lm, ids = target.lm, None
+    inside, ids = inside_of(target), None
     if VOCABULARY in params:
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))
         params = {**params, VOCABULARY: ids}
     rows: Float[Array, "V M"] | None = None
-    if lm.head is not None and nets.logits_cap(target.config) is None:
-        rows = lm.head(target.params, jnp.eye(lm.feature_size)[None])[0].T
+    if nets.logits_cap(target.config) is None:
+        rows = inside.head(target.params, jnp.eye(inside.width)[None])[0].T
         rows = rows if ids is None else rows[ids]
 
     def copied(path: tuple, x: Array) -> Array:
         names = [getattr(key, "key", "") for key in path]
         if names[-2:] == ["head", "weight"] and rows is not None and rows.shape == x.shape:
             return rows.astype(x.dtype)
-        if names[:2] == ["embedding", "embedding"] and lm.embed is not None and x.shape[1] == lm.feature_size:
-            return lm.embed(target.params, jnp.arange(x.shape[0])[None])[0].astype(x.dtype)
+        if names[:2] == ["embedding", "embedding"] and x.shape[1] == inside.width:
+            return inside.embed(target.params, jnp.arange(x.shape[0])[None])[0].astype(x.dtype)
         return x
 
     return jax.tree_util.tree_map_with_path(copied, params)

@@ -18,6 +18,7 @@ from jaxspec.core import noise, token_rows
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
+from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 
 
@@ -117,7 +118,7 @@ def cascade(
     check_trees(draft.lm, drafter.functions, rule)
     functions = _cascade(draft.lm, drafter.functions, rule, gamma, inner_temperature)
     # Where the drafting model catches up with a row, nobody keeps the hidden states that an adapter would read.
-    reads_taps = drafter.target is not None and bool(drafter.target.lm.taps)
+    reads_taps = drafter.target is not None and bool(inside_of(drafter.target).taps)
     functions = functions._replace(resumes=drafter.functions.resumes and not reads_taps)
     name = f"cascade({name_of(draft)}, {name_of(drafter)})"
     return core.BoundDrafter(functions, (draft.params, drafter.params), (draft, *drafter.models), name=name)
@@ -126,7 +127,7 @@ def cascade(
 def _check_levels(draft: core.Model, inner: core.Model) -> None:
     """Refuses what cannot be one vocabulary; tokenizers are compared with the target's, by `generate`."""
     names = draft.name or "the drafting model", inner.name or "the inner model"
-    if (draft.lm.start_token is None) != (inner.lm.start_token is None):
+    if (draft.lm.limits.start_token is None) != (inner.lm.limits.start_token is None):
         raise ValueError(f"{names[0]} and {names[1]} are not both decoder-only, or both encoder-decoders")
     known_to_match = draft.tokenizer is not None and inner.tokenizer is not None
     if draft.lm.vocab_size != inner.lm.vocab_size and not known_to_match:

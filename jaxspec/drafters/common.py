@@ -200,7 +200,7 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
     return Drafter(
         *(init, propose, commit),
-        lm=min(lms, key=lambda lm: lm.max_positions or 1 << 30, default=None),
+        lm=min(lms, key=lambda lm: lm.limits.max_positions or 1 << 30, default=None),
         may_be_empty=all(drafter.may_be_empty for drafter in drafters),
         rollback=rollback if len(rollbacks) == len(drafters) else None,
         spare=max(drafter.spare for drafter in drafters),

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.core import Forward, Model, Params, Verdict
+from jaxspec.core import Forward, Inside, Model, Params, Verdict
 
 Network = TypeVar("Network")
 
@@ -32,47 +32,59 @@ class TargetRequirements(NamedTuple):
         hidden_size: width of the target's features, and of each tap.
         taps: layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty:
             none.
-        embedding, head: whether it takes these from the target.
+        head: whether it takes its target's.
     """
 
     vocab_size: int
     hidden_size: int
     taps: tuple[int, ...] = ()
-    embedding: bool = False
     head: bool = False
+
+
+def inside_of(
+    model: Model,
+    reader: str = "the drafter",
+    sizes: tuple[int, int] | None = None,
+    advice: str = "it was made for another target",
+) -> Inside:
+    """Returns the inside of a model, once it is known that a reader can use it.
+
+    Args:
+        model: the target, or a model whose head is used in its place.
+        reader: who asks, for errors.
+        sizes: the width of features and the number of token ids that the reader expects; None: any.
+        advice: what to do about other sizes.
+
+    Raises:
+        ValueError: the model has no inside, or other sizes.
+    """
+    inside, name = model.lm.inside, model.name or "the model"
+    if inside is None:
+        raise ValueError(
+            f"{reader} reads hidden states, and {name} gives none (its LanguageModel.inside is None): expected a "
+            "network of jaxspec.nets"
+        )
+    if sizes is not None and (inside.width, model.lm.vocab_size) != sizes:
+        raise ValueError(
+            f"{reader} expects hidden states of width {sizes[0]} and {sizes[1]} token ids, and {name} has "
+            f"{inside.width} and {model.lm.vocab_size}: {advice}"
+        )
+    return inside
 
 
 def check_target(requirements: TargetRequirements, target: Model, kind: str) -> None:
     """Compares what a network expects with the target.
 
     Raises:
-        ValueError: the target gives no features or not the taps, or is of another width or vocabulary.
+        ValueError: the target has no inside or not the taps, or is of another width or vocabulary.
     """
-    lm, name = target.lm, target.name or "the target"
-    if lm.feature_size == 0:
+    taps = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size)).taps
+    if requirements.taps and taps != requirements.taps:
+        have = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
         raise ValueError(
-            f"{kind} reads hidden states, and {name} gives none (LanguageModel.feature_size is 0): expected a network "
-            "of jaxspec.nets"
+            f"{kind} reads the outputs of layers {list(requirements.taps)}, and {target.name or 'the target'} {have}: "
+            f"give it jaxspec.with_taps(target, {list(requirements.taps)})"
         )
-    if lm.feature_size != requirements.hidden_size:
-        raise ValueError(
-            f"{kind} reads hidden states of width {requirements.hidden_size}, and those of {name} have "
-            f"{lm.feature_size}: it was made for another target"
-        )
-    if lm.vocab_size != requirements.vocab_size:
-        raise ValueError(
-            f"{kind} was made for {requirements.vocab_size} token ids, and {name} has {lm.vocab_size}: it was made for "
-            "another target"
-        )
-    if requirements.taps and lm.taps != requirements.taps:
-        have = f"has the outputs of layers {list(lm.taps)}" if lm.taps else "was built without taps"
-        raise ValueError(
-            f"{kind} reads the outputs of layers {list(requirements.taps)}, and {name} {have}: give it "
-            f"jaxspec.with_taps(target, {list(requirements.taps)})"
-        )
-    for needed, function, part in ((requirements.embedding, lm.embed, "embed"), (requirements.head, lm.head, "head")):
-        if needed and function is None:
-            raise ValueError(f"{kind} uses its target's {part}, and the LanguageModel of {name} has none")
 
 
 def on_path(forward: Forward, verdict: Verdict, depth: int | None = None) -> Forward:

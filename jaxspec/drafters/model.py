@@ -128,11 +128,9 @@ def prefill(lm: LanguageModel, params: Params, start: DraftStart) -> tuple[Forwa
     prompt, room = start.prompt, start.room
     if start.before is not None:
         return _read_on(lm, params, prompt, room, start.before)
-    if not lm.shared_encoder:
+    if lm.encoder is None or not lm.encoder.is_shared:
         return lm.prefill(params, prompt, room)
-    encoded = start.prefilled.encoded
-    assert lm.encoder is not None and encoded is not None
-    return lm.encoder.prefill(params, prompt, room, encoded)
+    return lm.encoder.prefill(params, prompt, room, start.prefilled.encoded)
 
 
 def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, room: Room, before: Before) -> tuple[Forward, Cache]:
@@ -206,9 +204,9 @@ def catch_up(
 
 def last_logits(lm: LanguageModel, params: Params, forward: Forward) -> Float[Array, "B V"]:
     """Returns the logits of the last token fed; where there is a head, no others are computed."""
-    if lm.head is None:
+    if lm.inside is None:
         return forward.logits[:, -1]
-    return lm.head(params, forward.features[:, -1:])[:, 0]
+    return lm.inside.head(params, forward.features[:, -1:])[:, 0]
 
 
 def known(lm: LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -43,7 +43,7 @@ from jaxspec.core import (
 )
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import check_model, shown
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
 from jaxspec.drafters.sequential import Logits, sequential
 
 
@@ -200,12 +200,12 @@ def layers_of(target: Model) -> Layers:
         ValueError: they cannot be run in part.
     """
     check_model(target, "target")
-    if target.lm.layers is None or target.lm.head is None:
+    if (inside := target.lm.inside) is None or inside.layers is None:
         raise ValueError(
-            f"the layers of {target.name or 'the target'} cannot be run in part (LanguageModel.layers is None): "
+            f"the layers of {target.name or 'the target'} cannot be run in part (LanguageModel.inside.layers): "
             "expected a network of jaxspec.nets, as jaxspec.load returns it"
         )
-    return target.lm.layers
+    return inside.layers
 
 
 class SelfDraftParams(NamedTuple):
@@ -267,20 +267,14 @@ def make_drafter(
         TypeError: the head is no model.
         ValueError: the head or the adapter is for another model.
     """
-    lm = target.lm
+    lm, trimmed = target.lm, None
     if head is not None:
         check_model(head, "head")
-        if head.lm.head is None or (head.lm.feature_size, head.lm.vocab_size) != (lm.feature_size, lm.vocab_size):
-            raise ValueError(
-                f"the head is that of {head.name or 'a model'} of width {head.lm.feature_size} with "
-                f"{head.lm.vocab_size} token ids, and {target.name or 'the target'} has {lm.feature_size} and "
-                f"{lm.vocab_size}: expected jaxspec.trim_vocabulary(target)"
-            )
+        sizes = inside_of(target).width, lm.vocab_size
+        trimmed = inside_of(head, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)").head
     if adapter is not None:
         check_target(adapter.network.requirements, target, "an adapter")
-    functions = _self_speculative(
-        lm, parts, None if head is None else head.lm.head, None if adapter is None else adapter.network
-    )
+    functions = _self_speculative(lm, parts, trimmed, None if adapter is None else adapter.network)
     params = SelfDraftParams(None if head is None else head.params, None if adapter is None else adapter.params)
     return BoundDrafter(functions, params, target=target, name=name)
 
@@ -301,9 +295,8 @@ def split_layers(parts: Parts, count: int) -> LayerSplit:
 
 @functools.lru_cache
 def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapter: ExitAdapter | None) -> Drafter:
-    layers = lm.layers
-    assert layers is not None and lm.head is not None
-    target_head, width = lm.head, lm.feature_size
+    assert lm.inside is not None and lm.inside.layers is not None
+    layers, target_head, width = lm.inside.layers, lm.inside.head, lm.inside.width
     shared, drafting, verifying = split_layers(parts, layers.count)
 
     # A round's fed tokens are numbered: 0 is the last committed one, which lies at `nodes.start` in its row, i is the

@@ -97,6 +97,7 @@ def _equal(a: Array, b: Array) -> Bool[Array, ""]:
 
 
 def _shared(draft: Model, target: Model) -> Model:
-    assert draft.lm.encoder is not None and target.lm.encoder is not None
-    params = draft.lm.encoder.with_params(draft.params, target.lm.encoder.params(target.params))
-    return draft._replace(lm=draft.lm._replace(shared_encoder=True), params=params)
+    inside, encoder, shared = draft.lm.inside, draft.lm.encoder, target.lm.encoder
+    assert inside is not None and encoder is not None and shared is not None
+    lm = draft.lm._replace(inside=inside._replace(encoder=encoder._replace(is_shared=True)))
+    return draft._replace(lm=lm, params=encoder.with_params(draft.params, shared.params(target.params)))

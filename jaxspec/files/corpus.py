@@ -85,7 +85,7 @@ def tasks_of(target: Model) -> tuple[str, ...]:
     """
     if target.name.endswith("-edit"):
         return ("edit",)
-    return ("text",) if target.lm.start_token is None else ("translation", "synopsis")
+    return ("text",) if target.lm.limits.start_token is None else ("translation", "synopsis")
 
 
 def heldout(task: str) -> list[dict[str, str]]:

@@ -99,9 +99,9 @@ class Limits(NamedTuple):
 def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> Limits:
     """Returns the limits of the models of a generation, and of the caller."""
     one_of(too_long, "too_long", TOO_LONG)
-    lms = [lm for _, lm in readers(prepared.target, prepared.drafter)]
-    prompts = [lm.max_prompt for lm in lms if lm.start_token is not None and lm.max_prompt is not None]
-    positions = [lm.max_positions for lm in lms if lm.start_token is None and lm.max_positions is not None]
+    limits = [lm.limits for _, lm in readers(prepared.target, prepared.drafter)]
+    prompts = [x.max_prompt for x in limits if x.start_token is not None and x.max_prompt is not None]
+    positions = [x.max_positions for x in limits if x.start_token is None and x.max_positions is not None]
     if max_prompt_tokens is not None:
         max_prompt_tokens = integer(max_prompt_tokens, "max_prompt_tokens", "an integer, 1 or more")
         if max_prompt_tokens < 1:
@@ -316,7 +316,7 @@ class Reader:
                     self._skipped(request.row.number)
                 return None
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
-            keeps_end = self._target.lm.start_token is None
+            keeps_end = self._target.lm.limits.start_token is None
             cut = self._limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
             if not cut:
                 new = request.row.max_new_tokens

@@ -211,7 +211,7 @@ class Slots:
 
     def _row_length(self, width: int) -> int:
         """Counts what prefill puts into a row of a prompt of this width."""
-        return width if self._prepared.target.lm.start_token is None else 1
+        return width if self._prepared.target.lm.limits.start_token is None else 1
 
     def _shapes_of(self, width: int) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from flax import errors, nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room, Select, chunks, token_rows
+from jaxspec.core import Forward, LanguageModel, Limits, Params, Prompt, Room, Select, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 
 EmptyCache = Callable[[int, int], Any]
@@ -125,8 +125,8 @@ def from_function(
         extend,
         rewind,
         vocab_size,
-        max_positions=max_positions,
-        select=None if select is None else select_inner,
+        None if select is None else select_inner,
+        Limits(max_positions=max_positions),
     )
 
 

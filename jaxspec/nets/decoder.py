@@ -21,7 +21,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import LanguageModel, Params, Parts, Room
+from jaxspec.core import LanguageModel, Limits, Params, Parts, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Bias, Mask, QueryMask, for_queries, softcap
@@ -249,9 +249,8 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, empty = config, functools.partial(empty_cache, config)
-    return stack.decoder_only(
-        Decoder(c, taps), init, c, empty, len(c.layers), c.vocab_size, c.max_positions, c.dim, taps, c.end_tokens
-    )
+    lm = stack.decoder_only(Decoder(c, taps), init, c, empty, len(c.layers), c.vocab_size, c.dim, taps)
+    return lm._replace(limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens))
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

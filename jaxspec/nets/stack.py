@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt, Room, chunks
+from jaxspec.core import Encoder, Forward, Inside, LanguageModel, Layers, Params, Parts, Prompt, Room, chunks
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
@@ -188,24 +188,6 @@ def pure(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda params, *arguments: apply({"params": params}, *arguments)
 
 
-def head_of(module: nn.Module) -> Head:
-    """Makes the `LanguageModel.head` of a network with a method `logits`."""
-
-    def head(params: Params, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        return nn.apply(lambda net: net.logits(features), module)({"params": params})
-
-    return head
-
-
-def embed_of(module: nn.Module) -> Embed:
-    """Makes the `LanguageModel.embed` of a network with an `embedding`."""
-
-    def embed(params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
-        return nn.apply(lambda net: net.embedding(tokens), module)({"params": params})
-
-    return embed
-
-
 class Decoder(Protocol):
     """A network as `decoder_only` takes it: a Linen module with these methods."""
 
@@ -235,21 +217,38 @@ class Decoder(Protocol):
         ...
 
 
-def layers_of(module: nn.Module, count: int, width: int, sources: Sequence[tuple[int, int]] = ()) -> Layers:
-    """Makes the `LanguageModel.layers` of a network of this width with the methods of `Decoder`."""
+def inside(
+    module: nn.Module,
+    width: int,
+    taps: tuple[int, ...],
+    layers: int,
+    sources: Sequence[tuple[int, int]] = (),
+    encoder: Encoder | None = None,
+) -> Inside:
+    """Makes the `LanguageModel.inside` of a network with an `embedding` and the methods of `Decoder`."""
 
-    def embed(params, cache, tokens, parent=None):
-        return nn.apply(lambda net: net.embed(cache, tokens, parent), module)({"params": params})
+    def applied(params: Params, method: Callable[[Any], Any]) -> Any:
+        return nn.apply(method, module)({"params": params})
+
+    def embed(params, tokens):
+        return applied(params, lambda net: net.embedding(tokens))
+
+    def head(params, features):
+        return applied(params, lambda net: net.logits(features))
+
+    def embed_step(params, cache, tokens, parent=None):
+        return applied(params, lambda net: net.embed(cache, tokens, parent))
 
     def run(params, cache, x, parts, parent=None):
-        stream, _, cache = nn.apply(lambda net: net.run(cache, x, parent, parts), module)({"params": params})
+        stream, _, cache = applied(params, lambda net: net.run(cache, x, parent, parts))
         side = x[..., stream.shape[-1] :]  # for the layers that follow
         return (jnp.concatenate([stream, side], axis=-1) if side.size else stream), cache
 
     def features(params, x):
-        return nn.apply(lambda net: net.features(x[..., :width]), module)({"params": params})
+        return applied(params, lambda net: net.features(x[..., :width]))
 
-    return Layers(count, embed, run, features, tuple(sources))
+    parts = Layers(layers, embed_step, run, features, tuple(sources))
+    return Inside(width, head, embed, taps, parts, encoder)
 
 
 def decoder_only(
@@ -259,10 +258,8 @@ def decoder_only(
     empty: Callable[[int, Room], kv.KVCache],
     layers: int,
     vocab_size: int,
-    max_positions: int | None,
-    feature_size: int,
+    width: int,
     taps: tuple[int, ...] = (),
-    end_tokens: tuple[int, ...] = (),
 ) -> LanguageModel:
     """Makes the pure functions of a network that is a `Decoder`.
 
@@ -271,7 +268,7 @@ def decoder_only(
         init, config: what makes its parameters.
         empty: makes a cache for (batch, room).
         layers: how many there are.
-        vocab_size, max_positions, feature_size, taps, end_tokens: see `LanguageModel`.
+        vocab_size, width, taps: see `LanguageModel` and `Inside`.
     """
 
     def prefill(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, kv.KVCache]:
@@ -313,13 +310,7 @@ def decoder_only(
         extend,
         kv.rewind,
         vocab_size,
-        max_positions=max_positions,
-        head=head_of(module),
-        select=kv.select if sizes.takes_trees else None,
-        feature_size=feature_size,
-        embed=embed_of(module),
-        taps=taps,
-        layers=layers_of(module, layers, feature_size, sources),
-        end_tokens=end_tokens,
+        kv.select if sizes.takes_trees else None,
+        inside=inside(module, width, taps, layers, sources),
         is_causal=True,
     )

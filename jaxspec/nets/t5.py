@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Encoder, Forward, LanguageModel, Params, Parts, Prompt, Room
+from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, Bias, FeedForward, Mask, QueryMask, RMSNorm, for_queries
@@ -351,22 +351,15 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     def select(cache, start, path):
         return cache._replace(decoder=kv.select(cache.decoder, start, path))
 
+    encoder = Encoder(encoder_params, lambda params, encoder: params | encoder, prefill)
     return LanguageModel(
         prefill,
         extend,
         rewind,
         config.vocab_size,
-        config.start_token,
-        config.max_positions,
-        config.max_positions,
-        stack.head_of(module),
         select,
-        config.dim,
-        stack.embed_of(module),
-        taps,
-        stack.layers_of(module, config.decoder_layers, config.dim),
-        Encoder(encoder_params, lambda params, encoder: params | encoder, prefill),
-        end_tokens=config.end_tokens,
+        Limits(config.start_token, config.max_positions, config.max_positions, config.end_tokens),
+        stack.inside(module, config.dim, taps, config.decoder_layers, (), encoder),
         is_causal=True,
     )
 

@@ -86,8 +86,8 @@ def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: floa
     at_least(SPLIT + 2, length=length)
     tolerance = (2e-2 if causality.is_narrow(model.params) else 1e-4) if tolerance is None else tolerance
     lm = model.lm
-    if lm.max_positions is not None and lm.max_positions < length + ROOM:
-        raise ValueError(f"length is {length}, and the model has {lm.max_positions} positions: lower it")
+    if lm.limits.max_positions is not None and lm.limits.max_positions < length + ROOM:
+        raise ValueError(f"length is {length}, and the model has {lm.limits.max_positions} positions: lower it")
     causality.check_shapes(model)
     tokens = np.random.default_rng(seed).integers(0, lm.vocab_size, (2, length)).astype(np.int32)
     tokens[1] = (tokens[0] + 1 + tokens[1] % (lm.vocab_size - 1)) % lm.vocab_size  # another one at every place
@@ -112,7 +112,7 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
         tokens: the sequence, and another one that differs at every place.
     """
     row, other = tokens
-    length, is_decoder = row.shape[0], lm.start_token is None
+    length, is_decoder = row.shape[0], lm.limits.start_token is None
     # An encoder-decoder's row begins with its start token, and its encoder reads the same text throughout.
     begin, before = (SPLIT, 0) if is_decoder else (0, 1)
     rest, count = row[begin:], row.shape[0] - begin

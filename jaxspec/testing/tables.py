@@ -19,6 +19,7 @@ from jaxspec.core import (
     Distribution,
     Forward,
     LanguageModel,
+    Limits,
     Model,
     Prefix,
     Prompt,
@@ -161,10 +162,8 @@ def _language_model(config: TableConfig) -> LanguageModel:
         source = jnp.where(jnp.logical_and(slot >= 0, slot < path.shape[1]), moved, slot) + start[:, None]
         return cache._replace(tokens=jnp.take_along_axis(cache.tokens, source, axis=1, mode="clip"))
 
-    start_token = 0 if encoder else None
-    return LanguageModel(
-        prefill, extend, rewind, vocab, start_token=start_token, select=select, feature_size=1, is_causal=True
-    )
+    limits = Limits(start_token=0 if encoder else None)
+    return LanguageModel(prefill, extend, rewind, vocab, select, limits, is_causal=True)
 
 
 def _last_tokens(
@@ -233,7 +232,7 @@ def plain_distribution(
 def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Prefix:
     """Makes the prefix of each of t + 1 tokens, the prompt and 0, 1, ... of the new ones, a row for each."""
     read = np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
-    read = read if lm.start_token is None else np.array([lm.start_token], np.int32)
+    read = read if lm.limits.start_token is None else np.array([lm.limits.start_token], np.int32)
     complete = np.concatenate([np.tile(read, (len(new), 1)), new], axis=1)
     rows = np.repeat(complete, new.shape[1] + 1, axis=0)
     length = np.tile(np.arange(new.shape[1] + 1, dtype=np.int32) + len(read), len(new))

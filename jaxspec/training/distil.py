@@ -88,7 +88,7 @@ def own_texts(
     """
     if len(options.answers) != len(tasks):
         raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
-    if teacher.lm.start_token is None:
+    if teacher.lm.limits.start_token is None:
         longest += 1 - options.prompt
         tasks = {
             task: [_split(text, options.prompt) for text in texts if len(text.target) > options.prompt]
@@ -101,7 +101,7 @@ def own_texts(
         for temperature in options.temperatures:
             end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
             learnt[task] += answers(teacher, few, path.with_name(path.name + end), longest, progress, temperature)
-    if teacher.lm.start_token is None:
+    if teacher.lm.limits.start_token is None:
         return {task: [_join(example) for example in examples] for task, examples in learnt.items()}
     return learnt
 

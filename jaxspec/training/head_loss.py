@@ -135,7 +135,7 @@ class HeldOutAcceptance(NamedTuple):
 def read(lm: LanguageModel, lesson: Lesson) -> Rows:
     """Runs the target over complete rows."""
     target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
-    if lm.start_token is None:
+    if lm.limits.start_token is None:
         forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), Room(target.shape[1]))
         return Rows(target, length, forward)
     first, cache = lm.prefill(lesson.target, source_of(lesson), Room(target.shape[1] + 1))
@@ -146,7 +146,7 @@ def read(lm: LanguageModel, lesson: Lesson) -> Rows:
 
     features = jnp.concatenate([first.features, rest.features], axis=1)
     forward = Forward(first.logits, features, joined(first.taps, rest.taps))
-    return Rows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.start_token), length + 1, forward)
+    return Rows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.limits.start_token), length + 1, forward)
 
 
 def read_tree(
@@ -161,7 +161,7 @@ def read_tree(
         nodes, parent: the tree's tokens and their parents (`core.Extend`).
     """
     begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
-    if lm.start_token is not None:
+    if lm.limits.start_token is not None:
         begin = source_of(lesson)
     _, cache = lm.prefill(lesson.target, begin, Room(nodes.shape[1] + 1))
     return extend(lm.extend, lesson.target, cache, nodes, parent)[0]

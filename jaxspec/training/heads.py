@@ -60,7 +60,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
 
     A decoder-only target continues the first `learn.prompt` tokens of a text.
     """
-    options, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
+    options, learn, encoder = recipe.data, recipe.learn, target.lm.limits.start_token is not None
     tokenizer = tokenizers.load(folder / options.tokenizer) if options.tokenizer else target.tokenizer
     held = split == "heldout"
     tasks = examples(options, encoder, folder, tokenizer, held)

@@ -44,7 +44,7 @@ def module_of(config: Any) -> Any:
 def rows_of(config: Any, batch: Batch) -> Rows:
     """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
-    if (start := net_of(config).language_model(config).start_token) is None:
+    if (start := net_of(config).language_model(config).limits.start_token) is None:
         return Rows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))

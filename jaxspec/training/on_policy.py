@@ -64,7 +64,7 @@ def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt
     """
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
     rows, width = target.shape
-    if lm.start_token is not None:
+    if lm.limits.start_token is not None:
         read, most = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1)), width
     else:
         read, most = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt)), width - prompt
@@ -78,7 +78,7 @@ def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt
     )
     weights = Weights(jax.lax.stop_gradient(params))
     out = loop.generation(autoregressive(lm, at_temperature()), weights, read, request, most)
-    if lm.start_token is not None:
+    if lm.limits.start_token is not None:
         return batch._replace(target=out.tokens, target_length=out.length)
     row = jnp.pad(read.tokens, ((0, 0), (0, most)))
     return batch._replace(

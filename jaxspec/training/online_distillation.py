@@ -157,7 +157,7 @@ def online(
     draft, lessened = _model_of(drafter), DIVERGENCES[divergence]
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
     top_k = min(top_k, draft.lm.vocab_size)
-    encoder = draft.lm.encoder if draft.lm.shared_encoder else None  # one that is the target's, and stays so
+    encoder = draft.lm.encoder
 
     def all_params(params: Params) -> Params:
         """Returns the draft model's parameters in its own dtypes, with those that are not learnt."""
@@ -221,7 +221,7 @@ def online(
         with jax.numpy_dtype_promotion("standard"):  # Adam's bias correction is a float to an integer power
             updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        if encoder is not None:
+        if encoder is not None and encoder.is_shared:  # it is the target's, and stays so
             params = encoder.with_params(params, _learnt(encoder.params(draft.params)))
         finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
         state = state._replace(params=params, optimizer=optimizer_state, step=state.step + 1)
@@ -316,9 +316,9 @@ def _learnt(params: Params) -> Params:
 
 def _check_room(lm: LanguageModel, who: str, prompt: int, new: int) -> None:
     """Refuses rows of the buffer that have more positions than a model."""
-    needed = new + (prompt if lm.start_token is None else 1)
-    if lm.max_positions is not None and needed > lm.max_positions:
+    needed = new + (prompt if lm.limits.start_token is None else 1)
+    if lm.limits.max_positions is not None and needed > lm.limits.max_positions:
         raise ValueError(
             f"max_prompt={prompt} and max_new_tokens={new} make rows of {needed} tokens: expected at most the "
-            f"{lm.max_positions} positions of {who}"
+            f"{lm.limits.max_positions} positions of {who}"
         )

@@ -61,19 +61,19 @@ def at_new_tokens(
     Args:
         lm, params: whose logits.
         prompt, tokens: the prompt, and the tokens generated after it.
-        read: a function of arrays [B, t, ..] that returns arrays of this shape. A model with a `head` makes the logits
+        read: a function of arrays [B, t, ..] that returns arrays of this shape. A network of jaxspec's makes the logits
             of a few positions at a time, and makes them again for the gradient.
         beside: further arrays [B, T, ..] that it reads.
     """
     first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + tokens.shape[1]))
     rest, _ = lm.extend(params, cache, known(lm, tokens))
-    if (head := lm.head) is None:
+    if (inside := lm.inside) is None:
         return read(jnp.concatenate([first.logits, rest.logits[:, :-1]], axis=1), *beside)
 
     @jax.checkpoint
     def read_position(position: tuple[Array, ...]) -> Any:
         features, *more = (rows[:, None] for rows in position)
-        return jax.tree.map(lambda rows: rows[:, 0], read(head(params, features), *more))
+        return jax.tree.map(lambda rows: rows[:, 0], read(inside.head(params, features), *more))
 
     later = tuple(jnp.moveaxis(x, 1, 0) for x in (rest.features[:, :-1], *(x[:, 1:] for x in beside)))
     rest_read = jax.lax.map(read_position, later, batch_size=max(1, CHUNK // tokens.shape[0]))

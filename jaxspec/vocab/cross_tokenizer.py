@@ -57,7 +57,7 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
         if model.tokenizer is None:
             raise ValueError(f"{who} ({model.name}) has no tokenizer: expected one, to compare what token ids spell")
     at_least(1, longest=longest)
-    starts = target.lm.start_token, draft.lm.start_token
+    starts = target.lm.limits.start_token, draft.lm.limits.start_token
     if (starts[0] is None) != (starts[1] is None):
         raise ValueError("one of target and drafter is an encoder-decoder, the other is not: both must be of one kind")
     sizes = target.lm.vocab_size, draft.lm.vocab_size

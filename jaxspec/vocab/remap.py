@@ -25,6 +25,7 @@ from jaxspec.core import (
     Encoder,
     Forward,
     Head,
+    Inside,
     LanguageModel,
     Model,
     Params,
@@ -181,15 +182,16 @@ def _table(rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int) -> 
 @functools.lru_cache
 def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
     """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
-    inner_head = lm.head if head is None else head
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         return tokens if params.to_draft is None else params.to_draft[tokens, 0]
 
-    def own_head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        assert inner_head is not None
-        logits = inner_head(params.model if head is None else params.head, features)
-        return match_vocab(logits, vocab, params.to_target)
+    def mapped(params: MappedParams, forward: Forward, place: Int[Array, "B T"] | None = None) -> Forward:
+        """Puts logits into the target's vocabulary; those of another head are made of the features at `place`."""
+        if head is None or own_inside is None:
+            return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
+        features = forward.features if place is None else _at(forward.features, place)
+        return forward._replace(logits=own_inside.head(params, features))
 
     def prefill(
         params: MappedParams, prompt: Prompt, room: Room, encoded: Float[Array, "B P M"] | None = None
@@ -199,10 +201,8 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
             forward, cache = lm.prefill(params.model, prompt, room)
         else:
             forward, cache = lm.encoder.prefill(params.model, prompt, room, encoded)
-        if head is None:
-            return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
-        last = prompt.length - 1 if lm.start_token is None else jnp.zeros_like(prompt.length)
-        return forward._replace(logits=own_head(params, _at(forward.features, last[:, None]))), cache
+        last = prompt.length - 1 if lm.limits.start_token is None else jnp.zeros_like(prompt.length)
+        return mapped(params, forward, last[:, None]), cache
 
     def extend(
         params: MappedParams,
@@ -212,28 +212,35 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         real: Int[Array, " B"] | None = None,
     ) -> tuple[Forward, Cache]:
         forward, cache = lm.extend(params.model, cache, known(params, tokens), parent, real)
-        if head is None:
-            return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
-        return forward._replace(logits=own_head(params, forward.features)), cache
+        return mapped(params, forward), cache
 
-    def encoder_params(params: MappedParams) -> Params:
-        assert lm.encoder is not None
-        return lm.encoder.params(params.model)
+    def inside(inner: Inside) -> Inside:
+        def own_head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+            logits = inner.head(params.model, features) if head is None else head(params.head, features)
+            return match_vocab(logits, vocab, params.to_target)
 
-    def with_encoder(params: MappedParams, encoder: Params) -> MappedParams:
-        assert lm.encoder is not None
-        return params._replace(model=lm.encoder.with_params(params.model, encoder))
+        def own_embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+            return inner.embed(params.model, known(params, tokens))
 
-    mapped_head = None if inner_head is None else own_head
-    # With a map of tokens it would read other ones.
-    encoder = None if lm.encoder is None or head is None else Encoder(encoder_params, with_encoder, prefill)
-    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=mapped_head, layers=None, encoder=encoder)
+        # With a map of tokens the encoder would read other ones.
+        encoder = None if inner.encoder is None or head is None else own_encoder(inner.encoder)
+        return inner._replace(head=own_head, embed=own_embed, layers=None, encoder=encoder)
+
+    def own_encoder(inner: Encoder) -> Encoder:
+        return Encoder(
+            lambda params: inner.params(params.model),
+            lambda params, shared: params._replace(model=inner.with_params(params.model, shared)),
+            *(prefill, inner.is_shared),
+        )
+
+    own_inside = None if lm.inside is None else inside(lm.inside)
+    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, inside=own_inside)
 
 
 @functools.lru_cache
 def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageModel:
     """Makes the pure functions of a model that reads some target tokens as several, after `lead` tokens of its own."""
-    encoder = lm.start_token is not None
+    encoder = lm.limits.start_token is not None
 
     def as_own(
         params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
@@ -257,10 +264,6 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         """Takes features and taps at the last of the tokens that each of the target's is read as."""
         place, taps = jnp.maximum(ends - 1, 0), forward.taps
         return forward._replace(features=_at(forward.features, place), taps=None if taps is None else _at(taps, place))
-
-    def own_head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        assert lm.head is not None
-        return match_vocab(lm.head(params.model, features), vocab, params.to_target)
 
     def own_room(room: Room) -> Room:
         most = lead + room.tokens * longest
@@ -311,7 +314,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         def feed(inner: Cache, part: Int[Array, "B C"], count: Int[Array, " B"]) -> tuple[Forward, Cache]:
             forward, inner = lm.extend(params.model, inner, part, real=count)
             # A head is applied outside, where a program that does not read logits has none.
-            return forward._replace(logits=forward.logits[..., :0]) if lm.head else forward, inner
+            return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
 
         def read(wide: int, inner: Cache) -> tuple[Forward, Cache]:
             before, end = Before(inner, start, wide), start + ends[:, -1]
@@ -323,7 +326,10 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         width = tokens.shape[1]
         widths = [functools.partial(read, wide) for wide in (width, width * longest)]
         forward, inner = jax.lax.cond(jnp.max(ends[:, -1]) <= width, *widths, cache.inner)
-        logits = own_head(params, forward.features) if lm.head else match_vocab(forward.logits, vocab, params.to_target)
+        if own_inside is None:
+            logits = match_vocab(forward.logits, vocab, params.to_target)
+        else:
+            logits = own_inside.head(params, forward.features)
         after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
         length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)
         return forward._replace(logits=logits), MappedCache(inner, length, after)
@@ -335,18 +341,23 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
     def shortest(limit: int | None, lead: int) -> int | None:
         return None if limit is None else (limit - lead) // longest
 
-    return lm._replace(
-        prefill=prefill,
-        extend=extend,
-        rewind=rewind,
-        select=None,
-        layers=None,
-        encoder=None,
-        vocab_size=vocab,
-        head=own_head if lm.head else None,
-        max_positions=shortest(lm.max_positions, 0 if encoder else lead),
-        max_prompt=shortest(lm.max_prompt, lead),
+    def inside(inner: Inside) -> Inside:
+        def embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+            """Embeds the last of the tokens that each is read as, where the features are taken, too."""
+            assert params.to_draft is not None and params.count is not None
+            return inner.embed(params.model, params.to_draft[tokens, params.count[tokens] - 1])
+
+        def head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+            return match_vocab(inner.head(params.model, features), vocab, params.to_target)
+
+        return Inside(inner.width, head, embed, inner.taps)
+
+    own_inside = None if lm.inside is None else inside(lm.inside)
+    limits = lm.limits._replace(
+        max_positions=shortest(lm.limits.max_positions, 0 if encoder else lead),
+        max_prompt=shortest(lm.limits.max_prompt, lead),
     )
+    return LanguageModel(prefill, extend, rewind, vocab, None, limits, own_inside, lm.is_causal)
 
 
 def _at(x: Float[Array, "B T M"], place: Int[Array, "B N"]) -> Float[Array, "B N M"]:

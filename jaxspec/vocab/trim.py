@@ -81,9 +81,9 @@ def trim_vocabulary(
 
     layer = drafter_model.params[name]
     head_params = jax.eval_shape(cut, layer) if are_shapes(layer) else cut(layer)
-    head = net.language_model(config).head
-    assert head is not None
-    trimmed = with_head(drafter_model, head, head_params, chosen)
+    inside = net.language_model(config).inside
+    assert inside is not None
+    trimmed = with_head(drafter_model, inside.head, head_params, chosen)
     return trimmed._replace(name=f"{drafter_model.name} ({len(chosen)} tokens)".strip())
 
 

@@ -200,9 +200,9 @@ def _pickled(model: Model) -> tuple[Any, ...]:
         TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
             functions themselves, and so any model.
     """
-    ids = draft_tokens(model)
+    ids, taps = draft_tokens(model), () if model.lm.inside is None else model.lm.inside.taps
     make: Callable[..., Model] = _of_network if ids is None else _trimmed
-    values: tuple[Any, ...] = model.config, model.lm.taps, model.params, model.tokenizer, model.name
+    values: tuple[Any, ...] = model.config, taps, model.params, model.tokenizer, model.name
     if ids is not None:
         values = untrimmed(model), ids, model.name, model.params
     try:
@@ -246,7 +246,7 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
         ValueError: the model is none of jaxspec's networks, or has no such layer.
 
     >>> target = with_taps(load("debian-t5-base"), (0, 1))
-    >>> target.lm.taps
+    >>> target.lm.inside.taps
     (0, 1)
     """
     try:

@@ -56,7 +56,9 @@ def load(source: str | Path) -> Vocabulary:
         raise CheckpointError(
             f"{reader.path}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}"
         )
-    return Vocabulary(reader.path, tokenizer, config.vocab_size, net_of(config).language_model(config).start_token)
+    return Vocabulary(
+        reader.path, tokenizer, config.vocab_size, net_of(config).language_model(config).limits.start_token
+    )
 
 
 @contextlib.contextmanager

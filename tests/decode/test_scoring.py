@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.core import Limits
 from jaxspec.decode import scoring
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
@@ -77,7 +78,7 @@ def test_scores_are_the_log_probs_that_generate_reports(encoder):
 def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypatch):
     config = decoder.gpt_config(11, dim=8, ff_dim=8, layers=1, heads=1, max_positions=2048)
     lm = decoder.language_model(config)
-    model = jaxspec.Model(lm if head else lm._replace(head=None), decoder.init(config, jax.random.key(0)))
+    model = jaxspec.Model(lm if head else lm._replace(inside=None), decoder.init(config, jax.random.key(0)))
     row = np.random.default_rng(0).integers(0, 11, 1200)
     whole = decoder.Decoder(config).apply({"params": model.params}, jnp.asarray(row)[None])[0]
     expected = jax.nn.log_softmax(whole)[np.arange(1199), row[1:]]
@@ -191,7 +192,7 @@ def test_models_that_cannot_score_say_why():
         jaxspec.score(table_model(jax.random.key(1), VOCAB, encoder=True), [[1, 2]])
     with pytest.raises(ValueError, match=r"start is 3, and .* has a start token: leave start out"):
         jaxspec.score(table_model(jax.random.key(1), VOCAB, encoder=True), [([1], [2])], start=3)
-    short = TABLE._replace(lm=TABLE.lm._replace(max_positions=4))
+    short = TABLE._replace(lm=TABLE.lm._replace(limits=Limits(max_positions=4)))
     with pytest.raises(ValueError, match="text 1 has 5 tokens, and the model has 4 positions"):
         jaxspec.score(short, [[1, 2], ROWS[0]])
     with pytest.raises(FloatingPointError, match="logits are not finite in text 1"):

@@ -519,7 +519,7 @@ def early_exit(model, share=0.6):
 
     def init(start):
         assert start.prefilled.features.shape[:2] == (
-            start.prompt.tokens.shape if model.lm.start_token is None else (4, 1)
+            start.prompt.tokens.shape if model.lm.limits.start_token is None else (4, 1)
         )
         return ()
 

@@ -204,7 +204,7 @@ def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at
     once (of an encoder-decoder: in one round in which everything is accepted)."""
     drafter = drafter_of(name, target)
-    encoder = drafter.target.lm.start_token is not None
+    encoder = drafter.target.lm.limits.start_token is not None
     end = 2 + (0 if encoder else LENGTH - 1) + (ROUNDS + 1).sum(0)  # length of the rows, the token after all included
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
     start = np.full(4, 2) if encoder else LENGTH + 1
@@ -344,13 +344,23 @@ def test_a_head_for_another_target():
     for (make, head), target, complaint in (
         (bound("eagle 3"), plain, r"layers \[0, 1\], and decoder was built without taps: give it jaxspec.with_taps"),
         (bound("dflash"), target_of("decoder", (0, 2)), r"reads the outputs of layers \[0, 1\], and decoder has"),
-        (bound("eagle 1", layer=wide, hidden_size=16), plain, "hidden states of width 16, and those of decoder have 8"),
-        (bound("eagle 3", layer=words), tapped, "made for 9 token ids, and decoder has 3"),
-        (bound("medusa", vocab_size=4), plain, "the heads was made for 4 token ids"),
-        (bound("pass"), plain._replace(lm=plain.lm._replace(embed=None)), "vectors uses its target's embed"),
-        (bound("medusa"), table_model(jax.random.key(0), 3), "width 8, and those of table-3 have 1"),
-        (bound("mtp"), plain._replace(lm=plain.lm._replace(embed=None)), "uses its target's embed"),
-        (bound("medusa"), plain._replace(lm=plain.lm._replace(feature_size=0)), "gives none"),
+        (
+            bound("eagle 1", layer=wide, hidden_size=16),
+            plain,
+            "expects hidden states of width 16 and 3 token ids, and decoder has 8 and 3",
+        ),
+        (bound("eagle 3", layer=words), tapped, "of width 8 and 9 token ids, and decoder has 8 and 3"),
+        (
+            bound("medusa", vocab_size=4),
+            plain,
+            "4 token ids, and decoder has 8 and 3: it was made for another target",
+        ),
+        (
+            bound("pass"),
+            plain._replace(lm=plain.lm._replace(inside=None)),
+            "vectors reads hidden states, and decoder",
+        ),
+        (bound("medusa"), table_model(jax.random.key(0), 3), "the heads reads hidden states, and table-3 gives none"),
     ):
         with pytest.raises(ValueError, match=complaint):
             make(head, target, None)
@@ -422,7 +432,7 @@ TRAINED_SELDOM = [("pass", "gpt"), ("eagle 1", "gpt"), ("mtp", "decoder")]  # as
 def test_training_sees_the_distributions_of_decoding(name, target):
     """A draft's distributions are those of training where it begins, on a text that holds the draft."""
     drafter, config = drafter_of(name, target), CONFIGS[name]
-    lm, encoder = drafter.target.lm, drafter.target.lm.start_token is not None
+    lm, encoder = drafter.target.lm, drafter.target.lm.limits.start_token is not None
     length = np.full(4, 2) if encoder else LENGTH + 1  # committed: the prompt, or a start token, and one token more
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
     decoded = draft_after(drafter, np.zeros((0, 4), int), prompt, length, GAMMA)

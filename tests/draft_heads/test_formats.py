@@ -332,7 +332,7 @@ def test_generate_runs_the_target_with_what_the_drafter_reads(folder, target, tm
     """The user's target has no taps, and needs none; the text is its own, in bfloat16, too."""
     where = published["EAGLE-3, speculators"].write(tmp_path / "it", folder)
     drafter = jaxspec.load_drafter(where, target=target)
-    assert target.lm.taps == () and drafter.target.lm.taps == (0, 2, 4)
+    assert target.lm.inside.taps == () and drafter.target.lm.inside.taps == (0, 2, 4)
     prompt = Prompt(jnp.array([[3, 1, 4], [7, 0, 0]]), jnp.array([3, 1]))
     plain = jaxspec.generate(target, prompt, max_new_tokens=8)
     fast = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=8)

@@ -157,7 +157,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     first = Parts(*[tuple(range(exit_layer))] * 2)
 
     def run_first(params, cache, stream):
-        return lm.layers.run(params, cache, stream, first)[0]
+        return lm.inside.layers.run(params, cache, stream, first)[0]
 
     def verify(weights, cache, drafted, tokens):
         return finish(weights, Caches(cache, drafted), tokens)[0].logits
@@ -183,6 +183,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 ONE = decoder.gpt_config(6, 8, 8, layers=1, heads=1, max_positions=64)
 ONE_LAYER = Model(decoder.language_model(ONE), decoder.init(ONE, jax.random.key(0)), config=ONE)
+FEWER_IDS = target_of("gpt").lm._replace(vocab_size=2)
 FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
 
 
@@ -194,7 +195,11 @@ FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit
         (lambda: drafters.early_exit(table_model(jax.random.key(0), 3), layers=1), "cannot be run in part"),
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, head=table_model(jax.random.key(0), 4)),
-            "expected jaxspec.trim_vocabulary",
+            "reads hidden states, and table-4 gives none",
+        ),
+        (
+            lambda: drafters.early_exit(target_of("gpt"), 1, head=jaxspec.Model(FEWER_IDS, {}, name="few")),
+            r"and few has \d+ and 2: expected jaxspec.trim_vocabulary",
         ),
         (lambda: drafters.early_exit(target_of("gpt"), 1, adapter=ADAPTER), "made for an exit after 2: expected that"),
         (

@@ -64,7 +64,7 @@ def half_head(draft):
     """A head over half of the vocabulary."""
     small = jaxspec.trim_vocabulary(draft, size=V // 2)
     return (
-        t5.language_model(dataclasses.replace(DRAFT.config, vocab_size=V // 2)).head,
+        t5.language_model(dataclasses.replace(DRAFT.config, vocab_size=V // 2)).inside.head,
         small.params.head,
         range(V // 2),
     )
@@ -87,14 +87,14 @@ def test_generate_shares_an_equal_encoder_by_itself_and_no_other():
     def lm(draft):
         return prepare(TARGET, PROMPT, drafter=draft, gamma=2, max_new_tokens=4).drafter.functions.lm
 
-    assert lm(DRAFT).shared_encoder
-    assert lm(jaxspec.trim_vocabulary(DRAFT, size=5)).shared_encoder
-    assert not lm(OTHER).shared_encoder
-    assert not lm(t5_of(dataclasses.replace(DRAFT.config, encoder_layers=1), 1)).shared_encoder
+    assert lm(DRAFT).encoder.is_shared
+    assert lm(jaxspec.trim_vocabulary(DRAFT, size=5)).encoder.is_shared
+    assert not lm(OTHER).encoder.is_shared
+    assert not lm(t5_of(dataclasses.replace(DRAFT.config, encoder_layers=1), 1)).encoder.is_shared
     one_changed = DRAFT.params["encoder_1"]["ff"]["out"]["weight"].at[0, 0].add(1e-2)
     changed = jax.tree.map(lambda x: x, DRAFT.params)
     changed["encoder_1"]["ff"]["out"]["weight"] = one_changed
-    assert not lm(DRAFT._replace(params=changed)).shared_encoder
+    assert not lm(DRAFT._replace(params=changed)).encoder.is_shared
 
 
 def test_parameters_are_the_targets_arrays_though_int8_scales_differ():

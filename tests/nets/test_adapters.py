@@ -188,7 +188,7 @@ def _none(batch, capacity):
 @pytest.mark.slow
 def test_a_tree_is_refused_by_a_model_of_chains():
     lm, params = with_cache(0)[:2]
-    assert lm.select is None and lm.feature_size == 0
+    assert lm.select is None and lm.inside is None
     _, cache = lm.prefill(params, PROMPT, Room(8))
     with pytest.raises(ValueError, match=r"takes chains, not token trees: make it with .*select=\.\.\."):
         lm.extend(params, cache, PROMPT.tokens, jnp.array([[-1, 0, 0], [-1, 0, 1]]))

@@ -39,10 +39,10 @@ def test_the_head_gives_what_a_pass_gives(name):
     lm, params = model(name)[:2]
     forward, cache = lm.prefill(params, PROMPT, Room(8))
     wide, _ = lm.extend(params, cache, jnp.array([[2, 7], [1, 8]], jnp.int32))
-    ends = jnp.zeros(2, jnp.int32) if lm.start_token is not None else PROMPT.length - 1
+    ends = jnp.zeros(2, jnp.int32) if lm.limits.start_token is not None else PROMPT.length - 1
     of_last = jnp.take_along_axis(forward.features, ends[:, None, None], axis=1)
     for features, logits in ((of_last, forward.logits), (wide.features, wide.logits)):
-        np.testing.assert_allclose(lm.head(params, features), logits, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(lm.inside.head(params, features), logits, rtol=1e-5, atol=1e-5)
     assert float(jnp.ptp(wide.logits)) > 0.1
 
 
@@ -53,9 +53,9 @@ def test_a_drafter_asks_for_the_logits_of_one_position():
 
     def head(params, features):
         shapes.append(features.shape)
-        return target.lm.head(params, features)
+        return target.lm.inside.head(params, features)
 
-    draft = target._replace(lm=target.lm._replace(head=head))
+    draft = target._replace(lm=target.lm._replace(inside=target.lm.inside._replace(head=head)))
     fast = jaxspec.generate(target, PROMPT, drafter=draft, gamma=2, max_new_tokens=9)
     assert set(shapes) == {(2, 1, 16)}
     np.testing.assert_array_equal(fast.tokens, jaxspec.generate(target, PROMPT, max_new_tokens=9).tokens)
@@ -65,7 +65,7 @@ def test_a_drafter_asks_for_the_logits_of_one_position():
 @pytest.mark.slow
 def test_a_model_without_a_head_of_its_own_drafts_the_same():
     target = model("gpt")
-    draft = target._replace(lm=target.lm._replace(head=None))
+    draft = target._replace(lm=target.lm._replace(inside=None))
     options = dict(gamma=3, max_new_tokens=9)
     with_head, without = (jaxspec.generate(target, PROMPT, drafter=d, **options) for d in (target, draft))
     np.testing.assert_array_equal(with_head.trace.draft, without.trace.draft)

@@ -61,7 +61,7 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
         def read(params, prompt):
             forward, cache = lm.prefill(params, prompt, Room(CAPACITY))
             after, cache = lm.extend(params, cache, new)
-            decoder_cache = cache if lm.start_token is None else cache.decoder
+            decoder_cache = cache if lm.limits.start_token is None else cache.decoder
             return forward, after, decoder_cache.length
 
         forward, after, length = jax.jit(read)(params, PROMPT)

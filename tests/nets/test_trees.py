@@ -147,7 +147,7 @@ def holding(network, rows, length):
     """A cache that holds the first `length` tokens of each of BATCH rows."""
     lm, params = network.lm, network.params
     rows, length = jnp.array(rows), jnp.array(length, jnp.int32)
-    if lm.start_token is None:
+    if lm.limits.start_token is None:
         return lm.prefill(params, Prompt(rows, length), Room(CAPACITY))[1]
     _, cache = lm.prefill(params, PROMPT, Room(CAPACITY))
     return lm.rewind(lm.extend(params, cache, rows[:, 1:])[1], length)
@@ -323,9 +323,9 @@ def test_taps_and_features(name, networks):
     plain, tapped = jax.jit(lambda: run(network.lm))(), jax.jit(lambda: run(lm))()
     shallow = {part: x for part, x in params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
     first = jax.jit(lambda: run(net.language_model(nets.replace(config, **{layers: 1})), shallow))()
-    width = prompt.tokens.shape[1] if lm.start_token is None else 1
+    width = prompt.tokens.shape[1] if lm.limits.start_token is None else 1
     for with_taps, without, truncated, step in zip(tapped, plain, first, (width, COUNT), strict=True):
-        assert without.taps is None and lm.feature_size == config.dim
+        assert without.taps is None and lm.inside.width == config.dim
         assert with_taps.features.shape == (BATCH, step, config.dim) and with_taps.taps.shape == (
             BATCH,
             step,
@@ -343,10 +343,11 @@ def test_prefill_gives_features_of_every_position_and_logits_of_the_last(name, n
     """Features of position i are those that the row gives when it ends there."""
     network = networks(name)
     lm, params = network.lm, network.params
-    if lm.start_token is not None or not lm.feature_size:
+    if lm.limits.start_token is not None or lm.inside is None:
         forward, _ = lm.prefill(params, PROMPT, Room(CAPACITY))
-        width = PROMPT.tokens.shape[1] if lm.start_token is None else 1
-        assert forward.logits.shape == (BATCH, 1, VOCAB) and forward.features.shape == (BATCH, width, lm.feature_size)
+        width = PROMPT.tokens.shape[1] if lm.limits.start_token is None else 1
+        size = 0 if lm.inside is None else lm.inside.width
+        assert forward.logits.shape == (BATCH, 1, VOCAB) and forward.features.shape == (BATCH, width, size)
         return
     forward, cache = lm.prefill(params, Prompt(jnp.array(ROWS), jnp.array(LENGTH)), Room(CAPACITY))
     again, _ = lm.extend(params, lm.rewind(cache, jnp.zeros(BATCH, jnp.int32)), jnp.array(ROWS))
@@ -356,7 +357,7 @@ def test_prefill_gives_features_of_every_position_and_logits_of_the_last(name, n
             features[0][b, : LENGTH[b]], features[1][b, : LENGTH[b]], atol=max(network.tolerance, 1e-4)
         )
         assert_logits(forward.logits[b, 0], again.logits[b, LENGTH[b] - 1], network)
-    assert_logits(lm.head(params, again.features), again.logits, network)
+    assert_logits(lm.inside.head(params, again.features), again.logits, network)
 
 
 @pytest.mark.parametrize("config", [T5_GATED, GPT, LLAMA], ids=lambda config: type(config).__name__)

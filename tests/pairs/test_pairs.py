@@ -116,7 +116,7 @@ def test_models_of_a_pair_have_one_vocabulary_but_for_padding(pair: pairs.Pair):
 def test_head_is_read_and_is_for_its_target(pair: pairs.Pair):
     config, target = pairs.describe(pair).config, pairs.model(pair.target)
     requirements = kind_of(config).head(config).requirements
-    assert (requirements.vocab_size, requirements.hidden_size) == (target.lm.vocab_size, target.lm.feature_size)
+    assert (requirements.vocab_size, requirements.hidden_size) == (target.lm.vocab_size, target.lm.inside.width)
     assert all(0 <= tap < len(target.config.layers) - 1 for tap in requirements.taps)
     assert pair.gamma <= getattr(config, "count", getattr(config, "heads", pair.gamma))
 

@@ -118,7 +118,7 @@ def init(config, key):
 
 def network(seed=0):
     """The family's language model, and its parameters."""
-    lm = stack.decoder_only(Network(), init, None, empty, 3, VOCAB, None, DIM)
+    lm = stack.decoder_only(Network(), init, None, empty, 3, VOCAB, DIM)
     params = init(None, jax.random.key(seed))
     noise = jax.random.normal(jax.random.key(seed + 1), (sum(x.size for x in jax.tree.leaves(params)),))
     flat, unravel = jax.flatten_util.ravel_pytree(params)

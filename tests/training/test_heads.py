@@ -145,7 +145,7 @@ def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_pat
     with pytest.raises(CheckpointError, match=r"no early_exit_layer: pass taps=\[1\]"):
         jaxspec.load_drafter(tmp_path / "adapter", target=target)
     drafter = jaxspec.load_drafter(tmp_path / "adapter", target=target, taps=[1])
-    assert drafter.target is not None and drafter.target.lm.taps == (1,)
+    assert drafter.target is not None and drafter.target.lm.inside.taps == (1,)
     jax.tree.map(np.testing.assert_array_equal, drafter.params.adapter, params)
 
 
@@ -271,7 +271,7 @@ def test_shipped_recipes_fit_their_targets():
         lm = nets.net_of(config).language_model(config)
         head = recipe.head.config(jaxspec.Model(lm, {}, None, config))
         requirements = kind_of(head).head(head).requirements
-        assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.feature_size)
+        assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.inside.width)
         layers = nets.decoder_layers(config)
         # The output of the last layer is not what others publish.
         assert all(0 <= tap < layers - 1 for tap in requirements.taps)

@@ -214,7 +214,7 @@ def test_a_model_without_the_tokens_that_should_end_its_texts_goes_on(folder, ca
         f"{folder}: eos_token_id is [99], and the model has ids from 0 to 23: texts go on to max_new_tokens"
     ]
     assert token_ids.ends(model) == []
-    unnamed = model._replace(lm=model.lm._replace(end_tokens=()))
+    unnamed = model._replace(lm=model.lm._replace(limits=model.lm.limits._replace(end_tokens=())))
     for end, ends in ((5, [5]), (99, []), (None, [])):
         assert token_ids.ends(unnamed._replace(tokenizer=types.SimpleNamespace(eos_token_id=end))) == ends
 
@@ -244,7 +244,7 @@ def test_a_decoder_starts_with_the_token_that_transformers_takes(tmp_path, confi
     (folder / "config.json").write_text(json.dumps(table | config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    assert jaxspec.load(folder).lm.start_token == start
+    assert jaxspec.load(folder).lm.limits.start_token == start
 
 
 def test_a_saved_t5_with_end_tokens_starts_and_ends_alike_in_transformers(tmp_path):

@@ -45,7 +45,7 @@ def test_encoder_is_the_targets_and_nothing_else_is_float():
     rest = {name: copy.params[name] for name in expected}
     assert len(rest) + len(encoder) == len(copy.params) and quantisation.has_quantised(rest)
     jax.tree.map(np.testing.assert_array_equal, rest, expected)
-    assert copy.lm.shared_encoder
+    assert copy.lm.encoder.is_shared
 
 
 def test_compute_mesh_and_a_name_on_the_command_line():

@@ -51,7 +51,7 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
         raise ValueError("got texts, and the target has no tokenizer: give rows of token ids")
     if strings:
         rows += token_rows(strings, target.tokenizer)
-    vocab, start = target.lm.vocab_size, target.lm.start_token
+    vocab, start = target.lm.vocab_size, target.lm.limits.start_token
     config, tables = count(rows, vocab_size=vocab, order=order, start_token=start, **options)
     return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Forward, LanguageModel, Prompt, Room, token_rows, tree
+from jaxspec.core import Forward, LanguageModel, Limits, Prompt, Room, token_rows, tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,8 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         return cache._replace(tokens=token_rows.append(cache.tokens, start, accepted))
 
     longest = len(config.contexts)
-    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select, is_causal=True)
+    limits = Limits(config.start_token)
+    return LanguageModel(prefill, extend, rewind, config.vocab_size, select, limits, is_causal=True)
 
 
 def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
