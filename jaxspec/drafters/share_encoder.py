@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,10 +65,13 @@ def difference(draft: Model, target: Model) -> str | None:
         name = "it" if draft.lm.encoder is None else target.name or "the target"
         return f"{name} has no encoder whose output can be had"
     params = draft.lm.encoder.params(draft.params), target.lm.encoder.params(target.params)
-    kinds = [jax.tree.map(_kind, tree) for tree in params]
-    if kinds[0] != kinds[1]:
+    (draft_leaves, draft_tree), (target_leaves, target_tree) = (jax.tree.flatten(tree) for tree in params)
+    alike = draft_tree == target_tree and all(
+        a is b or (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in zip(draft_leaves, target_leaves, strict=True)
+    )
+    if not alike:
         return "their encoders have parameters of other names, shapes or dtypes"
-    pairs = [(a, b) for a, b in zip(*map(jax.tree.leaves, params), strict=True) if a is not b]
+    pairs = [(a, b) for a, b in zip(draft_leaves, target_leaves, strict=True) if a is not b]
     if any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for pair in pairs for leaf in pair):
         return "their encoders cannot be compared inside of a transformation, nor by shapes alone"
     return None if _all_equal(pairs) else "their encoders have different parameters"
@@ -84,10 +86,6 @@ def _all_equal(pairs: list[tuple[Array, Array]]) -> bool:
         for array in arrays:  # another one may get its id
             weakref.finalize(array, _compared.pop, key, None)
     return _compared[key]
-
-
-def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
-    return jnp.shape(leaf), str(jnp.result_type(leaf))
 
 
 @jax.jit
