@@ -56,7 +56,7 @@ def number(value: Any, name: str, expected: str) -> float:
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
-def at_least(least: int, **values: int) -> None:
+def at_least(least: int, /, **values: int) -> None:
     """Refuses integers that are less than there must be, by their names.
 
     >>> at_least(1, heads=3, blocks=0)
@@ -66,6 +66,18 @@ def at_least(least: int, **values: int) -> None:
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{name} is {value}: expected at least {least}")
+
+
+def in_range(low: float, high: float, /, *, below: bool = False, **values: float) -> None:
+    """Refuses numbers outside of a range, whose high end is allowed unless numbers must be `below` it.
+
+    >>> in_range(0, 1, below=True, decay=0.5, dropout=1.0)
+    Traceback (most recent call last):
+    ValueError: dropout is 1.0: expected a number from 0 to below 1
+    """
+    for name, value in values.items():
+        if not (low <= value < high if below else low <= value <= high):
+            raise ValueError(f"{name} is {value}: expected a number from {low} to {'below ' * below}{high}")
 
 
 def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:

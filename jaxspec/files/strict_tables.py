@@ -27,7 +27,13 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if name not in table and required:
             raise RecipeError(f"{where} lacks the key {name!r}")
-    return kind(**{key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()})
+    values = {key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()}
+    try:
+        return kind(**values)
+    except RecipeError:
+        raise
+    except ValueError as error:  # of a check of its own
+        raise RecipeError(f"{where} {error}") from error
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from jaxspec.core.checks import at_least, in_range, one_of
 from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
@@ -95,19 +96,11 @@ class Train:
     stored: str = ""
 
     def __post_init__(self):
-        if not 0 <= self.dropout < 1:
-            raise RecipeError(f"train.dropout is {self.dropout}: expected a number from 0 to below 1")
-        if self.stored not in ("", "int8", "int4"):
-            raise RecipeError(f"train.stored is {self.stored!r}: expected 'int8', 'int4', or to leave it out")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise RecipeError(f"train.dtype is {self.dtype!r}: expected 'float32' or 'bfloat16'")
-        if not 0 <= self.average < 1:
-            raise RecipeError(f"train.average is {self.average}: expected a number from 0 to below 1")
-        if self.steps < 1 or self.batch_tokens < 1:
-            got = f"{self.steps}, {self.batch_tokens}"
-            raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
-        if not 0 <= self.seed < 2**32:
-            raise RecipeError(f"train.seed is {self.seed}: expected 0 to {2**32 - 1}, the seeds that a key tells apart")
+        at_least(1, steps=self.steps, batch_tokens=self.batch_tokens)
+        in_range(0, 1, below=True, dropout=self.dropout, average=self.average)
+        in_range(0, 2**32, below=True, seed=self.seed)  # those that a key tells apart
+        one_of(self.stored or "int8", "stored", ("int8", "int4"))
+        one_of(self.dtype, "dtype", ("float32", "bfloat16"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,34 +137,22 @@ class Distil:
     share_encoder: bool = False
 
     def __post_init__(self):
-        _check_divergence("distil", self.divergence)
-        _check_answers("distil", self)
-        if not 0 <= self.weight <= 1:
-            raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
-        if not 0 <= self.own <= 1 or (self.own and self.weight < 1):
-            got = f"distil.own is {self.own} with a weight of {self.weight}"
-            raise RecipeError(
-                f"{got}: expected a number from 0 to 1, and a weight of 1: its own texts have no likelihood to learn"
+        one_of(self.divergence, "divergence", DIVERGENCES)
+        _check_answers(self)
+        in_range(0, 1, weight=self.weight, own=self.own)
+        at_least(1, prompt=self.prompt, draft_vocab=1 if self.draft_vocab is None else self.draft_vocab)
+        if self.own and self.weight < 1:
+            raise ValueError(
+                f"own is {self.own}: expected a weight of 1, not {self.weight}: own texts have no likelihood"
             )
-        if self.prompt < 1:
-            raise RecipeError(f"distil.prompt is {self.prompt}: expected at least 1")
-        if self.draft_vocab is not None and self.draft_vocab < 1:
-            raise RecipeError(f"distil.draft_vocab is {self.draft_vocab}: expected at least 1")
 
 
-def _check_divergence(where: str, name: str) -> None:
-    if name not in DIVERGENCES:
-        raise RecipeError(f"{where}.divergence is {name!r}: expected one of {', '.join(DIVERGENCES)}")
-
-
-def _check_answers(where: str, options: Distil | Learn) -> None:
+def _check_answers(options: Distil | Learn) -> None:
     """Refuses keys that say how inputs are answered, where none are."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in ("temperatures", "texts"):
         if not options.answers and getattr(options, name) != defaults[name]:
-            raise RecipeError(
-                f"{where}.{name} is {getattr(options, name)!r} and {where}.answers is missing: set both, or neither"
-            )
+            raise ValueError(f"{name} is {getattr(options, name)!r} and answers is missing: set both, or neither")
 
 
 CURRICULA = ("rotating", "gradual")
@@ -195,13 +176,11 @@ class EarlyExit:
     every: int = 4
 
     def __post_init__(self):
-        if self.curriculum not in CURRICULA:
-            raise RecipeError(f"early_exit.curriculum is {self.curriculum!r}: expected one of {', '.join(CURRICULA)}")
-        if self.scale <= 0 or not 0 <= self.dropout < 1 or self.every < 1:
-            raise RecipeError(
-                f"early_exit has scale {self.scale}, dropout {self.dropout} and every {self.every}: expected a scale "
-                "above 0, a dropout from 0 to below 1, and every at least 1"
-            )
+        one_of(self.curriculum, "curriculum", CURRICULA)
+        in_range(0, 1, below=True, dropout=self.dropout)
+        at_least(1, every=self.every)
+        if self.scale <= 0:
+            raise ValueError(f"scale is {self.scale}: expected a number above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,14 +247,10 @@ class Learn:
     texts: int = 0
 
     def __post_init__(self):
-        _check_divergence("learn", self.divergence)
-        _check_answers("learn", self)
-        for name in ("stride", "chunk", "prompt"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected at least 1")
-        for name in ("decay", "kl"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected a number from 0 to 1")
+        one_of(self.divergence, "divergence", DIVERGENCES)
+        _check_answers(self)
+        at_least(1, stride=self.stride, chunk=self.chunk, prompt=self.prompt)
+        in_range(0, 1, decay=self.decay, kl=self.kl)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,9 +314,7 @@ class Tables:
     least: int = 1
 
     def __post_init__(self):
-        for name in ("order", "followers", "least"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"tables.{name} is {getattr(self, name)}: expected at least 1")
+        at_least(1, order=self.order, followers=self.followers, least=self.least)
 
 
 @dataclasses.dataclass(frozen=True)

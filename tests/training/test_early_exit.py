@@ -125,8 +125,8 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"early_exit": {"curriculum": "random"}}, "early_exit.curriculum is 'random': expected one of rotating, grad"),
-        ({"early_exit": {"dropout": 1.0}}, "dropout 1.0 and every 4: expected a scale above 0, a dropout from 0"),
+        ({"early_exit": {"curriculum": "random"}}, "curriculum is 'random', expected one of rotating, grad"),
+        ({"early_exit": {"dropout": 1.0}}, r"\[early_exit\] dropout is 1.0: expected a number from 0 to below 1"),
         ({"early_exit": {}, "distil": {"teacher": "x"}}, "distil.weight is 1.0: expected 0"),
         (
             {"early_exit": {}, "model": dict(vocab_size=9, dim=8, ff_dim=8, layers=2, heads=2)},
