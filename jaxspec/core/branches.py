@@ -52,9 +52,9 @@ def switch(
     """Runs one of several branches.
 
     Args:
-        index: of the branch; where there is none of that number, the outputs are zeros and the carry stays.
+        index: the number of the branch to run. Without such a branch the outputs are zeros and the carry stays.
         branches: each makes outputs of the same shapes, and the carry, of the shapes that it had.
-        carry: what the branch updates.
+        carry: the values that the branch updates.
 
     >>> writes = [lambda cache, n=n: (cache[n], cache.at[n].set(5.0)) for n in range(2)]
     >>> [leaf.tolist() for leaf in switch(jnp.array(1), writes, jnp.ones(2))]

@@ -77,7 +77,7 @@ def read(
         empty: makes an empty cache for (batch, room).
         rows: a pytree of arrays [B, P, ...], such as the tokens.
         length: how many entries of each row are real, at least 1; with `before` those that were read before count.
-        room: of the cache; it may get a few entries more.
+        room: the room of the cache, which may get a few entries more.
         before: a cache of what precedes `rows`; None: nothing does.
 
     Returns:

@@ -154,7 +154,7 @@ class RoundInfo(NamedTuple):
         num_accepted: draft tokens that the rule accepted.
         num_committed: tokens committed, after cutting at an end token and at the limit.
         num_tested: draft tokens that were tested.
-        parent, path: of a tree, as `Draft` and `Verdict` have them; None for a chain.
+        parent, path: a tree's parents and accepted path, as in `Draft` and `Verdict`; None for a chain.
     """
 
     draft: Int[Array, "batch node"]

@@ -18,7 +18,7 @@ class Distribution(NamedTuple):
         log_probs: log probabilities, float32, normalised; -inf where the probability is 0.
         tokens: the certain token, where the distribution is a point mass; -1 where no token is allowed (log_probs are
             then NaN).
-        logits: what it was made from: the logits after penalties and bans, before temperature and truncation. For
+        logits: the logits that it was made from, after penalties and bans, before temperature and truncation. For
             rules and policies that ask, at temperature 0, how far a token is from the best one.
         greedy: the rows at temperature 0; None where `tokens` are given, which all rows then are.
     """
@@ -41,7 +41,7 @@ class Prefix(NamedTuple):
         draft_tokens: tokens after the committed ones; None where there are none.
         seen: `seen[b, t, j]` says that draft token j precedes position t of row b (a chain: j < t; a tree: its
             ancestors); batch may be 1.
-        memory: what the sampler's processors remember of the committed row. None: they read the row. A processor
+        memory: the processors' memory of the committed row. None: they read the row. A processor
             with a memory finds its own here, see `core.Processor`.
     """
 

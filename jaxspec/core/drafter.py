@@ -69,7 +69,7 @@ class RoundEnd(NamedTuple):
         weights: the parameters of target and drafter.
         caches: the target's cache, which holds the committed row but its last token, and the drafter's state.
         row: the committed tokens, those of this round included.
-        verdict: which draft tokens the rule accepted.
+        verdict: the draft tokens that the rule accepted.
         forward: the target's outputs at every fed token.
     """
 

@@ -43,7 +43,7 @@ class Pass:
         step: tokens that are fed, static.
         parent: the tree that they end; None: a chain. See `core.Extend`.
         real: how many of them each row remembers; None: all.
-        views: what layers of each kind may read, made once.
+        views: the entries that layers of each kind may read, made once.
     """
 
     length: Int[Array, " B"]
@@ -76,7 +76,7 @@ class View:
         at: the pass.
         size: slots of the layer.
         window: how many positions a token attends to, its own included; None: all before it.
-        held: which entry is in each place; None: place i has entry i.
+        held: the entry in each place; None: place i has entry i.
     """
 
     def __init__(self, at: Pass, size: int, window: int | None, wraps: bool):
@@ -110,8 +110,8 @@ class LayerCache(Protocol):
 
         Args:
             at: the pass.
-            records: what the layers before this one have read in this pass.
-            new: of attention: keys and values of the tokens, [B, K, T, D] each.
+            records: the values that the layers before this one have read in this pass.
+            new: the tokens' keys and values, [B, K, T, D] each; another kind of layer has its own.
         """
         ...
 
@@ -178,7 +178,7 @@ class Window:
     before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
 
     Attributes:
-        keys, values: of the slots.
+        keys, values: the entries in the slots.
         window: see above.
         wraps: whether it is a ring; otherwise entry i lies in slot i.
     """
@@ -301,7 +301,7 @@ class Recurrent:
 
     Attributes:
         state: after the first `base` tokens of each row; a pytree of [B, ...], zeros where a row begins.
-        log: of the tokens from `base` on, what the layer's step takes; a pytree of [B, R, ...].
+        log: the inputs of the layer's step for the tokens from `base` on; a pytree of [B, R, ...].
         base: how many tokens of each row the state has seen.
     """
 
@@ -446,7 +446,7 @@ class MappedCache(NamedTuple):
 
     Attributes:
         inner: the model's.
-        length: of each row, in the target's tokens.
+        length: the rows' lengths in the target's tokens.
         ends: how many of the model's tokens the first n of these are, for every n.
     """
 
@@ -706,7 +706,7 @@ def fitted(cache: KVCache, like: KVCache) -> KVCache:
     """Moves what a cache holds to where a cache of other sizes has it.
 
     Args:
-        cache: what is held.
+        cache: the cache to move.
         like: a cache of the sizes that are wanted, of which only these are read.
 
     >>> few, more = (empty(1, Room(9, rewind=n), [window(1, 1, width=2)]) for n in (1, 2))
@@ -732,7 +732,7 @@ def can_rewind(caches: Any, length: int) -> bool:
 
     Args:
         caches: a pytree with any number of caches in it, whose arrays have values.
-        length: of each row; where a cache is of another vocabulary, in the target's tokens.
+        length: the rows' new length; for a cache in another vocabulary, in the target's tokens.
 
     >>> rings = empty(1, Room(64, rewind=3), [window(1, 8, width=4)])._replace(written=jnp.array([20]))
     >>> [can_rewind(rings, length) for length in (0, 16, 17)]

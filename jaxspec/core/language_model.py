@@ -257,7 +257,7 @@ class LanguageModel(NamedTuple):
         prefill, extend, rewind, select: see the protocols. select None: the model takes chains, no token trees.
         vocab_size: number of token ids (the width of the logits).
         limits: how its rows begin and end.
-        inside: what drafters may read and run of it; None: nothing. jaxspec's networks have it.
+        inside: the parts that drafters may read and run; None: no parts. jaxspec's networks have it.
         is_causal: whether its logits are known to depend on no later token and on no padding, as those of jaxspec's
             networks are. `prepare` tries other models once (`decode.causality`).
     """

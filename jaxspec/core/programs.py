@@ -126,7 +126,7 @@ def jit(
 
     Args:
         static_argnames: the static ones, by name.
-        kept: of how many combinations of them the programs are kept.
+        kept: the number of combinations whose programs are kept.
         **options: further ones of `jax.jit`.
 
     >>> import jax.numpy as jnp

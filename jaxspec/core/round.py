@@ -109,9 +109,9 @@ def run_round(
     """Drafts, verifies in one pass, and judges.
 
     Args:
-        target: whose cache holds `context.row` but its last token.
+        target: the target, whose cache holds `context.row` but its last token.
         drafter, rule: as in `decode.speculative`.
-        weights, caches: of target and drafter.
+        weights, caches: those of target and drafter.
         context: the drafter's context; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
         widths: the widths of `bucket_widths`.

@@ -156,7 +156,7 @@ class BestNodes(NamedTuple):
     Attributes:
         tokens: theirs.
         parent: as in `Draft`; -1: there is no such node, and none after it.
-        chosen: which of the candidates each is; past the last where there is none.
+        chosen: the number of each among the candidates; past the last where there is none.
     """
 
     tokens: Int[Array, "B N"]
@@ -170,7 +170,7 @@ def best_nodes(
     """The `nodes` candidates with the best scores, in their order.
 
     Args:
-        tokens, scores: of the candidates; -inf: it is none.
+        tokens, scores: the candidates' ids and scores; -inf: no candidate.
         above: the candidate that each follows, which comes before it and whose score is no lower; -1: the root. So
             whoever is chosen has its parent chosen.
         nodes: how many; the last ones are padding if there are fewer.

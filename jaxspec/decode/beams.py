@@ -43,8 +43,8 @@ class Beams(NamedTuple):
         hypotheses, lengths, final_scores: the finished ones, the best first: their new tokens, how many, the end token
             included, and the sum of their log probabilities over length ** penalty; -inf where there are fewer.
         done: whether the search is over.
-        log_probs, final_log_probs: of the tokens of running beams and of hypotheses, [B, K, T]; None where nobody asked
-            for them.
+        log_probs, final_log_probs: the tokens' log probabilities in running beams and in hypotheses, [B, K, T]; None
+            where nobody asked for them.
     """
 
     tokens: Int[Array, "B K T"]
@@ -142,7 +142,7 @@ def best_candidates(
 
     Args:
         scores: the nodes' scores.
-        log_probs, tokens: of the most probable tokens after each, as `best_tokens` returns them.
+        log_probs, tokens: the most probable tokens after each, as `best_tokens` returns them.
         count: how many continuations.
         top: how many of these tokens to report beside each.
 

@@ -185,7 +185,7 @@ def generate(
             given n times.
         log_probs: whether to report the log probability of every token, see `core.LogProbs`: the target's, raw and
             under the distribution that was sampled from. Such programs are compiled apart; others compute none.
-        top_log_probs: of each position report, too, so many of the most probable tokens; 0 is log_probs=True.
+        top_log_probs: the number of most probable tokens to report for each position, too; 0 is log_probs=True.
         prefix: the beginning of all prompts, read before by `jaxspec.prefix`; the text is that of the whole prompts.
         chat_template_kwargs: values for the template of conversations, such as {"enable_thinking": False}.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,

@@ -278,7 +278,7 @@ def chat_ids(
     """Writes a conversation in the chat template of the target's tokenizer.
 
     Args:
-        target: whose tokenizer has the template.
+        target: the model whose tokenizer has the template.
         messages: each with a role and its content.
         answer: whether to go on up to where the model's answer begins.
         template: values of the template's own, such as enable_thinking=False.
@@ -407,7 +407,7 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     """Refuses a request for more bytes than so many devices like the first have.
 
     Args:
-        parts: what takes how many bytes; "weights", if it is among them, cannot be lowered.
+        parts: bytes by what takes them; "weights", if among them, cannot be lowered.
         what: is asked for.
         lower: the option to lower, so that the largest part becomes smaller.
         devices: the number of devices that share the parts.

@@ -77,7 +77,7 @@ class Prepared(NamedTuple):
         drafter: None for plain decoding.
         decoder: how to generate.
         sampler: makes distributions of the target's logits, with `request.sampling_params`.
-        weights, prompt, request: what the decoder takes; several rows of the request continue each prompt if several
+        weights, prompt, request: the decoder's arguments; several rows of the request continue each prompt if several
             samples of it are asked for.
         max_new_tokens: size of the output: a bucket at least as large as any row's limit.
         options: the arguments it was prepared with, but target and prompts.

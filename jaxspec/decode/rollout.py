@@ -18,7 +18,7 @@ class Arguments(NamedTuple):
     """The arguments of `Decoder.init`.
 
     Attributes:
-        weights, prompt: of both models; what is read.
+        weights, prompt: the parameters of both models, and the rows to read.
         request: keys, limits, end tokens and sampling parameters of each row.
         headroom: tokens that a row may grow by.
         before: the part of all prompts that was read before.

@@ -32,7 +32,7 @@ class SharedPrefix:
 
     Attributes:
         tokens: its ids.
-        target, drafter: what has read it.
+        target, drafter: the models that have read it.
         caches: both parties' caches of one row.
     """
 

@@ -62,7 +62,7 @@ def speculative(
     Args:
         target: the model whose distribution the text has.
         drafter: drafts chains, or trees: these have a size of their own, and gamma is not read.
-        rule: which draft tokens are accepted.
+        rule: the acceptance rule.
         sampler: logits to distributions.
         gamma: draft tokens a round.
         policy: chooses the length of drafts.

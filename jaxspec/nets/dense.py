@@ -30,7 +30,7 @@ class Dense(nn.Module):
     Attributes:
         features: the width of the output.
         use_bias: whether there is a bias.
-        weight_init: of the weights, whose last axis is the input.
+        weight_init: the initialiser of the weights, whose last axis is the input.
     """
 
     features: int

@@ -24,7 +24,7 @@ class Embedding(nn.Module):
 
     Attributes:
         size, dim: rows of the matrix, and their width.
-        embedding_init: of the matrix.
+        embedding_init: the matrix's initialiser.
     """
 
     size: int

@@ -23,8 +23,8 @@ def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str,
     """Says which parameters are not those of a network, where running it fails or they have more layers than it.
 
     Args:
-        params: what the network is run with.
-        init, config: what makes its own; asked for only where something is wrong.
+        params: the parameters that the network was given.
+        init, config: the function that makes its own, called only where something is wrong.
         layers: how many layers it has, by the name that their parameters begin with.
 
     Raises:

@@ -120,7 +120,7 @@ def product(
     Args:
         x: activations, whose dtype is that of the product.
         matrix: quantised.
-        precision: of the product; see `dense.precision`.
+        precision: the product's precision; see `dense.precision`.
         how: how the entries are multiplied, which depends on the backend: `at_once` (None), `apart_from_loops`,
             `by_blocks`.
 

@@ -32,7 +32,7 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
     that was the head before.
 
     Args:
-        params: of a network of the shape `old`, matrices in float32.
+        params: the parameters of a network of the shape `old`, matrices in float32.
         old, new: equal but for encoder_layers, decoder_layers and ff_dim; and the head, which may become untied.
         key: for what is random.
 

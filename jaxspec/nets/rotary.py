@@ -25,9 +25,10 @@ class RopeScaling:
             times within the original context, and pass smoothly to those that are left alone: "llama3" by the number
             of turns, "yarn" by the number of the frequency (Peng et al., arXiv 2309.00071).
         factor: the divisor.
-        low, high: of llama3 and yarn: frequencies of fewer turns than low are divided, those of more than high are not.
-        original: of llama3 and yarn: the context of the training.
-        truncate: of yarn: whether the numbers of the frequencies between which it passes are rounded outwards.
+        low, high: bounds of llama3 and yarn, in turns: lower frequencies than low are divided, higher ones than high are
+            not.
+        original: the context of the training, for llama3 and yarn.
+        truncate: whether yarn rounds the numbers of the frequencies between which it passes outwards.
     """
 
     kind: str = "default"
@@ -45,7 +46,7 @@ class Rotary:
     Attributes:
         base: the base of the frequencies.
         dims: how many dimensions of a head are rotated, the first ones; None for all.
-        scaling: what is done to the lower frequencies.
+        scaling: the change of the lower frequencies.
         magnitude: multiplies cosines and sines (YaRN).
         proportional: whether frequencies and pairs are those of the whole head, of which those beyond `dims` stand
             still (Gemma 4).

@@ -38,9 +38,9 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     program take XLA minutes to compile. What the module computes is not.
 
     Args:
-        key: of all draws.
+        key: the key of all draws.
         inputs: the arrays that the module is called with, of which only shapes and dtypes matter.
-        more: what else it is called with.
+        more: its other arguments.
 
     >>> init_params(nn.Dense(2), jax.random.key(0), jnp.zeros((1, 3)))["kernel"].shape
     (3, 2)
@@ -64,9 +64,9 @@ def with_cache(
     Args:
         layers: one for each layer of the cache.
         x: the embedded tokens.
-        cache: of what was fed before.
+        cache: the cache before this pass.
         taps: numbers of layers whose output is wanted, too; see `check_taps`.
-        parts: those to run; None: all. Layers that do not run leave the stream and their cache as they are.
+        parts: the parts to run; None: all. Layers that do not run leave the stream and their cache as they are.
         at: the pass; None: over a chain, of which everything is remembered.
 
     Returns:
@@ -148,7 +148,7 @@ def without_cache(
     Args:
         layers: see `with_cache`.
         x: the embedded tokens.
-        runs: which rows run which layers, in training with layer dropout; the others' stream goes on as it is. None:
+        runs: the rows that run each layer, in training with layer dropout; the others' stream goes on as it is. None:
             all run all.
         sources: for each layer, the number of the one whose keys and values it reads; None, or no entry: its own.
 
@@ -265,7 +265,7 @@ def decoder_only(
 
     Args:
         module: the network.
-        init, config: what makes its parameters.
+        init, config: the function that makes its parameters, and its argument.
         empty: makes a cache for (batch, room).
         layers: how many there are.
         vocab_size, width, taps: see `LanguageModel` and `Inside`.

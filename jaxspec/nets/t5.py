@@ -43,12 +43,12 @@ class T5Config:
         tied_head: whether the head is the embedding (1.0) or a matrix of its own (v1.1).
         scaled_head: whether the head reads the decoder's output times dim ** -0.5; None for what `tied_head` is, as in
             1.0 and v1.1. After construction True or False.
-        buckets, max_distance: of the relative position biases.
-        start_token: what the decoder's row begins with (T5 uses its padding id).
+        buckets, max_distance: options of the relative position biases.
+        start_token: the id that the decoder's row begins with (T5 uses its padding id).
         max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
-        dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
+        dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
         epsilon: added to the mean square in every norm.
-        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
+        end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
     """
 
     vocab_size: int
@@ -168,7 +168,7 @@ class T5Cache(NamedTuple):
     Attributes:
         decoder: self-attention keys and values.
         cross: keys and values of the encoded prompt, for each decoder layer.
-        cross_mask: which encoder positions are real.
+        cross_mask: True at real encoder positions.
     """
 
     decoder: kv.KVCache

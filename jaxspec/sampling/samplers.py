@@ -176,7 +176,7 @@ def match_vocab(
     Args:
         logits: the model's.
         vocab: how many ids there are to be.
-        ids: which of them each of the model's is; `vocab` for one that has none. By default the same number.
+        ids: the number among them of each of the model's; `vocab` for one that has none. By default the same number.
 
     >>> match_vocab(jnp.zeros((1, 1, 2)), 3).tolist(), match_vocab(jnp.zeros((1, 1, 3)), 2).tolist()
     ([[[0.0, 0.0, -inf]]], [[[0.0, 0.0]]])

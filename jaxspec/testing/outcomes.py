@@ -77,7 +77,7 @@ class Ends(NamedTuple):
         source: the row that it began with.
         before: the length of that row; for a call that makes rows, where their new tokens begin.
         drawn: the draws of each path.
-        fixed: which draws the path fixes; the outcome depends on these.
+        fixed: True for draws that the path fixes; the outcome depends on these.
     """
 
     state: State

@@ -81,7 +81,7 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
     Args:
         tokens: the new tokens of the row, without padding.
         trace: the generation's trace (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
-        row: which row.
+        row: the row's number.
 
     In two rounds of two draft tokens, only 6 of 6 7 is accepted, then both of 8 9, and 3 follows:
 

@@ -26,7 +26,7 @@ class Data:
         train, heldout: JSON-lines files, relative to the data folder.
         tokenizer: a tokenizer folder, relative to the data folder; of a head's recipe empty: the target's.
         shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
-        tasks: which of the file's tasks to use (empty for a language model).
+        tasks: the file's tasks to use (empty for a language model).
         repeat: how often each of the tasks counts in an epoch (empty: once each).
         also: more files to train on; one that is named n times counts n times.
     """
@@ -165,8 +165,8 @@ class EarlyExit:
     Attributes:
         scale: weight of the losses of early exits, the paper's e_scale.
         dropout: how often a row skips the last layer, the paper's p_max; earlier layers are skipped less.
-        curriculum: which exits learn in a step. "rotating": every `every`-th one, others in the next step. "gradual":
-            from the last to the first, one more from time to time, all after half of the run.
+        curriculum: the choice of exits that learn in a step. "rotating": every `every`-th one, others in the next step.
+            "gradual": from the last to the first, one more from time to time, all after half of the run.
         every: with "rotating", each exit learns once in so many steps.
     """
 
@@ -286,8 +286,8 @@ class Texts:
 
     Attributes:
         train, heldout: JSON-lines files, relative to the data folder.
-        field: which of their fields is the text that a drafter continues: the output, where there is an input.
-        tasks: which of the files' tasks to use; all if there are none.
+        field: the field with the text that a drafter continues: the output, where there is an input.
+        tasks: the files' tasks to use; empty for all.
     """
 
     train: str

@@ -59,7 +59,7 @@ def at_new_tokens(
     """Calls `read(logits, *beside)` with the logits that each new token was drawn from.
 
     Args:
-        lm, params: whose logits.
+        lm, params: the model whose logits are taken.
         prompt, tokens: the prompt, and the tokens generated after it.
         read: a function of arrays [B, t, ..] that returns arrays of this shape. A network of jaxspec's makes the logits
             of a few positions at a time, and makes them again for the gradient.
