@@ -25,8 +25,7 @@ class RopeScaling:
             times within the original context, and pass smoothly to those that are left alone: "llama3" by the number
             of turns, "yarn" by the number of the frequency (Peng et al., arXiv 2309.00071).
         factor: the divisor.
-        low, high: bounds of llama3 and yarn, in turns: lower frequencies than low are divided, higher ones than high are
-            not.
+        low, high: bounds of llama3 and yarn, in turns: frequencies below low are divided, those above high are not.
         original: the context of the training, for llama3 and yarn.
         truncate: whether yarn rounds the numbers of the frequencies between which it passes outwards.
     """
