@@ -45,7 +45,7 @@ from rich.console import Console
 import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import aot, cost, environment, memory, random_model, roofline
-from jaxspec.analysis.timing import interleave, only_first, run_all
+from jaxspec.analysis.cost import interleave, only_first, run_all
 from jaxspec.core import Distribution, Draft, Rule, Verdict, noise, tree
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare

@@ -4,7 +4,7 @@
     python -m benchmarks.batch_sizes --target debian-gpt-base --draft debian-gpt-small --units 24576
 
 Any machine; some 8 minutes each on two quiet cores of a CPU. The policy is given what rounds over that batch cost,
-measured before (`analysis.policy_cost`). With `--units` the target's feed-forward blocks are widened, since pairs as
+measured before (`analysis.cost`). With `--units` the target's feed-forward blocks are widened, since pairs as
 small as those shipped have nothing to gain on a CPU. Greedily, to the full length, interleaved. Printed are new
 tokens a second of plain decoding and the others' speed over it (median and range over the repeats), draft tokens and
 tokens of a round, and how many texts are those of plain decoding.
@@ -24,9 +24,8 @@ from rich.table import Table
 import jaxspec
 from benchmarks.synthetic import widened
 from jaxspec import policies
-from jaxspec.analysis.policy_cost import agreement, policy_costs
+from jaxspec.analysis.cost import agreement, interleave, policy_costs, run_all
 from jaxspec.analysis.statistics import Spread
-from jaxspec.analysis.timing import interleave, run_all
 from jaxspec.core import Model
 from jaxspec.decode import batches
 from jaxspec.decode.request import prepare

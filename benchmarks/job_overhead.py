@@ -33,7 +33,7 @@ from rich.table import Table
 import jaxspec
 from benchmarks.jobs import prompts_and_limits
 from benchmarks.synthetic import widened
-from jaxspec.analysis import timing
+from jaxspec.analysis import cost
 from jaxspec.analysis.statistics import Spread
 from jaxspec.core import Model
 from jaxspec.decode.request import Prepared, prepare
@@ -132,8 +132,8 @@ def seconds_of_prefill(work: Work, prepared: Prepared, repeats: int) -> tuple[fl
         jax.block_until_ready(slots._state)
 
     calls = [functools.partial(call, index) for index in range(len(groups)) for call in (prefill, insert)]
-    timing.interleave(calls, 1)  # compiles
-    seconds = timing.interleave(calls, repeats).min(axis=1).reshape(-1, 2).mean(axis=0)
+    cost.interleave(calls, 1)  # compiles
+    seconds = cost.interleave(calls, repeats).min(axis=1).reshape(-1, 2).mean(axis=0)
     return float(seconds[0]), float(seconds[1])
 
 
@@ -164,7 +164,7 @@ def measure(work: Work, repeats: int) -> dict[str, str]:
     prefill, put = seconds_of_prefill(work, prepared, repeats)
     ways = [functools.partial(run_job, work, ahead=ahead) for ahead in (True, False)]
     ways[1]()  # nothing new is compiled, but it is the first
-    ahead, late = timing.interleave(ways, repeats)
+    ahead, late = cost.interleave(ways, repeats)
     rounds, rows = (counts.rounds + counts.idle) // work.slots, len(work.prompts)
     beside = ahead - a_round * rounds
     groups = -(-rows // max(1, work.slots // 4))

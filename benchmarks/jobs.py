@@ -39,7 +39,7 @@ from benchmarks import peer
 from benchmarks.synthetic import widened
 from jaxspec import policies
 from jaxspec.analysis import environment
-from jaxspec.analysis.policy_cost import policy_costs
+from jaxspec.analysis.cost import policy_costs
 from jaxspec.analysis.statistics import Spread
 from jaxspec.core import Model, token_rows
 from jaxspec.decode import batches

@@ -22,8 +22,7 @@ from benchmarks import quality
 from benchmarks.options import parser_of
 from jaxspec.analysis import acceptance, environment
 from jaxspec.analysis.bench import Config, run
-from jaxspec.analysis.result import BenchResult
-from jaxspec.analysis.setting import Task, product
+from jaxspec.analysis.result import BenchResult, Task, product
 from jaxspec.analysis.table import words
 from jaxspec.cli import console, drafter_names, names
 from jaxspec.cli.options import TARGET

@@ -22,7 +22,6 @@ from jaxtyping import Float
 
 from benchmarks.options import parser_of
 from jaxspec.analysis import acceptance
-from jaxspec.analysis.statistics import Rate
 from jaxspec.analysis.table import words
 from jaxspec.cli import names
 from jaxspec.cli.prompts import heldout_for
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rate = acceptance.measure(prepare(first, heldout_for(first, options.count), drafter=other, **sampling)).rate
         log_probs = reference_log_probs(other, options.references, options.max_new_tokens)
         off = np.sqrt(np.square(log_probs - exact).mean())
-        print(f"| {label} | {words(Rate.of(rate), 4)} | {-log_probs.mean():.4f} | {off:.4f} |", flush=True)
+        print(f"| {label} | {words(rate, 4)} | {-log_probs.mean():.4f} | {off:.4f} |", flush=True)
 
 
 def reference_log_probs(model: Model, count: int, longest: int) -> Float[np.ndarray, " tokens"]:

@@ -31,12 +31,11 @@ from benchmarks import profile
 from benchmarks.options import parser_of, run, workload
 from benchmarks.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis import formulas
+from jaxspec.analysis.cost import interleave
 from jaxspec.analysis.random_model import random_prompt
-from jaxspec.analysis.result import BenchResult, Spread
+from jaxspec.analysis.result import PLANNED, BenchResult, Setting, Spread, Task, dtype_of
 from jaxspec.analysis.roofline import load_of
-from jaxspec.analysis.setting import PLANNED, Setting, Task, dtype_of
 from jaxspec.analysis.table import Column
-from jaxspec.analysis.timing import interleave
 from jaxspec.cli import drafter_names
 from jaxspec.cli.main import app
 from jaxspec.cli.names import model

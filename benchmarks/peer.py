@@ -26,8 +26,7 @@ import jaxspec
 from benchmarks.options import parser_of, run, workload
 from jaxspec import drafters
 from jaxspec.analysis import environment, table
-from jaxspec.analysis.result import BenchResult, over
-from jaxspec.analysis.setting import Backend, Setting, dtype_of
+from jaxspec.analysis.result import Backend, BenchResult, Setting, dtype_of, over
 from jaxspec.cli.workload import settings_of
 from jaxspec.core import BoundDrafter, Model, Prompt
 from jaxspec.decode import batches
@@ -52,7 +51,7 @@ def check() -> None:
 def decode(
     setting: Setting, parts: Sequence[Prepared], folder: Path
 ) -> tuple[list[Callable[[], object]], list[list[int]], int]:
-    """Decodes with transformers: see `analysis.setting.Backend`."""
+    """Decodes with transformers: see `analysis.result.Backend`."""
     check()
     import torch
 

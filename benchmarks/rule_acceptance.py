@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import divergence
 from benchmarks.options import parser_of
 from jaxspec.analysis import environment, replay
-from jaxspec.analysis.statistics import Rate, Ratio
+from jaxspec.analysis.statistics import Rate
 from jaxspec.analysis.table import words
 from jaxspec.cli import console, drafter_names
 from jaxspec.cli.options import TARGET
@@ -29,7 +29,7 @@ from jaxspec.rules import catalogue
 CANDIDATES = (2, 4)
 
 
-def alpha_of_candidates(trace: replay.LogitTrace, count: int) -> list[Ratio]:
+def alpha_of_candidates(trace: replay.LogitTrace, count: int) -> list[Rate]:
     """Averages the probability that one of the first 1, 2, ... `count` independent candidates for a token is accepted.
 
     The exact probability at each position (`divergence.beta_of_candidates`), with the distributions at the texts' own
@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ratios, shape = replay.chain_ratios(trace, entry.rule), replay.chain(options.gamma)
                 tokens = replay.tokens_per_round(shape, ratios, trace.counts)
                 alpha = replay.acceptance_rate(trace, entry.rule)
-                view.add_row(name, words(Rate.of(alpha)), words(Rate.of(tokens)))
+                view.add_row(name, words(alpha), words(tokens))
         by_count = alpha_of_candidates(trace, max(CANDIDATES))
         for count in CANDIDATES:
-            view.add_row(f"rejection, one of {count}", words(Rate.of(by_count[count - 1])), "–")
+            view.add_row(f"rejection, one of {count}", words(by_count[count - 1]), "–")
         console.show(out, view, options.markdown)
 
 

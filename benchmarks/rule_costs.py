@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.options import parser_of
 from jaxspec import sampling
 from jaxspec.analysis import cost, environment
+from jaxspec.analysis.cost import interleave
 from jaxspec.analysis.random_model import random_model, random_prompt
 from jaxspec.analysis.statistics import Spread
-from jaxspec.analysis.timing import interleave
 from jaxspec.cli import console
 from jaxspec.core import Draft, Keys, Rule, noise
 from jaxspec.decode.request import prepare

@@ -18,7 +18,7 @@ import numpy as np
 import jaxspec
 from jaxspec import drafters, rules
 from jaxspec.analysis import replay
-from jaxspec.analysis.optimal_tree import best_trees
+from jaxspec.analysis.plan import best_trees
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.lookups.token_recycling import ACCEPTANCE

@@ -117,7 +117,7 @@ assert (stats.tokens_per_round >= 1).all()
 # CPU. `when_does_it_pay.ipynb` measures that.
 
 # %%
-from jaxspec.analysis.timing import interleave
+from jaxspec.analysis.cost import interleave
 
 
 def compare(target, prompts, drafter, **settings):

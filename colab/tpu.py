@@ -379,7 +379,7 @@ for row, again, n in zip(stored.tokens, generated.tokens, generated.lengths, str
 # above 1 there, and c and v tell nothing about a TPU.
 
 # %%
-from jaxspec.analysis import acceptance, cost, formulas, timing
+from jaxspec.analysis import acceptance, cost, formulas
 from jaxspec.decode.request import prepare
 
 prepared = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
@@ -400,7 +400,7 @@ assert 0 < alpha.alpha <= 1 and costs.c > 0
 # %%
 variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, gamma=GAMMA, **settings) for d in (draft, None)]
 fast, plain = [variant() for variant in variants]
-seconds = np.median(timing.interleave(variants, repeats=3 if SMOKE else 9), axis=1)
+seconds = np.median(cost.interleave(variants, repeats=3 if SMOKE else 9), axis=1)
 for name, out, time_of in zip(("speculative", "plain"), (fast, plain), seconds, strict=True):
     print(f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes of the target")
 predicted = float(formulas.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))

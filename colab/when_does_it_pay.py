@@ -62,7 +62,7 @@ except ImportError:
 
 from benchmarks import figures
 from benchmarks.figures.theory import Mark
-from jaxspec.analysis import acceptance, cost, formulas, timing
+from jaxspec.analysis import acceptance, cost, formulas
 from jaxspec.decode.request import prepare
 
 
@@ -211,7 +211,7 @@ for batch, found in costs.items():
 prompt = prompts[-1]
 variants = [lambda d=d: jaxspec.generate(target, prompt, **(settings | {"drafter": d})) for d in (draft, None)]
 fast, plain = [variant() for variant in variants]
-seconds = np.median(timing.interleave(variants, repeats=3 if SMOKE else 15), axis=1)
+seconds = np.median(cost.interleave(variants, repeats=3 if SMOKE else 15), axis=1)
 
 found = costs[1]
 print(f"tokens per round {fast.stats.tokens_per_round[0]:.2f}, expected {formulas.expected_tokens(alpha, GAMMA):.2f}")

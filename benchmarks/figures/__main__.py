@@ -26,7 +26,7 @@ from benchmarks.figures import sampling, spans, style, theory, timeline, tree
 from benchmarks.options import parser_of
 from jaxspec import rules
 from jaxspec.analysis import acceptance, bench, cost, replay
-from jaxspec.analysis.setting import setting_of
+from jaxspec.analysis.result import setting_of
 from jaxspec.cli import drafter_names
 from jaxspec.cli.options import TARGET
 from jaxspec.cli.prompts import prepared_pair

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec.analysis import cost, timing
+from jaxspec.analysis import cost
 from jaxspec.decode.request import Prepared
 
 KINDS = ("target prefill", "draft prefill", "draft", "target")
@@ -41,8 +41,8 @@ def record(prepared: Prepared, *, repeats: int = 5) -> list[Span]:
         raise ValueError(f"got {len(prepared.prompt.length)} prompts: expected one")
     plain = prepared.plain()
     only_first = plain._replace(request=plain.request._replace(max_new_tokens=np.ones(1, np.int32)))
-    first = np.median([next(timing.timed_rounds(only_first))[0] for _ in range(repeats + 1)][1:])
-    every = [[took for took, _ in timing.timed_rounds(prepared)] for _ in range(repeats + 1)]
+    first = np.median([next(cost.timed_rounds(only_first))[0] for _ in range(repeats + 1)][1:])
+    every = [[took for took, _ in cost.timed_rounds(prepared)] for _ in range(repeats + 1)]
     runs = np.median(every[1:], axis=0)  # the first one compiles
     spans = [Span("target prefill", 0.0, float(first))]
     if prepared.drafter is None:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.statistics import Rate
 from jaxspec.core import programs, token_rows
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import batches, loop
@@ -46,19 +46,19 @@ class Acceptance(NamedTuple):
     counts: Int[np.ndarray, " rows"]
 
     @property
-    def rate(self) -> Ratio:
+    def rate(self) -> Rate:
         """Alpha and its error: rows are independent, the positions of a row are not."""
-        return Ratio(self.overlaps.sum(axis=1), self.counts, probability=True)
+        return Rate.of(self.overlaps.sum(axis=1), self.counts, probability=True)
 
     alpha = property(lambda self: self.rate.value, doc="The mean over all positions: 5.5 of 8 is 0.6875.")
     stderr = property(lambda self: self.rate.stderr, doc="Standard error of alpha, over prompts; NaN for a single row.")
     interval = property(lambda self: self.rate.interval, doc="The 95% confidence interval of alpha, over prompts.")
 
     @property
-    def by_position(self) -> list[Ratio]:
+    def by_position(self) -> list[Rate]:
         """Alpha at each position of the text, over the rows that reach it."""
         reached = [self.overlaps[self.counts > t, t] for t in range(int(self.counts.max(initial=0)))]
-        return [Ratio(overlaps, np.ones(len(overlaps)), probability=True) for overlaps in reached]
+        return [Rate.of(overlaps, np.ones(len(overlaps)), probability=True) for overlaps in reached]
 
     @property
     def positions(self) -> int:
@@ -87,15 +87,15 @@ class ConditionalAcceptance(NamedTuple):
     tested: Int[np.ndarray, "rows G"]
 
     @property
-    def overall(self) -> Ratio:
+    def overall(self) -> Rate:
         """Accepted over tested; its interval is over prompts."""
-        return Ratio(self.accepted.sum(axis=1), self.tested.sum(axis=1), probability=True)
+        return Rate.of(self.accepted.sum(axis=1), self.tested.sum(axis=1), probability=True)
 
     @property
-    def by_draft_token(self) -> list[Ratio]:
+    def by_draft_token(self) -> list[Rate]:
         """The rates of a round's first draft token, of the second if the first was accepted, ...; NaN if untested."""
         places = zip(self.accepted.T, self.tested.T, strict=True)
-        return [Ratio(accepted, tested, probability=True) for accepted, tested in places]
+        return [Rate.of(accepted, tested, probability=True) for accepted, tested in places]
 
     def first(self, rows: int) -> ConditionalAcceptance:
         """Takes only the first rows: later ones may repeat prompts, and intervals need independent texts."""

@@ -1,12 +1,6 @@
 """Decodes settings, interleaved with plain decoding on the same prompts, and yields a result for each.
 
-Its parts are in other modules:
-
-- `setting`: a setting, and products of axes
-- `result`: the results, and finished ones on disk
-- `table`: tables for a screen, markdown and CSV
-- `predict`: the promise of acceptance rates and costs
-- `plan`: the gamma to take
+`result` has settings and results, `table` prints them, `plan` chooses gamma.
 
 Settings of one task, batch size and sampling are a group. All of a group are compiled and warmed up, then run one
 after the other, generation by generation, `repeats` times; between the repeats what their passes cost is timed. So
@@ -27,34 +21,34 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.analysis import acceptance, environment, memory, numerics, predict, timing
-from jaxspec.analysis.predict import PassTimer, Predictor
+from jaxspec import policies
+from jaxspec.analysis import acceptance, cost, environment, formulas, memory, numerics
+from jaxspec.analysis import plan as planning
 from jaxspec.analysis.result import (
+    ADAPTIVE,
+    PLANNED,
+    Backend,
     BenchResult,
+    Costs,
     Difference,
+    Digests,
     Drafts,
     Latency,
     Predicted,
     Rate,
+    Setting,
     Spread,
     Store,
-    from_json,
-    over,
-    ratio,
-    to_json,
-)
-from jaxspec.analysis.setting import (
-    PLANNED,
-    Backend,
-    Digests,
-    Setting,
     Task,
     describe,
+    from_json,
+    over,
     product,
+    ratio,
     summary,
+    to_json,
 )
-from jaxspec.analysis.statistics import Ratio
-from jaxspec.core import Model
+from jaxspec.core import BoundPolicy, Model
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Prepared, prepare
@@ -84,9 +78,11 @@ QUANTITIES = {
 }
 TOGETHER = 64  # most programs at a time: they take memory maps, and a process that runs out of these crashes
 PLANNING = 9  # timings, at least, of each pass that a plan or a policy is made of
-SCHEMA = 13  # of a result: changes when what it means does, so that a store's older ones are measured again
+SCHEMA = 14  # of a result: changes when what it means does, so that a store's older ones are measured again
 MACHINE = ("device", "devices", "cpu", "cpus", "jax", "jaxlib", "jaxspec", "cuda_plugin", "xla_flags")
 LONGEST = 16  # tokens of a text that are kept from where it differs
+MOST = 16  # the largest gamma that a plan considers
+AT_A_TIME = 3  # timings of each pass between two timed runs
 
 
 class Config(NamedTuple):
@@ -126,7 +122,7 @@ def run(
 
     Args:
         target: the model to decode from.
-        settings: any; `setting.product` makes combinations.
+        settings: any; `result.product` makes combinations.
         store: keeps finished results; None keeps none.
         config: the quantities to measure, and the effort.
         doing: called with what is being done, and the share of everything that is done before.
@@ -136,7 +132,7 @@ def run(
 
     Example:
         >>> from jaxspec import drafters
-        >>> from jaxspec.analysis.setting import Task, product
+        >>> from jaxspec.analysis.result import Task, product
         >>> from jaxspec.testing import prepared_table
         >>> prepared = prepared_table()
         >>> task, model = Task("ids", prepared.prompt, new_tokens=9), prepared.target
@@ -214,57 +210,37 @@ def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 
 class Run(NamedTuple):
-    """A setting that was prepared and decoded, and how long it took.
-
-    Attributes:
-        setting: the setting.
-        prepared: all of its prompts, with the gamma and the policy that are used.
-        parts: the batches that are decoded.
-        real: how many rows of each part count; the others fill its shape.
-        pays: the plan's advice, where gamma is the plan's choice.
-        calls: one for each part, which decodes it and waits for it.
-        texts: the new tokens of all rows.
-        passes: how many passes the target takes, prefill's included.
-        outcomes: the outcome of each part, from the compiled program; empty for another backend.
-        first_call: seconds of the first call, which compiles the program; None of another backend.
-        seconds: the seconds of each repeat, all parts together [repeats].
-        prefill: seconds of all prefills in a repeat, the median; NaN of another backend.
-    """
+    """A setting that was prepared and decoded, and how long it took."""
 
     setting: Setting
-    prepared: Prepared
-    parts: Sequence[Prepared]
-    real: Sequence[int]
-    pays: bool = True
-    calls: Sequence[Callable[[], object]] = ()
-    texts: Sequence[list[int]] = ()
-    passes: int = 0
-    outcomes: Sequence[Outcome] = ()
-    first_call: float | None = None
-    seconds: np.ndarray = np.zeros(0)
-    prefill: float = float("nan")
+    prepared: Prepared  # all of its prompts, with the gamma and the policy that are used
+    parts: Sequence[Prepared]  # the batches that are decoded
+    real: Sequence[int]  # how many rows of each part count; the others fill its shape
+    pays: bool = True  # the plan's advice, where gamma is the plan's choice
+    calls: Sequence[Callable[[], object]] = ()  # one for each part, which decodes it and waits for it
+    texts: Sequence[list[int]] = ()  # the new tokens of all rows
+    passes: int = 0  # passes of the target, prefill's included
+    outcomes: Sequence[Outcome] = ()  # of each part, from the compiled program; empty for another backend
+    first_call: float | None = None  # seconds of the first call, which compiles; None of another backend
+    seconds: np.ndarray = np.zeros(0)  # of each repeat, all parts together [repeats]
+    prefill: float = float("nan")  # seconds of all prefills in a repeat, the median; NaN of another backend
 
-    @property
-    def is_compiled(self) -> bool:
-        """True if the compiled program runs it, and no other backend."""
-        return self.setting.backend is None
+    is_compiled = property(lambda self: self.setting.backend is None, doc="True if no other backend runs it.")
+    tokens = property(lambda self: sum(map(len, self.texts)), doc="The number of new tokens of all rows.")
+    later_tokens = property(lambda self: self.tokens - len(self.texts), doc="The same but for prefill's, one a row.")
+    pair = property(lambda self: (id(self.setting.target), id(self.setting.drafter)), doc="Tells pairs apart.")
 
-    @property
-    def tokens(self) -> int:
-        """The number of new tokens of all rows."""
-        return sum(map(len, self.texts))
-
-    @property
-    def later_tokens(self) -> int:
-        """The number of new tokens but for each row's first, which prefill yields."""
-        return self.tokens - len(self.texts)
+    def plain_of(self, runs: Sequence[Run], backend: str = "") -> Run:
+        """Finds plain decoding by the same target: the first, or the one on a backend."""
+        alike = (run for run in runs if run.setting.is_plain and run.setting.target is self.setting.target)
+        return next(run for run in alike if backend in ("", run.setting.backend_name))
 
 
 def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[BenchResult]:
     """Measures a group; where that fails, its results have the error in place of numbers."""
     try:
         return _measure(target, settings, config, step)
-    except predict.NoPlanError as error:  # of this setting alone
+    except NoPlanError as error:  # of this setting alone
         unfit = error.setting
         others = [setting for setting in settings if setting is not unfit]
         results = iter(_measure_or_fail(target, others, config, step))
@@ -280,29 +256,29 @@ def _failed(setting: Setting, target: Model, error: Exception) -> BenchResult:
 
 def _measure(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[BenchResult]:
     """Measures a group, plain decoding first."""
-    quantities, results = set(config.quantities), []
-    machine, group, timed = environment.current(), uuid.uuid4().hex[:12], "speed" in quantities
+    quantities, results = set(config.quantities), list[BenchResult]()
+    shared: dict[str, Any] = {"environment": environment.current(), "group": uuid.uuid4().hex[:12]}
     with tempfile.TemporaryDirectory() as folder:
         predictor = Predictor(max(config.repeats, PLANNING))
         runs = [_prepare(target, setting, config, predictor, step) for setting in settings]
         runs = [_decode(run, Path(folder), step) for run in runs]
-        timers = _pass_timers(runs) if timed and "costs" in quantities else {}
-        if timed:
+        timers = _pass_timers(runs) if {"speed", "costs"} <= quantities else {}
+        if "speed" in quantities:
             runs = _time(runs, list(timers.values()), config.repeats, step)
         latencies = _latencies(runs, config.repeats) if "latency" in quantities else [None] * len(runs)
         for run, latency in zip(runs, latencies, strict=True):
-            described = summary(run.setting, run.prepared.target)._replace(pays=run.pays)
-            result = BenchResult(described, group=group, environment=machine, latency=latency)
-            result = _with_times(_with_text(result, run), run)
+            numbers: dict[str, Any] = shared | {"latency": latency} | _texts(run, run.plain_of(runs))
+            numbers |= _speeds(run, run.plain_of(runs, run.setting.backend_name))
             if "compile" in quantities:
-                result = result._replace(first_call=run.first_call)
+                numbers["first_call"] = run.first_call
             if "memory" in quantities and run.is_compiled:
-                result = result._replace(memory=memory.account(run.parts[0]))
-            result = _with_speed(result, run, runs)
+                numbers["memory"] = memory.account(run.parts[0])
             if not run.setting.is_plain and quantities & {"alpha", "costs"}:
-                timer = timers.get(_pair(run)) if run.is_compiled else None
-                result = _with_promises(result, run, runs, predictor, timer, "alpha" in quantities)
-            results.append(result)
+                timer = timers.get(run.pair) if run.is_compiled else None
+                numbers |= _promises(run, run.plain_of(runs), predictor, timer, "alpha" in quantities)
+            gamma = 0 if run.setting.is_plain else run.prepared.decoder.gamma
+            described = summary(run.setting, run.prepared.target)._replace(pays=run.pays, gamma=gamma)
+            results.append(BenchResult(described, **numbers))
     first = results[0]
     return [
         result._replace(speed_over_first=None if _how(result) == _how(first) else over(result, first))
@@ -354,7 +330,7 @@ def _decode(run: Run, folder: Path, step: Step) -> Run:
     if any(outcome.failed.any() for outcome in outcomes):
         raise FloatingPointError(f"the logits of {run.prepared.target.name or 'the target'} were not finite")
     return run._replace(
-        calls=[functools.partial(timing.run_all, (part,)) for part in run.parts],
+        calls=[functools.partial(cost.run_all, (part,)) for part in run.parts],
         texts=batches.texts(outcomes),
         passes=sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes),
         outcomes=outcomes,
@@ -362,32 +338,28 @@ def _decode(run: Run, folder: Path, step: Step) -> Run:
     )
 
 
-def _pair(run: Run) -> tuple[int, int]:
-    return id(run.setting.target), id(run.setting.drafter)
-
-
 def _pass_timers(runs: Sequence[Run]) -> dict[tuple[int, int], PassTimer]:
     """Makes a timer of the passes of every pair of a target and a drafter."""
-    examples: dict[tuple[int, int], tuple[Prepared, set[int]]] = {}
+    lengths = dict[tuple[int, int], tuple[Prepared, set[int]]]()
     for run in runs:
         if run.is_compiled and not run.setting.is_plain:
-            _, draft_lengths = examples.setdefault(_pair(run), (run.parts[0], set()))
-            draft_lengths |= set(predict.draft_lengths(run.parts[0], run.setting.policy is not None))
-    return {pair: PassTimer(prepared, list(lengths)) for pair, (prepared, lengths) in examples.items()}
+            _, of_pair = lengths.setdefault(run.pair, (run.parts[0], set()))
+            of_pair |= set(draft_lengths(run.parts[0], run.setting.policy is not None))
+    return {pair: PassTimer(prepared, list(of_pair)) for pair, (prepared, of_pair) in lengths.items()}
 
 
 def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: Step) -> list[Run]:
     """Times every run and its prefill, interleaved part by part; and between the repeats, what passes cost."""
     calls = [call for part in zip(*(run.calls for run in runs), strict=True) for call in part]
     compiled = [i for i, run in enumerate(runs) if run.is_compiled]
-    prefills = [functools.partial(timing.run_all, (timing.only_first(runs[i].parts[0]),)) for i in compiled]
+    prefills = [functools.partial(cost.run_all, (cost.only_first(runs[i].parts[0]),)) for i in compiled]
     seconds, prefill = np.zeros((len(runs), repeats)), np.full((len(runs), repeats), np.nan)
-    timing.interleave(prefills, 1)  # compiles
+    cost.interleave(prefills, 1)  # compiles
     for repeat in range(repeats):
         step(f"run {repeat + 1} of {repeats}")
-        by_part = timing.interleave(calls, 1).reshape(-1, len(runs))  # [parts, runs]
+        by_part = cost.interleave(calls, 1).reshape(-1, len(runs))  # [parts, runs]
         seconds[:, repeat] = by_part.sum(axis=0)
-        prefill[compiled, repeat] = timing.interleave(prefills, 1)[:, 0] * len(by_part)
+        prefill[compiled, repeat] = cost.interleave(prefills, 1)[:, 0] * len(by_part)
         for timer in timers:
             timer.time()
     medians = np.median(prefill, axis=1)
@@ -397,9 +369,9 @@ def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: 
 def _latencies(runs: Sequence[Run], repeats: int) -> list[Latency | None]:
     """Times the first token and the others of every run; None of another backend."""
     compiled = [run for run in runs if run.is_compiled]
-    starts = [functools.partial(timing.start_all, run.parts[:1]) for run in compiled]
-    first_seconds = timing.interleave(starts, repeats + 1)[:, 1:]  # the first repeat compiles
-    later = timing.latency([run.parts for run in compiled], repeats)
+    starts = [functools.partial(cost.start_all, run.parts[:1]) for run in compiled]
+    first_seconds = cost.interleave(starts, repeats + 1)[:, 1:]  # the first repeat compiles
+    later = cost.latency([run.parts for run in compiled], repeats)
     latencies = (
         Latency(Spread.of(1e3 * seconds), *(percentiles or (None, None)))
         for seconds, percentiles in zip(first_seconds, later, strict=True)
@@ -407,92 +379,193 @@ def _latencies(runs: Sequence[Run], repeats: int) -> list[Latency | None]:
     return [next(latencies) if run.is_compiled else None for run in runs]
 
 
-def _with_times(result: BenchResult, run: Run) -> BenchResult:
-    """Adds the times of a setting by themselves, where it was timed."""
+def _speeds(run: Run, plain: Run) -> dict[str, Any]:
+    """Computes the speeds of a run that was timed, by itself and over plain decoding on the same backend."""
     if not len(run.seconds):
-        return result
-    return result._replace(
-        seconds=tuple(run.seconds.tolist()),
-        prefill_seconds=None if np.isnan(run.prefill) else run.prefill,
-        tokens_per_second=Spread.of(result.tokens / run.seconds),
-    )
+        return {}
+    numbers: dict[str, Any] = {"seconds": tuple(run.seconds.tolist())}
+    numbers["prefill_seconds"] = None if np.isnan(run.prefill) else run.prefill
+    numbers["tokens_per_second"] = Spread.of(run.tokens / run.seconds)
+    if not run.setting.is_plain:
+        numbers["speed"] = ratio(plain.seconds, run.seconds, run.tokens / max(plain.tokens, 1))
+        later = run.later_tokens / max(plain.later_tokens, 1)
+        numbers["speed_after_prefill"] = ratio(plain.seconds - plain.prefill, run.seconds - run.prefill, later)
+    return numbers
 
 
-def _with_text(result: BenchResult, run: Run) -> BenchResult:
-    """Adds how much text there is, and what became of the draft tokens."""
-    result = result._replace(texts=len(run.texts), tokens=run.tokens, passes=run.passes)
-    if run.setting.is_plain:
-        return result
-    result = result._replace(setting=result.setting._replace(gamma=run.prepared.decoder.gamma))
-    if not run.outcomes:
-        return result
+def _texts(run: Run, plain: Run) -> dict[str, Any]:
+    """Counts the texts of a run, compares them with plain decoding's, and says what became of the draft tokens."""
+    numbers: dict[str, Any] = {"texts": len(run.texts), "tokens": run.tokens, "passes": run.passes}
+    if not run.setting.temperature and (run.setting.is_plain or run.setting.rule.exact):
+        pairs = list(zip(run.texts, plain.texts, strict=True))
+        places = [numerics.first_difference(*pair) for pair in pairs]
+        numbers["same_text"] = places.count(None)
+        for text, place in [(text, place) for text, place in enumerate(places) if place is not None][:1]:
+            endings = tuple(tuple(tokens[max(0, place - LONGEST) : place + 1]) for tokens in pairs[text])
+            numbers["difference"] = Difference(text, place, *endings)
+    if run.setting.is_plain or not run.outcomes:
+        return numbers
     count = len(run.prepared.prompt.length)  # beyond, prompts are the same, and intervals want independent texts
     stats, traces = [outcome.stats for outcome in run.outcomes], [outcome.trace for outcome in run.outcomes]
-    rounds = np.concatenate([part.rounds for part in stats])[:count]
+    rounds = np.concatenate([part.rounds for part in stats])
     emitted = np.concatenate([part.emitted for part in stats])[:count]
     # Rounds with a draft: a round after the row's end has a draft length, too, but commits nothing.
     drafted = [(trace.draft_length * (trace.num_committed > 0) > 0).sum(axis=1) for trace in traces]
-    longest = np.concatenate([predict.longest_drafts(outcome) for outcome in run.outcomes])
+    longest = np.concatenate([longest_drafts(outcome) for outcome in run.outcomes])
     drafts = Drafts(
-        share_of_rounds=Rate.of(Ratio(np.concatenate(drafted)[:count], rounds, probability=True)),
-        tokens_per_round=sum(int(part.drafted.sum()) for part in stats)
-        / max(sum(int(part.rounds.sum()) for part in stats), 1),
+        share_of_rounds=Rate.of(np.concatenate(drafted)[:count], rounds[:count], probability=True),
+        tokens_per_round=sum(int(part.drafted.sum()) for part in stats) / max(int(rounds.sum()), 1),
         longest_per_round=float(longest.mean()) if len(longest) else 0.0,
     )
     if not run.prepared.decoder.trees:
         tested = acceptance.conditional(*traces).first(count)
-        by_place = tuple(Rate.of(rate) for rate in tested.by_draft_token)
-        drafts = drafts._replace(conditional=Rate.of(tested.overall), conditional_by_draft_token=by_place)
-    return result._replace(tokens_per_round=Rate.of(Ratio(emitted - 1, rounds)), drafts=drafts)
+        drafts = drafts._replace(conditional=tested.overall, conditional_by_draft_token=tuple(tested.by_draft_token))
+    return numbers | {"tokens_per_round": Rate.of(emitted - 1, rounds[:count]), "drafts": drafts}
 
 
-def _with_speed(result: BenchResult, run: Run, runs: Sequence[Run]) -> BenchResult:
-    """Adds speeds over plain decoding by the same target and backend, and texts beside those of the same target."""
-    setting, plain = run.setting, _plain_of(run, runs)
-    if not setting.temperature and result.setting.exact:
-        pairs = list(zip(run.texts, plain.texts, strict=True))
-        places = [numerics.first_difference(*pair) for pair in pairs]
-        result = result._replace(same_text=places.count(None))
-        for text, place in [(text, place) for text, place in enumerate(places) if place is not None][:1]:
-            endings = tuple(tuple(tokens[max(0, place - LONGEST) : place + 1]) for tokens in pairs[text])
-            result = result._replace(difference=Difference(text, place, *endings))
-    if not len(run.seconds) or setting.is_plain:
-        return result
-    plain = _plain_of(run, runs, setting.backend_name)
-    after_prefill = ratio(
-        plain.seconds - plain.prefill, run.seconds - run.prefill, run.later_tokens / max(plain.later_tokens, 1)
-    )
-    speed = ratio(plain.seconds, run.seconds, run.tokens / max(plain.tokens, 1))
-    return result._replace(speed=speed, speed_after_prefill=after_prefill)
-
-
-def _plain_of(run: Run, runs: Sequence[Run], backend: str = "") -> Run:
-    """Finds plain decoding by a run's target: the first, or the one on a backend."""
-    alike = (other for other in runs if other.setting.is_plain and other.setting.target is run.setting.target)
-    return next(other for other in alike if backend in ("", other.setting.backend_name))
-
-
-def _with_promises(
-    result: BenchResult, run: Run, runs: Sequence[Run], predictor: Predictor, timer: PassTimer | None, with_alpha: bool
-) -> BenchResult:
-    """Adds alpha, costs, and the speeds that they promise."""
-    setting, prepared, plain = run.setting, run.prepared, _plain_of(run, runs)
-    policy, costs, predicted = setting.policy is not None, None, Predicted()
-    if timer is not None:
-        costs = timer.costs(predict.draft_lengths(prepared, policy)[-1])
-    if with_alpha:
-        alpha = predictor.alpha(setting, prepared)
-        result = result._replace(alpha=None if alpha is None else Rate.of(alpha))
-        predicted = predicted._replace(theorem=predictor.theorem(setting, prepared, costs))
-    passes = None if timer is None else timer.passes(prepared, run.outcomes, policy)
+def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | None, with_alpha: bool) -> dict[str, Any]:
+    """Measures alpha and costs, and computes the speeds that they promise."""
+    setting, prepared = run.setting, run.prepared
+    has_policy, chains = setting.policy is not None, not prepared.decoder.trees
+    costs = None if timer is None else timer.costs(draft_lengths(prepared, has_policy)[-1])
+    alpha, predicted = predictor.alpha(setting, prepared) if with_alpha else None, Predicted()
+    if alpha is not None and costs is not None and chains and not has_policy:
+        cv = costs.c.median, costs.v.median
+        speed = formulas.improvement(min(alpha.value, 1.0), prepared.decoder.gamma, *cv)
+        predicted = predicted._replace(theorem=float(speed))
+    passes = timer.passes(prepared, run.outcomes, has_policy) if timer is not None and chains else None
     if passes and plain.outcomes:
         plain_passes = plain.passes - len(plain.parts)
-        speed = run.later_tokens / max(plain.later_tokens, 1) * plain_passes / passes
-        predicted = predicted._replace(rounds=speed)
-    is_known = any(promise is not None for promise in predicted)
-    return result._replace(costs=costs, predicted=predicted if is_known else None)
+        saved = run.later_tokens / max(plain.later_tokens, 1) * plain_passes / passes
+        predicted = predicted._replace(rounds=saved)
+    return {"alpha": alpha, "costs": costs, "predicted": None if predicted == Predicted() else predicted}
 
 
 def _title(setting: Setting) -> str:
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     return f"{setting.task.name}, T = {setting.temperature:g}{batch}"
+
+
+class NoPlanError(ValueError):
+    """The gamma of `setting` cannot be planned."""
+
+    def __init__(self, setting: Setting):
+        super().__init__(
+            f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name} with the rule "
+            f"{setting.rule.name}: give a number of draft tokens"
+        )
+        self.setting = setting
+
+
+def has_alpha(setting: Setting) -> bool:
+    """Tells whether a setting has an acceptance rate: its drafter is a model, its rule exact or of a known lenience."""
+    return isinstance(setting.drafter, Model) and (setting.rule.exact or setting.rule.lenience is not None)
+
+
+class Predictor:
+    """Measures rates, plans and costs of a group's settings, each once for all settings that it serves.
+
+    Args:
+        repeats: repeats of the costs for a plan or a policy.
+    """
+
+    def __init__(self, repeats: int):
+        self._repeats = repeats
+        self._measured: dict[tuple[Any, ...], Any] = {}
+
+    def alpha(self, setting: Setting, prepared: Prepared) -> Rate | None:
+        """Measures the acceptance rate, over all positions of the target's own text; None if there is none."""
+        if not has_alpha(setting):
+            return None
+        key = "alpha", setting.rule.lenience or 1.0
+        return self._once(key, setting, lambda: acceptance.measure(prepared).rate)
+
+    def plan(self, setting: Setting, prepared: Prepared) -> planning.Plan:
+        """Plans gamma for a setting."""
+        if not has_alpha(setting):
+            raise NoPlanError(setting)
+        options = {"batches": (setting.batch,), "most": MOST, "repeats": self._repeats}
+        key = "plan", setting.rule.lenience or 1.0
+        return self._once(key, setting, lambda: next(planning.of_pair(prepared, **options)))
+
+    def policy(self, setting: Setting, part: Prepared) -> BoundPolicy | None:
+        """Returns the setting's policy; in the place of `ADAPTIVE` one with c and v as measured, searches included."""
+        if setting.policy != ADAPTIVE:
+            return setting.policy  # type: ignore[return-value]
+        key = "policy", part.decoder.gamma
+        costs = self._once(key, setting, lambda: cost.policy_costs(part, repeats=self._repeats))
+        rows = len(part.request.max_new_tokens)
+        return policies.adaptive(*costs, together=cost.agreement("batch", rows, part.is_sampled, part.options["rule"]))
+
+    def _once(self, key: Any, setting: Setting, measure: Callable[[], Any]) -> Any:
+        key = (key, id(setting.target), id(setting.drafter))
+        if key not in self._measured:
+            self._measured[key] = measure()
+        return self._measured[key]
+
+
+class PassTimer:
+    """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
+
+    Args:
+        prepared: one batch, with the drafter.
+        drafts: numbers of draft tokens that its passes judge.
+
+    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens.
+    """
+
+    def __init__(self, prepared: Prepared, drafts: Sequence[int]):
+        self._drafted_whole = prepared if cost.drafts_as_a_whole(prepared) else None
+        self._model = cost.paid_model(prepared)
+        self._pair = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
+        self._drafts, self._repeats, self._per_draft_token = sorted(set(drafts)), [], list[float]()
+        self._search = cost.search_cost(prepared)
+
+    def time(self) -> None:
+        """Times each pass a few times."""
+        self._repeats.append(cost.measure_all(self._pair, self._drafts, repeats=AT_A_TIME))
+        if (prepared := self._drafted_whole) is not None:
+            self._per_draft_token.append(cost.draft_cost(prepared, AT_A_TIME) / prepared.decoder.gamma)
+
+    def costs(self, drafts: int) -> Costs:
+        """Summarises the timings, for rounds with `drafts` draft tokens."""
+        repeats = [costs[self._drafts.index(drafts)] for costs in self._repeats]
+
+        def spread(name: str) -> Spread:
+            return Spread.of(np.array([getattr(repeat, name) for repeat in repeats]))
+
+        c = spread("c") if self._model is not None else Spread.of(np.array(self._per_draft_token or [0.0]))
+        draft = None if self._model is None else spread("draft_ms")
+        return Costs(c, spread("v"), self._search, spread("target_ms"), spread("verify_ms"), draft)
+
+    def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float:
+        """Sums the costs of the rounds of some generations of chains, in one-token passes.
+
+        A policy's draft has the length that it chose. Without one it is drawn whole, though what a row can no longer
+        emit is cut; or not at all, by a drafter without a draft (of `fallback`, this charges the model where a look-up
+        answered). In a batch a round is as long as its longest draft.
+        """
+        assert prepared.drafter is not None
+        gamma, may_be_empty = prepared.decoder.gamma, prepared.drafter.functions.may_be_empty
+        longest = np.concatenate([longest_drafts(outcome) for outcome in outcomes])
+        if policy:
+            v = cost.monotone_costs(gamma, {n: self.costs(n).v.median for n in cost.measured_drafts(gamma)})
+        else:
+            v = np.full(gamma + 1, self.costs(gamma).v.median)
+            v[0] = 1.0 if may_be_empty else v[0]
+            longest = np.where(longest > 0, gamma, 0 if may_be_empty else gamma)
+        c = self.costs(self._drafts[0]).c.median
+        return float(v[longest].sum() + c * longest.sum() + self._search * len(longest))
+
+
+def draft_lengths(prepared: Prepared, policy: bool) -> tuple[int, ...]:
+    """Lists the numbers of draft tokens that the passes of a decoder judge."""
+    return cost.measured_drafts(prepared.decoder.gamma) if policy else (prepared.decoder.nodes,)
+
+
+def longest_drafts(outcome: Outcome) -> np.ndarray:
+    """Finds the longest draft of each round of a batch, over the rows that are not finished."""
+    rounds = np.asarray(outcome.stats.rounds)
+    drafted = np.asarray(outcome.trace.draft_length)
+    live = np.arange(drafted.shape[1])[None, :] < rounds[:, None]
+    return np.where(live, drafted, 0).max(axis=0)[: rounds.max()]

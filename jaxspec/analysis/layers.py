@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxspec import progress as bars
-from jaxspec.analysis import timing
+from jaxspec.analysis import cost
 from jaxspec.core import Model
 from jaxspec.core.checks import integers
 from jaxspec.decode import loop
@@ -131,7 +131,7 @@ def search_layers(
 def _measure(skipped: Skipped, prepared: Prepared, best: Prepared, repeats: int) -> Trial:
     """Runs a set beside the best one; both are compiled first."""
     outcome = jax.tree.map(np.asarray, loop.run(prepared))
-    timing.run_all([best])
+    cost.run_all([best])
     seconds = _median_seconds(prepared, best, repeats)
     rounds = float(np.mean(np.asarray(outcome.stats.tokens_per_round)))
     return Trial(*skipped, float(outcome.length.sum() / seconds[0]), float(seconds[1] / seconds[0]), rounds)
@@ -139,8 +139,8 @@ def _measure(skipped: Skipped, prepared: Prepared, best: Prepared, repeats: int)
 
 def _median_seconds(first: Prepared, second: Prepared, repeats: int) -> np.ndarray:
     """Times two generations, interleaved."""
-    calls = [functools.partial(timing.run_all, [prepared]) for prepared in (first, second)]
-    return np.median(timing.interleave(calls, repeats), axis=1)
+    calls = [functools.partial(cost.run_all, [prepared]) for prepared in (first, second)]
+    return np.median(cost.interleave(calls, repeats), axis=1)
 
 
 def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skipped | None, None]:

@@ -39,7 +39,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import sampling
 from jaxspec.analysis import acceptance, formulas
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.statistics import Rate
 from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise, programs
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.trees.children import DrawName, check
@@ -140,16 +140,16 @@ def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
     return ratios[:, None, None]
 
 
-def acceptance_rate(trace: LogitTrace, rule: Rule) -> Ratio:
+def acceptance_rate(trace: LogitTrace, rule: Rule) -> Rate:
     """Computes the probability that a round's first draft token is accepted, over all positions of the texts."""
     ratios = chain_ratios(trace, rule)[:, 0, 0]
     return mean_of_rows(trace, np.minimum(ratios, 1.0) if rule.exact else ratios)
 
 
-def mean_of_rows(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Ratio:
+def mean_of_rows(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Rate:
     """Averages a value of each position over all positions; texts are the unit of its error."""
     sums = np.add.reduceat(values, np.cumsum(trace.counts) - trace.counts)
-    return Ratio(sums, trace.counts, probability=True)
+    return Rate.of(sums, trace.counts, probability=True)
 
 
 def matches_when_greedy(rule: Rule) -> bool:
@@ -251,7 +251,7 @@ def _chunk_tree_ratios(
 
 def tokens_per_round(
     choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
-) -> Ratio:
+) -> Rate:
     """Computes the tokens per round of a tree along the texts, as `Stats.tokens_per_round` over all rows.
 
     Args:
@@ -265,7 +265,7 @@ def tokens_per_round(
     [2.67, 2.0]
     """
     rounds = [formulas.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)]
-    return Ratio(np.asarray(counts) - 1, np.array(rounds))
+    return Rate.of(np.asarray(counts) - 1, np.array(rounds))
 
 
 def by_depth(

@@ -1,108 +1,303 @@
-"""The numbers that are measured of a setting: a `BenchResult`; one that is not known is None. And stores of results."""
+"""A `Setting` is a way to decode a `Task`, a `BenchResult` what was measured of it; a `Store` keeps results on disk."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxspec import nets, rules, sharding
 from jaxspec.analysis.environment import Environment
 from jaxspec.analysis.memory import Memory
 from jaxspec.analysis.statistics import Rate, Spread
+from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
+from jaxspec.decode.request import Prepared
+from jaxspec.files.digests import of_arrays
+from jaxspec.weights import quantisation
+
+PLANNED = "plan"  # in the place of a gamma: the one that `analysis.plan` chooses
+ADAPTIVE = "adaptive"  # in the place of a policy: `policies.adaptive` with costs as measured
+JAXSPEC = "jaxspec"  # the name of the backend that is used where a setting has none
+NAMES = {"drafter": "name", "policy": "policy_name"}  # fields, and those that name their values
+Digests = dict[tuple[int, ...], tuple[list[Any], str]]  # of arrays by their ids, and the arrays: ids stay theirs
 
 
-class Costs(NamedTuple):
-    """The costs of passes; c, v and search in one-token passes of the target.
-
-    Attributes:
-        c: a one-token pass of the model that drafts; 0 for a look-up.
-        v: the pass that judges gamma draft tokens.
-        search: a round's search of a look-up; 0 where a model drafts.
-        target_ms, verify_ms, draft_ms: the passes, in milliseconds.
-    """
-
-    c: Spread
-    v: Spread
-    search: float
-    target_ms: Spread
-    verify_ms: Spread
-    draft_ms: Spread | None
-
-
-class Predicted(NamedTuple):
-    """Speed over plain decoding that costs and draft tokens promise, after prefill.
+class Task(NamedTuple):
+    """Prompts, and how much text is generated from each.
 
     Attributes:
-        theorem: Theorem 3.8 with c and v as measured: draft tokens are accepted independently of each other, in an
-            endless text. Of chains without a policy.
-        rounds: with the rounds that were run, each as long as its longest draft. Of chains.
+        name: the task's name, for tables.
+        prompts: strings, or rows of token ids.
+        new_tokens: most new tokens per prompt.
+        ends: whether end tokens end a text; if not, each has exactly `new_tokens`.
     """
 
-    theorem: float | None = None
-    rounds: float | None = None
+    name: str
+    prompts: Sequence[str] | Prompt
+    new_tokens: int = 64
+    ends: bool = True
+
+
+class Backend(NamedTuple):
+    """Another way to run settings than the compiled program, to be compared with it: another library, for example.
+
+    Attributes:
+        name: the backend's name, for tables.
+        decode: (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for the
+            result. Then the new tokens of all rows, and the number of the target's passes, with prefill's.
+    """
+
+    name: str
+    decode: Callable[[Setting, Sequence[Prepared], Path], tuple[Sequence[Callable[[], object]], list[list[int]], int]]
+
+
+class Setting(NamedTuple):
+    """One way to decode a task: all that its text and its speed depend on, but for the machine.
+
+    Attributes:
+        task: the prompts, and how much text.
+        drafter: a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding.
+        gamma: draft tokens a round, or `PLANNED`; of a drafter of trees, whose size is its own, without effect.
+        rule: the acceptance rule.
+        policy: the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with c and v as
+            measured.
+        sampling: sampling options of `generate`, such as {"temperature": 1.0}; greedy if empty.
+        batch: prompts at a time.
+        target: if it is not the one that `bench.run` was given: the same in another dtype, or on a mesh.
+        backend: runs it; None: the compiled program.
+        name, policy_name: names of the drafter and the policy, for tables. A model has a name.
+    """
+
+    task: Task
+    drafter: Model | BoundDrafter | Drafter | None = None
+    gamma: int | str = 3
+    rule: Rule = rules.rejection()
+    policy: BoundPolicy | str | None = None
+    sampling: Mapping[str, Any] = {}
+    batch: int = 1
+    target: Model | None = None
+    backend: Backend | None = None
+    name: str = ""
+    policy_name: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is drafted: no drafter, or chains of no tokens."""
+        functions = self.drafter.functions if isinstance(self.drafter, BoundDrafter) else self.drafter
+        return functions is None or (self.gamma == 0 and getattr(functions, "tree", None) is None)
+
+    @property
+    def temperature(self) -> float:
+        """The highest of its texts; 0 is greedy."""
+        return float(np.max(self.sampling.get("temperature", 0.0) or 0.0))
+
+    @property
+    def drafter_name(self) -> str:
+        """The name of the drafter: its own, else that of the model or the factory; empty for plain decoding."""
+        return "" if self.is_plain else self.name or getattr(self.drafter, "name", "") or "unnamed"
+
+    @property
+    def is_named(self) -> bool:
+        """True if the drafter has a name that tells it from others of its kind."""
+        return bool(self.name) or isinstance(self.drafter, Model)
+
+    @property
+    def policy_label(self) -> str:
+        """The name of the policy: its own, else that of its factory; empty if there is none."""
+        if self.policy is None or isinstance(self.policy, str):
+            return self.policy_name or self.policy or ""
+        return self.policy_name or self.policy.name or "unnamed"
+
+    @property
+    def backend_name(self) -> str:
+        """The name of the backend."""
+        return JAXSPEC if self.backend is None else self.backend.name
+
+    def plain(self) -> Setting:
+        """Returns plain decoding of the same task, by the same target and backend."""
+        alike = {"sampling": self.sampling, "batch": self.batch, "target": self.target, "backend": self.backend}
+        return Setting(self.task, None, 0, **alike)
+
+
+def product(**axes: Any) -> list[Setting]:
+    """Returns every combination of the values of some fields of `Setting`, once; the last axis changes fastest.
+
+    Args:
+        **axes: for each field a sequence of values, or one value; of drafters and policies also a dict of names and
+            values.
+
+    Raises:
+        TypeError: `Setting` has no such field.
+
+    >>> task = Task("letters", ["a b a"])
+    >>> settings = product(task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}])
+    >>> [(setting.gamma, dict(setting.sampling)) for setting in settings]
+    [(2, {}), (2, {'temperature': 1.0}), (3, {}), (3, {'temperature': 1.0})]
+    """
+    if unknown := axes.keys() - set(Setting._fields):
+        raise TypeError(f"Setting has no field {min(unknown)!r}: expected some of {', '.join(Setting._fields)}")
+    choices: list[list[dict[str, Any]]] = []
+    for field, values in axes.items():
+        if field in NAMES and isinstance(values, Mapping):
+            choices.append([{field: value, NAMES[field]: name} for name, value in values.items()])
+        else:
+            several = isinstance(values, list | tuple) and not hasattr(values, "_fields")
+            choices.append([{field: value} for value in (values if several else [values])])
+    return [
+        Setting(**{name: value for fields in combination for name, value in fields.items()})
+        for combination in itertools.product(*choices)
+    ]
+
+
+def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
+    """Makes a setting of a generation.
+
+    Args:
+        prepared: the generation.
+        name: the task's name.
+        batch: prompts at a time.
+
+    Raises:
+        ValueError: the generation has options with a value for each row.
+    """
+    options = dict(prepared.options)
+    if (samples := options.pop("num_samples", 1)) != 1:
+        raise ValueError(f"num_samples is {samples}: expected 1, and each prompt as often as its samples")
+    drafter, gamma, rule, policy, limit, _, eos = (
+        options.pop(name) for name in ("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids")
+    )
+    if np.ndim(limit) or any(np.ndim(value) for name, value in options.items() if name == "temperature"):
+        raise ValueError("a setting has one max_new_tokens and one temperature for all of its prompts")
+    task = Task(name, prepared.prompt, int(limit), ends=eos != ())
+    sampling = {option: value for option, value in options.items() if value is not None and value is not False}
+    return Setting(task, drafter, gamma, rule or rules.rejection(), policy, sampling, batch)
 
 
 class SettingSummary(NamedTuple):
-    """A setting in words and numbers; of plain decoding the drafter, policy and rule are empty.
-
-    Attributes:
-        target, task, drafter, policy, rule, backend: names.
-        exact: whether the rule is.
-        gamma: draft tokens a round, at most; 0 where nothing is drafted.
-        planned, pays: whether gamma is the plan's choice, and whether its advice is to speculate; if not, gamma is the
-            best all the same.
-        temperature, sampling: the latter are the other options, in words.
-        dtype, mesh, batch, new_tokens: the setting's.
-    """
+    """A setting in words and numbers; of plain decoding the drafter, policy and rule are empty."""
 
     target: str
     task: str
     drafter: str = ""
     policy: str = ""
     rule: str = ""
-    exact: bool = True
-    gamma: int = 0
-    planned: bool = False
-    pays: bool = True
+    exact: bool = True  # whether the rule is
+    gamma: int = 0  # most draft tokens a round; 0 where nothing is drafted, or before gamma is planned
+    planned: bool = False  # whether gamma is the plan's choice
+    pays: bool = True  # the plan's advice; if it is not to speculate, gamma is the best all the same
     temperature: float = 0.0
-    sampling: str = ""
+    sampling: str = ""  # the other options, in words
     dtype: str = "float32"
     mesh: str = ""
     batch: int = 1
     new_tokens: int = 0
-    backend: str = "jaxspec"
+    backend: str = JAXSPEC
 
-    @property
-    def is_plain(self) -> bool:
-        """True for plain decoding."""
-        return not self.drafter
+    is_plain = property(lambda self: not self.drafter, doc="True for plain decoding.")
+
+
+def summary(setting: Setting, target: Model) -> SettingSummary:
+    """Describes a setting in words and numbers; its gamma is not known before it is prepared."""
+    return SettingSummary(
+        target=target.name,
+        task=setting.task.name,
+        drafter=setting.drafter_name,
+        policy=setting.policy_label,
+        rule="" if setting.is_plain else setting.rule.name,
+        exact=setting.is_plain or setting.rule.exact,
+        planned=setting.gamma == PLANNED,
+        temperature=setting.temperature,
+        sampling=", ".join(f"{name}={value}" for name, value in setting.sampling.items() if name != "temperature"),
+        dtype=dtype_of(target),
+        mesh=mesh_name(target),
+        batch=setting.batch,
+        new_tokens=setting.task.new_tokens,
+        backend=setting.backend_name,
+    )
+
+
+def describe(setting: Setting, target: Model, digests: Digests | None = None) -> dict[str, Any]:
+    """Describes a setting in JSON: two settings of one description have the same results.
+
+    Args:
+        setting: the setting.
+        target: the one that `bench.run` was given.
+        digests: the digests of parameters that were already read. New ones are added, so that the settings of a model
+            read its parameters once.
+    """
+    digests = {} if digests is None else digests
+    task, model, drafter = setting.task, setting.target or target, setting.drafter
+    prompts = token_rows.to_lists(*task.prompts) if isinstance(task.prompts, Prompt) else task.prompts
+    drafting = [getattr(drafter, "params", ()), [part.params for part in getattr(drafter, "models", ())]]
+    numbers = getattr(setting.policy, "params", ())
+    return summary(setting, model)._asdict() | {
+        "prompts": fingerprint(list(prompts)),
+        "ends": task.ends,
+        "sampling": {name: np.asarray(value).tolist() for name, value in setting.sampling.items()},
+        "gamma": 0 if setting.is_plain else setting.gamma,
+        "values": [digest(values, digests) for values in (model.params, drafting, numbers)],
+    }
+
+
+def digest(values: Any, digests: Digests) -> str:
+    """Returns a digest of arrays, which tells two models of one name apart."""
+    leaves = jax.tree.leaves(values)
+    ids = tuple(map(id, leaves))
+    if ids not in digests:
+        digests[ids] = leaves, of_arrays(leaves)[:12]
+    return digests[ids][1]
+
+
+def mesh_name(model: Model) -> str:
+    """Returns the mesh that a model lies on, as `jaxspec.load` takes it; empty for one device."""
+    mesh = sharding.mesh_of(model.params)
+    return "" if mesh is None else ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+def dtype_of(model: Model) -> str:
+    """Returns the dtype of a model's matrices."""
+    leaves = jax.tree.leaves(model.params)
+    computed = nets.dtype_of(model.config, str(leaves[0].dtype) if leaves else "float32")
+    return quantisation.dtype_of(model.params, computed)
+
+
+class Costs(NamedTuple):
+    """The costs of passes; c, v and search in one-token passes of the target."""
+
+    c: Spread  # a one-token pass of the model that drafts; 0 for a look-up
+    v: Spread  # the pass that judges gamma draft tokens
+    search: float  # a round's search of a look-up; 0 where a model drafts
+    target_ms: Spread  # passes in milliseconds, as the next two
+    verify_ms: Spread
+    draft_ms: Spread | None
+
+
+class Predicted(NamedTuple):
+    """Speed over plain decoding that costs and draft tokens promise, after prefill. Of chains."""
+
+    theorem: float | None = None  # Theorem 3.8 with c and v as measured, without a policy: independent draft tokens
+    rounds: float | None = None  # with the rounds that were run, each as long as its longest draft
 
 
 class Drafts(NamedTuple):
-    """The draft tokens of a run.
+    """The draft tokens of a run, a round."""
 
-    Attributes:
-        share_of_rounds: in which there was a draft.
-        tokens_per_round, longest_per_round: draft tokens a round of each row; and of the batch, whose rounds are as
-            long as the longest row's.
-        conditional, conditional_by_draft_token: the share of the tested draft tokens that was accepted, over all and
-            by their place in the round. Of chains.
-    """
-
-    share_of_rounds: Rate
-    tokens_per_round: float
-    longest_per_round: float
-    conditional: Rate | None = None
-    conditional_by_draft_token: tuple[Rate, ...] = ()
+    share_of_rounds: Rate  # rounds in which there was a draft
+    tokens_per_round: float  # draft tokens of each row
+    longest_per_round: float  # draft tokens of the batch, whose rounds are as long as the longest row's
+    conditional: Rate | None = None  # accepted over tested draft tokens. Of chains, as the next
+    conditional_by_draft_token: tuple[Rate, ...] = ()  # the same by their place in the round
 
 
 class Latency(NamedTuple):
@@ -207,23 +402,18 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_json(stored: dict[str, Any]) -> BenchResult:
-    """Makes a result of what `to_json` made of it."""
-    return _typed(BenchResult, stored)
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """Makes a value of a type, or of the first of a union, from what JSON has of it."""
-    if value is None:
-        return None
-    if isinstance(kind, types.UnionType):
-        return _typed(typing.get_args(kind)[0], value)
-    if typing.get_origin(kind) is tuple:
-        return tuple(_typed(typing.get_args(kind)[0], part) for part in value)
-    if hasattr(kind, "_fields"):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _typed(hints[name], part) for name, part in value.items()})
-    return value
+def from_json(stored: Any, form: Any = BenchResult) -> Any:
+    """Makes a result of what `to_json` made of it; or a value of another type, or of the first of a union."""
+    if stored is None:
+        return math.nan if form is float else None
+    if isinstance(form, types.UnionType):
+        return from_json(stored, typing.get_args(form)[0])
+    if typing.get_origin(form) is tuple:
+        return tuple(from_json(part, typing.get_args(form)[0]) for part in stored)
+    if hasattr(form, "_fields"):
+        hints = typing.get_type_hints(form)
+        return form(**{name: from_json(part, hints[name]) for name, part in stored.items()})
+    return stored
 
 
 def fingerprint(settings: Any) -> str:
@@ -250,12 +440,11 @@ class Store:
     def __init__(self, file: Path | None):
         self._file = file
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        self._cut_at: int | None = None  # bytes before a last line that was cut; None: all lines are complete
-        self._end = b""  # the line end that a last line lacks which is complete otherwise
+        self._size: int | None = None  # bytes of the complete lines of an earlier run, which the first new one follows
         if file is None or not file.exists():
             return
         lines = file.read_bytes().split(b"\n")
-        self._end = b"\n" if lines[-1] else b""
+        self._size = sum(len(line) + 1 for line in lines) - (not lines[-1])
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line) if line.strip() else None
@@ -264,7 +453,7 @@ class Store:
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if number < len(lines):
                     raise ValueError(f"{file}: line {number} is not a measurement; give another file") from error
-                self._cut_at, self._end = sum(len(complete) + 1 for complete in lines[:-1]), b""
+                self._size -= len(line) + 1
 
     def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:
         """Returns the result of a setting if it was measured: the group's, or else the latest."""
@@ -279,11 +468,11 @@ class Store:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        if self._cut_at is not None:
-            os.truncate(self._file, self._cut_at)
-            self._cut_at = None
         with open(self._file, "ab") as out:
-            out.write(self._end + json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            size = out.tell() if self._size is None else self._size
+            out.truncate(min(size, out.tell()))  # a last line that was cut is measured again
+            out.write(b"\n" * (size > out.seek(0, os.SEEK_END)))  # the line end that a complete last line lacks
+            out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())
-        self._end = b""
+        self._size = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,8 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis.result import BenchResult, Rate, Spread, to_json
-from jaxspec.analysis.setting import Setting
+from jaxspec.analysis.result import BenchResult, Rate, Setting, Spread, to_json
 
 BUSY = 1.0  # load per CPU above which other programs slow down what is measured
 MISSING = "–"
@@ -46,7 +46,7 @@ class Column(NamedTuple):
 def words(value: Any, digits: int = 2) -> str:
     """Formats a value for people: a spread by its median, a rate with how far its 95% interval reaches, None as a dash.
 
-    >>> words(1.25, 1), words(None), words(Spread(2.0, 1.0, 3.0)), words(Rate(0.5, None, None, None, 2))
+    >>> words(1.25, 1), words(None), words(Spread(2.0, 1.0, 3.0)), words(Rate(0.5, *3 * [math.nan], 2))
     ('1.2', '–', '2.00', '0.50')
     >>> words(Rate(0.98, 0.01, 0.94, 1.0, 9))  # that of a probability may be cut on one side
     '0.98±0.04'
@@ -54,10 +54,9 @@ def words(value: Any, digits: int = 2) -> str:
     if isinstance(value, Spread):
         value = value.median
     if isinstance(value, Rate):
-        low, high, value = value.low, value.high, value.value
-        reach = "" if low is None or high is None or value is None else f"±{max(value - low, high - value):.{digits}f}"
-        return words(value, digits) + reach
-    if value is None:
+        reach = max(value.value - value.low, value.high - value.value)
+        return words(value.value, digits) + ("" if math.isnan(reach) else f"±{reach:.{digits}f}")
+    if value is None or value != value:  # NaN, the rate of nothing
         return MISSING
     return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
 

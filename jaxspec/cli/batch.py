@@ -172,7 +172,7 @@ def batch(
         described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
         output.begin(manifest_of(source, output, models, described))
         if settings.policy.partition("=")[0] == "adaptive":
-            from jaxspec.analysis.policy_cost import agreement
+            from jaxspec.analysis.cost import agreement
 
             costs = output.costs(lambda: _costs(settings, source.prompts(), target, generation, err))
             is_sampled = bool(sampling.get("temperature"))
@@ -343,7 +343,7 @@ def _costs(
     settings: Settings, prompts: Iterator[Any], target: Model, options: dict[str, Any], err: Console
 ) -> dict[str, Any]:
     """Measures what rounds cost when the slots are full of the job's first prompts."""
-    from jaxspec.analysis.policy_cost import policy_costs
+    from jaxspec.analysis.cost import policy_costs
 
     prefix = options["prefix"]
     fixed: dict[str, Any] = {name: value for name, value in options.items() if name not in ("policy", "num_samples")}

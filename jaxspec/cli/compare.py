@@ -26,7 +26,7 @@ IDLE = 1.25  # a check that costs less than so many one-token passes runs on com
 def compare(prepared: Prepared, settings: Settings) -> tuple[BenchResult, BenchResult]:
     """Times plain and speculative decoding of prompts, a batch at a time."""
     from jaxspec.analysis import bench
-    from jaxspec.analysis.setting import setting_of
+    from jaxspec.analysis.result import setting_of
 
     texts = len(prepared.prompt.length)
     setting = setting_of(prepared.replace(prefix=None), "prompts", min(settings.batch, texts))  # of whole prompts
@@ -45,8 +45,8 @@ def in_a_sentence(prepared: Prepared, settings: Settings, tokens: Sequence[list[
         prepared, settings: of the speculative side.
         tokens: the texts' tokens, row by row.
     """
+    from jaxspec.analysis.cost import interleave, run_all
     from jaxspec.analysis.statistics import Spread
-    from jaxspec.analysis.timing import interleave, run_all
 
     parts = list(in_batches(prepared, settings.batch))
     sides = [[part.prepared.plain() for part in parts], [part.prepared for part in parts]]

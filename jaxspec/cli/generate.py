@@ -184,7 +184,7 @@ def _check_head(prepared: Prepared, settings: Settings, err: Console) -> None:
 
 def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
     """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
-    from jaxspec.analysis.policy_cost import agreement, policy_costs
+    from jaxspec.analysis.cost import agreement, policy_costs
 
     if settings.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
         return prepared

@@ -145,7 +145,7 @@ def _time(plans: Sequence[Plan], prepared: Prepared) -> list[BenchResult]:
     """Times whole texts with the best chain and the best tree of plans, beside plain decoding."""
     from jaxspec import drafters
     from jaxspec.analysis import acceptance, bench
-    from jaxspec.analysis.setting import setting_of
+    from jaxspec.analysis.result import setting_of
 
     draft, settings = acceptance.drafting_model(prepared), []
     for plan in plans:

@@ -115,7 +115,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     Trees are refused by rules that judge chains, and by policies that stop a draft token by token. A plan needs an
     acceptance rate, which is known beforehand of models: other drafters have the other gammas, or `GAMMA`.
     """
-    from jaxspec.analysis.predict import has_alpha
+    from jaxspec.analysis.bench import has_alpha
     from jaxspec.core import Model
 
     fit: list[Setting] = []

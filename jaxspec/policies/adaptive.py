@@ -78,7 +78,7 @@ def adaptive(
         c: cost of one draft token, in rounds without one; 0 for a look-up, whose search is a part of v, from one draft
             token on.
         v: costs of rounds with 0, 1, 2, ... draft tokens in the same unit, without the c of these;
-            `jaxspec.analysis.policy_cost.policy_costs` measures both. Each draft token beyond these adds the mean of
+            `jaxspec.analysis.cost.policy_costs` measures both. Each draft token beyond these adds the mean of
             what they add. Or one number, what each draft token adds to 1. Either is for all rows.
         alpha, weight: the acceptance rate assumed at the start, and the number of trials it counts for.
         forget: share of the evidence that a round with draft tokens loses. The default 0.2 looks back some five rounds,

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules
-from jaxspec.analysis import acceptance, bench, cost, predict, setting, timing
+from jaxspec.analysis import acceptance, bench, cost, result
 from jaxspec.analysis.bench import Backend, Config, Setting, Store, Task, product, run
 from jaxspec.analysis.result import Costs, Spread, from_json, to_json
 from jaxspec.core import Prompt, Stats
@@ -74,7 +74,7 @@ def test_rounds_are_those_of_generate(results):
             )
             assert row.drafts.conditional.value == acceptance.conditional(out.trace).overall.value
             assert [rate.count for rate in row.drafts.conditional_by_draft_token] == [
-                rate.counts.sum() for rate in acceptance.conditional(out.trace).by_draft_token
+                rate.count for rate in acceptance.conditional(out.trace).by_draft_token
             ]
             assert row.passes == (rounds + 1).sum() if row.setting.batch == 1 else 1 + rounds.max()
     assert results[0].passes == 3 * 9 and results[4].passes == 9
@@ -118,7 +118,7 @@ def test_speeds_are_taken_repeat_by_repeat(monkeypatch):
         seconds = [4.0, 2.0] * 3 if len(calls) == 6 else [1.0, 1.0]
         return slow * np.tile(np.array(seconds)[:, None], (1, repeats))
 
-    monkeypatch.setattr(timing, "interleave", interleave)
+    monkeypatch.setattr(cost, "interleave", interleave)
     plain, ours = run(TARGET, [Setting(TASK, DRAFT, 2)], config=Config(num_prompts=3, repeats=2))
     assert passed == [2, 6, 2, 6, 2]
     assert plain.seconds == (12.0, 24.0) and ours.seconds == (6.0, 12.0)
@@ -160,13 +160,13 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_path, monkeypatch):
-    read, really = [], setting.of_arrays
+    read, really = [], result.of_arrays
     monkeypatch.setattr(
-        setting, "of_arrays", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves)
+        result, "of_arrays", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves)
     )
 
     def unmeasured(target, group, *_):
-        return [bench.BenchResult(setting.summary(member, target)) for member in group]
+        return [bench.BenchResult(result.summary(member, target)) for member in group]
 
     monkeypatch.setattr(bench, "_measure", unmeasured)
     settings = product(task=TASK, drafter=DRAFT, gamma=[1, 2, 3], sampling=[{}, {"temperature": 1.0}])
@@ -179,8 +179,8 @@ def test_a_cascade_costs_what_its_whole_draft_does():
     cascades = {"models": drafters.cascade(DRAFT, DRAFT, gamma=1), "look-up": drafters.cascade(DRAFT, LOOKUP, gamma=1)}
     config = Config(num_prompts=1, repeats=1, quantities=("speed", "costs"))
     _, *results = run(TARGET, product(task=TASK, drafter=cascades, gamma=2), config=config)
-    for result in results:
-        assert result.costs.c.median > 0 and result.costs.v.median > 0 and result.costs.draft_ms is None
+    for row in results:
+        assert row.costs.c.median > 0 and row.costs.v.median > 0 and row.costs.draft_ms is None
 
 
 def test_a_store_knows_drafters_by_their_names(tmp_path):
@@ -286,10 +286,10 @@ def test_texts_that_differ_are_noticed_where():
         bench.Run(setting, None, [None], [2], texts=text, passes=5, outcomes=[out], seconds=times)
         for setting, text, out, times in zip(settings, texts, (outcome, other), seconds, strict=True)
     ]
-    result = bench.BenchResult(setting.summary(settings[1], TARGET))
-    result = bench._with_speed(result, runs[1], runs)
-    assert result.same_text == 1 and result.difference == (1, 1, (4, 6), (4, 5))
-    assert result.speed == Spread(2.0, 2.0, 2.0) and result.speed_after_prefill is None
+    plain = runs[1].plain_of(runs)
+    numbers = bench._texts(runs[1]._replace(outcomes=()), plain) | bench._speeds(runs[1], plain)
+    assert numbers["same_text"] == 1 and numbers["difference"] == (1, 1, (4, 6), (4, 5))
+    assert numbers["speed"] == Spread(2.0, 2.0, 2.0) and numbers["speed_after_prefill"] is None
 
 
 def test_unknown_quantities_and_gammas_are_refused():
@@ -301,7 +301,7 @@ def test_unknown_quantities_and_gammas_are_refused():
 
 def test_prefill_is_measured_with_the_program_of_the_whole():
     prepared = prepare(TARGET, PROMPT, max_new_tokens=9)
-    first = timing.only_first(prepared)
+    first = cost.only_first(prepared)
     assert (
         jax.tree.structure(prepared.request) == jax.tree.structure(first.request) and prepared.decoder is first.decoder
     )
@@ -330,7 +330,7 @@ def test_what_rounds_take(drafted, rounds, policy, may_be_empty, expected, monke
     drafter = drafters.model(DRAFT)
     drafter = drafter._replace(functions=drafter.functions._replace(may_be_empty=may_be_empty))
     prepared = prepare(TARGET, PROMPT, drafter=drafter, gamma=2, policy=policies.heuristic() if policy else None)
-    passes = object.__new__(predict.PassTimer)
+    passes = object.__new__(bench.PassTimer)
     passes._drafts, passes._search = [1, 2], 0.0
     unit = Spread(1.0, 1.0, 1.0)
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.analysis import cost, timing
-from jaxspec.analysis.cost import Cost, passes
-from jaxspec.analysis.timing import interleave
+from jaxspec.analysis import cost
+from jaxspec.analysis.cost import Cost, interleave, passes
 from jaxspec.core import Forward, LanguageModel, Model, Prompt, Room, noise
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
@@ -148,7 +147,7 @@ def test_loops_take_as_long_as_they_should(monkeypatch):
         return tokens, cache
 
     monkeypatch.setattr(cost, "passes", slow)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
     model = table_model(jax.random.key(1), VOCAB)
     loop = cost.timed_loops(model, PROMPT, 8, None, sampled=False)(1)
     assert loop.passes == 3 and counts == [cost.WARMUP] * 4

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxspec import drafters
-from jaxspec.analysis import cost, policy_cost
-from jaxspec.analysis.policy_cost import policy_costs
+from jaxspec.analysis import cost
+from jaxspec.analysis.cost import policy_costs
 from jaxspec.core import Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -30,7 +30,7 @@ def seconds(monkeypatch):
 
     def install(of_round):
         timed = []
-        monkeypatch.setattr(policy_cost, "_round_loops", lambda *_: lambda count: count)
+        monkeypatch.setattr(cost, "_round_loops", lambda *_: lambda count: count)
 
         def seconds_per_pass(counts, repeats):
             timed.extend(counts)
@@ -68,7 +68,7 @@ def test_drafts_that_no_row_has_room_for_are_not_timed(seconds, new, expected):
     timed = seconds(lambda n: 1.0 + n)
     costs = policy_costs(prepared(DRAFT)._replace(max_new_tokens=new))
     assert timed == expected
-    assert (costs.v < policy_cost.FAR).tolist() == [n <= max(expected, default=0) for n in range(8)]
+    assert (costs.v < cost.FAR).tolist() == [n <= max(expected, default=0) for n in range(8)]
 
 
 @pytest.mark.parametrize(("drafter", "gamma"), [(None, 3), (DRAFT, 0)])
@@ -80,10 +80,10 @@ def test_a_generation_that_drafts_nothing_has_no_costs(drafter, gamma):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rounds_have_as_many_draft_tokens_as_is_said(name):
     bound, gamma = DRAFTERS[name], 3
-    full = bound._replace(functions=policy_cost._full(bound.functions))
+    full = bound._replace(functions=cost._full(bound.functions))
     depth = prepared(bound, gamma).decoder.gamma
     for count in range(depth + 1):
-        forced = prepared(full, gamma, policy=policy_cost._always(count, depth), eos_ids=())
+        forced = prepared(full, gamma, policy=cost._always(count, depth), eos_ids=())
         _, info = forced.decoder.step(forced.weights, loop.begin(forced))
         if bound.functions.tree is None:
             assert info.draft_length.tolist() == [count] * 2
@@ -93,13 +93,13 @@ def test_rounds_have_as_many_draft_tokens_as_is_said(name):
 
 def test_rounds_never_end():
     """Rows that are full begin again; until then they go on as they do when they generate."""
-    generation = prepared(DRAFT, 3, policy=policy_cost._always(3, 3), eos_ids=())
+    generation = prepared(DRAFT, 3, policy=cost._always(3, 3), eos_ids=())
     policy, begun = generation.request.policy, loop.begin(generation)
     place = jnp.copy(begun.tokens), jnp.copy(begun.length)
 
     def after(count):
         arguments = generation.decoder, generation.weights, loop.begin(generation), place, policy
-        return policy_cost.rounds(*arguments, jnp.asarray(count, jnp.int32))
+        return cost.rounds(*arguments, jnp.asarray(count, jnp.int32))
 
     expected, _ = generation.decoder.step(generation.weights, begun)
     assert (after(1).tokens == expected.tokens).all()

@@ -8,8 +8,8 @@ import pytest
 import jaxspec
 from benchmarks import divergence
 from jaxspec import rules, sampling
-from jaxspec.analysis import acceptance, replay
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis import acceptance, formulas, replay
+from jaxspec.analysis.statistics import Rate
 from jaxspec.core import Prompt, token_rows
 from jaxspec.decode.request import prepare
 from jaxspec.testing import plain_distribution, table_model, table_model_from
@@ -89,8 +89,8 @@ def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
     survives = [survives for survives, _ in replay._by_text(replay.chain(gamma), ratios, store.counts)]
     assert np.sum(chances * [x[0].sum() for x in survives]) == pytest.approx(accepted, abs=1e-5)
     if all_rounds:
-        replayed = replay.tokens_per_round(replay.chain(gamma), ratios, store.counts)
-        np.testing.assert_allclose(replayed.counts @ chances, rounds, atol=1e-5)
+        replayed = np.array([formulas.expected_rounds(x) for x in survives])
+        np.testing.assert_allclose(replayed @ chances, rounds, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def stores():
 def decoded(rule, temperature, gamma=4):
     options = dict(drafter=NEAR, gamma=gamma, rule=rule, temperature=temperature, max_new_tokens=NEW)
     stats = jaxspec.generate(WORDS, PROMPTS, key=jax.random.key(7), **options).stats
-    return Ratio(stats.emitted - 1, stats.rounds)
+    return Rate.of(stats.emitted - 1, stats.rounds)
 
 
 def replayed(trace, rule, gamma):
@@ -143,7 +143,9 @@ def test_replay_predicts_what_decoding_yields(rule, stores):
 
 @named(EXACT)
 def test_at_temperature_0_replay_is_the_decoder(rule, stores):
-    np.testing.assert_allclose(replayed(stores[0.0], rule, 4).counts, decoded(rule, 0.0).counts)
+    predicted, ran = replayed(stores[0.0], rule, 4), decoded(rule, 0.0)
+    np.testing.assert_allclose(predicted[:4], ran[:4])  # the error, too, is that of the same rounds in each text
+    assert predicted.count == ran.count
 
 
 @pytest.mark.slow
@@ -167,7 +169,7 @@ def test_the_rate_with_a_lenience_is_that_of_its_definition(stores, temperature,
     prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
     rate = acceptance.measure(prepared.replace(temperature=temperature, rule=rules.lenient(share))).rate
     assert rate.value == pytest.approx(expected, rel=1e-5)
-    assert rate.counts.tolist() == trace.counts.tolist()
+    assert rate.count == trace.counts.sum()
 
 
 def test_rules_accept_more_in_their_known_order(stores):

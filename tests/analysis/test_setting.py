@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import drafters, policies, rules
-from jaxspec.analysis.setting import Backend, Setting, Task, describe, identity, product, setting_of
+from jaxspec.analysis.result import Backend, Setting, Task, describe, digest, product, setting_of
 from jaxspec.core import Model, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
@@ -97,8 +97,7 @@ def test_what_a_result_depends_on_tells_settings_apart():
 
 
 def test_two_models_of_one_name_are_not_the_same():
-    assert identity("a", TARGET.params, {}) == identity("a", TARGET.params + 0, {})
-    assert identity("a", TARGET.params, {}) != identity("a", TARGET.params * 2, {})
+    assert digest(TARGET.params, {}) == digest(TARGET.params + 0, {}) != digest(TARGET.params * 2, {})
 
 
 def test_what_is_prepared_is_a_setting():

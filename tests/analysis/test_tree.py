@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import plan as planning
 from jaxspec.analysis import replay
-from jaxspec.analysis.optimal_tree import Candidate, best_trees, price
+from jaxspec.analysis.plan import Candidate, best_trees, price
 from jaxspec.core import token_rows
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec import files
 from jaxspec import progress as bars
-from jaxspec.analysis import policy_cost
+from jaxspec.analysis import cost
 from jaxspec.cli.main import INTERRUPTED, TERMINATED, app
 from jaxspec.cli.prompts import heldout
 from jaxspec.files import folders
@@ -221,8 +221,8 @@ JOBS = {
 @pytest.mark.parametrize("name", JOBS)
 def test_no_row_that_is_done_is_decoded_again(batch, tmp_path, monkeypatch, name, kill):
     """A job that is killed while it writes a row, in slots beside others, and some lines of which are wrong."""
-    costs = policy_cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))
-    monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: costs)
+    costs = cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))
+    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: costs)
     path = tmp_path / "more.jsonl"
     path.write_text("".join(json.dumps({"text": f"a file {n}"}) + "\n" + "no JSON\n" * (n % 3 == 0) for n in range(9)))
     options = (*JOBS[name], "--input", str(path), "--output")
@@ -309,8 +309,8 @@ def test_shards_must_be_of_one_job(batch, tmp_path):
 
 def test_a_policy_keeps_the_costs_that_it_measured(batch, tmp_path, monkeypatch):
     """Other costs may make other drafts, and these another text: they are measured once for all parts of a job."""
-    monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: measured.pop())
-    measured = [policy_cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))]
+    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: measured.pop())
+    measured = [cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))]
     adaptive = ("--policy", "adaptive", "-t", "1", "--chunk", "2", "--num-shards", "2")
     assert (result := batch(*adaptive, "--shard", "1")).exit_code == 0, result.output
     chunks = sorted((tmp_path / "out").glob("part-*"))
@@ -334,8 +334,8 @@ def test_costs_are_those_of_slots_full_of_the_jobs_prompts(batch, zoo, tmp_path,
         states.append((np.asarray(state.tokens), np.asarray(state.start)))
         return measure(prepared, repeats=1, inner=1, begin=begin)
 
-    measure = policy_cost.policy_costs
-    monkeypatch.setattr(policy_cost, "policy_costs", policy_costs)
+    measure = cost.policy_costs
+    monkeypatch.setattr(cost, "policy_costs", policy_costs)
     options = (*names, "--policy", "adaptive", "--max-prompt-tokens", "30", "--slots", "3", "-n", "5")
     result = CliRunner().invoke(
         app,
@@ -425,8 +425,8 @@ PLACES += [("manifest", "write"), ("costs", "rename"), ("summary", "fsync"), ("s
 @pytest.mark.parametrize(("name", "step"), PLACES)
 def test_a_full_disk_ends_a_job_that_goes_on_when_there_is_space(batch, tmp_path, monkeypatch, name, step):
     """What was whole stays, nothing half-written does, and what is written later is what would have been."""
-    costs = policy_cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))
-    monkeypatch.setattr(policy_cost, "policy_costs", lambda *_, **__: costs)
+    costs = cost.PolicyCosts(0.2, np.array([1.0, 1.1, 1.3, 1.6]))
+    monkeypatch.setattr(cost, "policy_costs", lambda *_, **__: costs)
     options = ("--tokens", "--slots", "1", "--policy", "adaptive", "--output")
     assert batch(*options, str(tmp_path / "reference")).exit_code == 0
     reference, folder = ({path.name: path for path in (tmp_path / "reference").glob("[!.]*")}, tmp_path / "out")

@@ -21,8 +21,8 @@ def ours(**changed):
         tokens_per_second=Spread(80.0, 79.0, 81.0),
         speed=spread(0.8),
         same_text=2,
-        alpha=Rate(0.7, None, None, None, 9),
-        tokens_per_round=Rate(2.94, None, None, None, 9),
+        alpha=Rate(0.7, *3 * [float("nan")], 9),
+        tokens_per_round=Rate(2.94, *3 * [float("nan")], 9),
         costs=Costs(spread(0.2), spread(2.1), 0.0, ONE, ONE, ONE),
         predicted=Predicted(theorem=0.95, rounds=0.94),
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import jaxspec
-from jaxspec.analysis import policy_cost
+from jaxspec.analysis import cost
 from jaxspec.cli import generate, pair, prefill
 from jaxspec.core import chunks
 from jaxspec.decode.batches import in_batches
@@ -111,8 +111,8 @@ def test_text_ends_before_a_stop_string_that_is_a_special_token(report, mode):
 def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):
     reports = {}
     for price in (1.0, 50.0):
-        costs = policy_cost.PolicyCosts(0.01, np.array([1.0, price, price, price]))
-        monkeypatch.setattr(policy_cost, "policy_costs", lambda prepared, repeats, costs=costs: costs)
+        costs = cost.PolicyCosts(0.01, np.array([1.0, price, price, price]))
+        monkeypatch.setattr(cost, "policy_costs", lambda prepared, repeats, costs=costs: costs)
         reports[price] = report("--policy", "adaptive")
     assert reports[1.0]["texts"] == reports[50.0]["texts"]
     assert sum(reports[1.0]["stats"]["drafted"]) > 4 * sum(reports[50.0]["stats"]["drafted"])
@@ -121,13 +121,13 @@ def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):
 @pytest.mark.slow
 def test_costs_are_measured_for_adaptive(report, monkeypatch):
     measurements = []
-    measure = policy_cost.policy_costs
+    measure = cost.policy_costs
 
     def measured(prepared, repeats):
         measurements.append((prepared.decoder.gamma, float(prepared.request.sampling_params.temperature[0])))
         return measure(prepared, repeats=1, inner=1)
 
-    monkeypatch.setattr(policy_cost, "policy_costs", measured)
+    monkeypatch.setattr(cost, "policy_costs", measured)
     assert report("--policy", "adaptive", "-t", "1")["texts"]
     assert measurements == [(3, 1.0)]
 
@@ -142,9 +142,9 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
     ],
 )
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
-    loaded, passes, costs = [], [], policy_cost.PolicyCosts(0.05, np.ones(4))
+    loaded, passes, costs = [], [], cost.PolicyCosts(0.05, np.ones(4))
     monkeypatch.setattr(loading, "load", lambda name, dtype, **_: loaded.append((name, dtype)) or zoo[name])
-    monkeypatch.setattr(policy_cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
+    monkeypatch.setattr(cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
     shown = run("--policy", "adaptive", *options)
     assert loaded == [("debian-t5-large", target), ("debian-t5-draft", draft)]
     assert [prepared.drafter.models for prepared in passes] == [(zoo["debian-t5-draft"],)]
