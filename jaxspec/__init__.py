@@ -83,47 +83,25 @@ __all__ = [
 
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
-    "BeamSearch": "jaxspec.decode",
-    "BoundDrafter": "jaxspec.core",
-    "BoundPolicy": "jaxspec.core",
-    "CheckpointError": "jaxspec.weights.tensors",
-    "Completion": "jaxspec.jobs",
-    "DraftHead": "jaxspec.drafters.hidden_states",
-    "Drafter": "jaxspec.core",
-    "Generation": "jaxspec.decode",
-    "LanguageModel": "jaxspec.core",
-    "Model": "jaxspec.core",
-    "Prompt": "jaxspec.core",
-    "Score": "jaxspec.decode",
-    "autoregressive": "jaxspec.decode",
-    "beam_search": "jaxspec.decode",
-    "chat": "jaxspec.decode",
-    "drafters": "",
-    "generate": "jaxspec.decode",
-    "generate_many": "jaxspec.jobs",
-    "load": "jaxspec.weights.loading",
-    "load_drafter": "jaxspec.draft_heads.load",
-    "map_vocabulary": "jaxspec.vocab.remap",
-    "policies": "",
-    "prefix": "jaxspec.decode",
-    "prepare": "jaxspec.decode",
-    "rollout": "jaxspec.decode",
-    "rules": "",
-    "score": "jaxspec.decode",
-    "share_vocabulary": "jaxspec.vocab.cross_tokenizer",
-    "sharding": "",
-    "speculate": "jaxspec.speculative_execution",
-    "speculative": "jaxspec.decode",
-    "stream": "jaxspec.decode",
-    "testing": "",
-    "trim_vocabulary": "jaxspec.vocab.trim",
-    "with_taps": "jaxspec.weights.loading",
+    "jaxspec.core": "BoundDrafter BoundPolicy Drafter LanguageModel Model Prompt",
+    "jaxspec.decode": "BeamSearch Generation Score autoregressive beam_search chat generate prefix prepare rollout "
+    "score speculative stream",
+    "jaxspec.draft_heads.load": "load_drafter",
+    "jaxspec.drafters.hidden_states": "DraftHead",
+    "jaxspec.jobs": "Completion generate_many",
+    "jaxspec.speculative_execution": "speculate",
+    "jaxspec.vocab.cross_tokenizer": "share_vocabulary",
+    "jaxspec.vocab.remap": "map_vocabulary",
+    "jaxspec.vocab.trim": "trim_vocabulary",
+    "jaxspec.weights.loading": "load with_taps",
+    "jaxspec.weights.tensors": "CheckpointError",
 }
+_PACKAGES = ("drafters", "policies", "rules", "sharding", "testing")
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    home = next((home for home, names in _HOMES.items() if name in names.split()), None)
+    if home is None and name not in _PACKAGES:
         raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name) if home else importlib.import_module(f"jaxspec.{name}")
     globals()[name] = value

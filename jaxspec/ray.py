@@ -32,10 +32,10 @@ class Decoder:
 
     Args:
         load: makes target and drafter (or None) in the actor: models do not travel between processes.
-        column: of the prompts.
-        number: column of the prompts' numbers, from which their random keys are folded: with it a text does not depend
-            on how Ray cuts the data. Required unless the temperature is 0.
-        seed: of the key.
+        column: the column with the prompts.
+        number: the column with the prompts' numbers, from which their random keys are folded. With it a text does not
+            depend on how Ray cuts the data. Required unless the temperature is 0.
+        seed: the seed of the random key.
         tokens: whether to add the ids of tokens; so it is with `log_probs` or `top_log_probs`.
         on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the actor.
         **options: those of `generate_many`, such as slots, max_new_tokens, temperature and stop.

@@ -127,9 +127,6 @@ def parameters(params: Params, axes: Axes, mesh: Mesh) -> Params:
         axes: the network's (`nets.axes_of`).
         mesh: with axes among "data" and "model".
 
-    Raises:
-        ValueError: the mesh has other axes.
-
     >>> tree = {"query": {"weight": jax.ShapeDtypeStruct((8, 6), "float32")}, "norm": {"scale": np.ones(6)}}
     >>> places = parameters(tree, Axes({"heads": 2}), mesh("model=1"))
     >>> tuple(places["query"]["weight"].spec), tuple(places["norm"]["scale"].spec)
@@ -219,9 +216,6 @@ def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 def mesh_of(params: Params) -> Mesh | None:
     """Returns the mesh that parameters were placed on; None for those on a single device.
-
-    Raises:
-        ValueError: they lie on several.
 
     >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
     True

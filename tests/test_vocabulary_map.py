@@ -212,13 +212,13 @@ BAD = {
     "to_target has shape (3,): expected an id for each of the model's 4 tokens": lambda: map_vocabulary(
         FOUR, [0, 1, 2], 3
     ),
-    "expected ids from 0 to 2, -1 for none": lambda: map_vocabulary(FOUR, [0, 1, 2, 3], 3),
+    "to_target has 0 to 3: expected ids from -1 to 2": lambda: map_vocabulary(FOUR, [0, 1, 2, 3], 3),
     "has id 1 more than once": lambda: map_vocabulary(FOUR, [0, 1, 1, 2], 3),
     "id 1 matches no token": lambda: map_vocabulary(FOUR, [0, 2, -1, -1], 3),
     "to_draft has nothing for id 2": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0], [1], []]),
     "to_draft has 1 entries": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0]]),
-    "expected the model's ids, 0 to 3": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0], [1], [9]]),
-    "first is [4]": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, first=[4]),
+    "to_draft has 0 to 9: expected ids from 0 to 3": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0], [1], [9]]),
+    "first has 4 to 4": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, first=[4]),
     "(a TableConfig) cannot be trimmed": lambda: trim_vocabulary(FOUR, size=2),
     "takes ids, or size and counts": lambda: trim_vocabulary(network("gpt")),
     "size is 41": lambda: trim_vocabulary(network("gpt"), size=41),
@@ -226,7 +226,7 @@ BAD = {
     "counts has shape (3,)": lambda: trim_vocabulary(network("gpt"), counts=[1, 2, 3]),
     "has a vocabulary map already": lambda: trim_vocabulary(map_vocabulary(network("gpt"), range(40), 40), size=4),
     "the drafter (table-4) has no tokenizer": lambda: share_vocabulary(FOUR, TARGET),
-    "have only special tokens in common": lambda: share_vocabulary(
+    "share only special tokens": lambda: share_vocabulary(
         model_with(["a", "b"], 1, end="a", unknown="b"), model_with(["c"], 2, end="c", unknown="c")
     ),
     "takes chains only": lambda: drafters.tree(MODELS["spelled"], (2, 1)),

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import tempfile
-import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,9 +18,6 @@ ENCODING = "utf-8-sig"  # UTF-8; a byte order mark, which Windows' editors put f
 
 def read_text(path: str | Path) -> str:
     """Reads the text of a file.
-
-    Raises:
-        ValueError: it is not UTF-8.
 
     >>> path = Path(tempfile.mkdtemp()) / "text"
     >>> _ = path.write_bytes(codecs.BOM_UTF8 + b"text")
@@ -56,9 +52,6 @@ def read_json(path: Path, what: str) -> Any:
     Args:
         path: the file.
         what: to do where it is damaged, for the message.
-
-    Raises:
-        ValueError: it is no JSON.
     """
     try:
         return json.loads(read_text(path))
@@ -68,11 +61,7 @@ def read_json(path: Path, what: str) -> Any:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file for its bytes, which gzip may have compressed (.gz).
-
-    Raises:
-        ValueError: the compressed file is damaged, also while it is read in the block.
-    """
+    """Opens a file for its bytes, which gzip may have compressed (.gz)."""
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield cast(IO[bytes], file)
@@ -82,9 +71,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
     """Reads the lines of a file that are not blank, each after the place where it stands, for messages.
-
-    Raises:
-        ValueError: it is not UTF-8.
 
     >>> path = Path(tempfile.mkdtemp()) / "text"
     >>> _ = path.write_text("one\\n\\ntwo\\n")
@@ -111,9 +97,6 @@ def read_jsonl(path: str | Path, *fields: str) -> Iterator[dict[str, Any]]:
     Args:
         path: the file.
         fields: fields that each object must have as text.
-
-    Raises:
-        ValueError: a line holds something else; the message has the file and the line.
     """
     for where, line in read_lines(path):
         if line.strip():
@@ -166,30 +149,18 @@ def whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     It is on the disk by then, and a machine that loses its power keeps it. As with `folders.whole`, the next process
     that writes the same file deletes what a killed one left unfinished.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folders.sweep(path, "tmp")
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        beside.touch()
-        with folders.in_use(beside):
-            yield beside
+    with folders.unfinished(path, "tmp", Path.touch) as beside:
+        yield beside
         folders.flush(beside)
-        _put(beside, path, overwrite)
+        try:
+            (os.replace if overwrite else os.link)(beside, path)
+        except FileExistsError:
+            pass  # the other stays
+        except OSError:
+            if overwrite:
+                raise
+            os.replace(beside, path)  # a file system without links: the last stays
         folders.flush(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _put(new: Path, path: Path, overwrite: bool) -> None:
-    """Gives a file its name, which another one may have."""
-    try:
-        (os.replace if overwrite else os.link)(new, path)
-    except FileExistsError:
-        pass  # the other stays
-    except OSError:
-        if overwrite:
-            raise
-        os.replace(new, path)  # a file system without links: the last stays
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -209,11 +180,7 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuses a file or folder that could not be written, before the work that it is to hold.
-
-    Raises:
-        OSError: the operating system's reason: the disk is read-only, a folder in the path is a file, ...
-    """
+    """Refuses a file or folder that could not be written, before the work that it is to hold."""
     path = Path(path).expanduser().absolute()
     existing = next(parent for parent in path.parents if parent.exists())
     try:

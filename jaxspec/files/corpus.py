@@ -91,9 +91,6 @@ def tasks_of(target: Model) -> tuple[str, ...]:
 def heldout(task: str) -> list[dict[str, str]]:
     """Reads the held-out examples of a task: "input", and "reference".
 
-    Raises:
-        ValueError: there is no such task.
-
     >>> len(heldout("text")), sorted(heldout("text")[0])[:1]
     (300, ['input'])
     """

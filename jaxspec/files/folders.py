@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,6 @@ def whole(folder: Path) -> Iterator[Path]:
 
     What a killed process left unfinished is deleted by the next one that writes the same folder.
 
-    Raises:
-        OSError: the disk is full, by whatever error the block ended.
-
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "new"
     >>> with whole(folder) as beside:
@@ -53,24 +50,35 @@ def whole(folder: Path) -> Iterator[Path]:
     (['new'], 'text')
     """
     folder = folder.resolve()
-    sweep(folder, "partial")
-    beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-    beside.mkdir(parents=True)
-    with in_use(beside):
-        try:
-            with full_disk(folder, "nothing was written"):
-                yield beside
-                put_in_place(beside, folder)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+    with unfinished(folder, "partial", Path.mkdir) as beside, full_disk(folder, "nothing was written"):
+        yield beside
+        put_in_place(beside, folder)
+
+
+@contextlib.contextmanager
+def unfinished(path: Path, ending: str, create: Callable[[Path], None]) -> Iterator[Path]:
+    """Yields a new file or folder beside a path, which is locked, and deleted in the end where it still is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path, ending)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{ending}")
+    try:
+        create(beside)
+        with in_use(beside):
+            yield beside
+    finally:
+        _delete(beside)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def full_disk(path: Path, outcome: str) -> Iterator[None]:
     """Has the error of a disk that is full name what was written, and say what became of it.
-
-    Raises:
-        OSError: the disk is full, by whatever error the block ended.
 
     >>> with full_disk(Path("model"), "nothing was written"):
     ...     raise ValueError("RESOURCE_EXHAUSTED: ... No space left on device")
@@ -87,31 +95,23 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str, lock: str = LOCK) -> Iterator[None]:
-    """Holds a folder for this process. The lock is the operating system's, which ends it with the process.
+    """Holds a folder for this process, as the operating system does, which ends that with the process.
 
     Args:
-        folder: is made if it is not there; the lock's file stays.
+        folder: the folder; it is made if it is not there.
         what: the program that uses the folder, in words.
-        lock: the file's name; those who hold locks of other names do not disturb each other.
-
-    Raises:
-        OSError: another process holds it.
+        lock: the name of the lock's file, which stays. Locks of other names do not disturb each other.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:  # Windows has no such locks
-        yield
-        return
-    with (folder / lock).open("a+") as file:
+    file = folder / lock
+    file.touch()
+    with contextlib.ExitStack() as stack:
         try:
-            _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(in_use(file, wait=False))
         except BlockingIOError:
-            file.seek(0)
-            raise OSError(
-                errno.EBUSY, f"{what} is using this folder (process {file.read().strip() or 'unknown'})", str(folder)
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+            process = file.read_text().strip() or "unknown"
+            raise OSError(errno.EBUSY, f"{what} is using this folder (process {process})", str(folder)) from None
+        file.write_text(str(os.getpid()))
         yield
 
 
@@ -178,42 +178,30 @@ def sweep(path: Path, ending: str) -> None:
         with contextlib.suppress(OSError), in_use(left, wait=False) as locked:  # another one's, or gone already
             age = time.time() - max(part.stat().st_mtime for part in (left, *left.rglob("*")))
             if age > (YOUNG if locked else STALE):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                _delete(left)
 
 
 @contextlib.contextmanager
 def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
     """Locks a folder or a file for this process, as the operating system does, which ends that with the process.
 
-    Args:
-        path: the folder or file to lock.
-        wait: until no other process has locked it, such as one that sweeps and looks whether it may.
-
-    Yields:
-        Whether it is locked: not every file system can.
-
-    Raises:
-        BlockingIOError: another process has locked it, and is not waited for.
+    Yields whether it is locked: not every file system can. If another process has locked it, this waits, or raises a
+    BlockingIOError.
     """
     if fcntl is None:  # Windows has no such locks
         yield False
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor, is_locked = os.open(path, os.O_RDONLY), True
     try:
-        yield _lock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # of a file system on a network
+            is_locked = False
+        yield is_locked
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    assert fcntl is not None
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        raise
-    except OSError:  # of a file system on a network
-        return False
-    return True
 
 
 def _set_aside(folder: Path) -> Path:
@@ -221,14 +209,7 @@ def _set_aside(folder: Path) -> Path:
 
 
 def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -> str:
-    """Says why nothing may be written to a folder; empty if it may.
-
-    Args:
-        folder: where to write.
-        kind: the kind of folder to be written.
-        overwrite: whether one of that kind may be replaced.
-        marker: a file that only folders of that kind have.
-    """
+    """Says why nothing may be written to a folder; empty if it may: one with the file `marker` is of the kind."""
     recover(folder)
     if not folder.exists():
         return ""
@@ -275,9 +256,6 @@ def some(names: list[str]) -> str:
 
 def to_toml(table: dict[str, Any]) -> str:
     """Writes a manifest as TOML.
-
-    Raises:
-        ValueError: TOML has no type for a value, such as None or NumPy's scalars.
 
     >>> print(to_toml({"name": 'a "b"', "model": {"dim": 4, "tied head": True}}), end="")
     name = "a \\"b\\""

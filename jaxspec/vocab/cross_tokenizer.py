@@ -78,9 +78,7 @@ def _maps(
     # Of several tokens with one text the one that has the same id, if one has.
     direct = {i: i if theirs.get(i) == text else by_text[text] for i, text in ours.items() if text in by_text}
     if not direct:
-        raise ValueError(
-            "the tokenizers of drafter and target have only special tokens in common: expected others, too"
-        )
+        raise ValueError("the tokenizers of drafter and target share only special tokens: expected others, too")
     direct |= _special(draft, target, draft_size, target_size)
     if start is not None and own_start is not None:
         direct[start] = own_start

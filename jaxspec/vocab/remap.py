@@ -11,7 +11,7 @@ the most tokens of the model for one of the target's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,30 +43,26 @@ NONE = -1  # in `to_target`: the target has no such token
 def check_model(model: Any, what: str) -> None:
     """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another way."""
     if not isinstance(model, Model):
-        raise TypeError(
-            f"{what} takes a jaxspec.Model, got {type(model).__name__}. If the drafter uses its target's head, "
-            "trim that: load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
-        )
+        head = "If a drafter uses its target's head: load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
+        raise TypeError(f"{what} takes a jaxspec.Model, got {type(model).__name__}. {head}")
+
+
+def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
+    """Refuses ids that a vocabulary lacks."""
+    if np.size(ids) and (np.min(ids) < least or np.max(ids) >= vocab):
+        raise ValueError(f"{name} has {np.min(ids)} to {np.max(ids)}: expected ids from {least} to {vocab - 1}")
 
 
 class MappedParams(NamedTuple):
-    """The parameters of a mapped model.
+    """The parameters of a mapped model."""
 
-    Attributes:
-        model: its own.
-        head: the parameters of a separate head (`trim_vocabulary`); None for the model's own logits.
-        to_target: the target's id of each of W ids; V, which is past the end, where there is none.
-        to_draft, count: the model's tokens for each of the target's ids, and how many there are (1..R); None: the model
-            reads the target's ids as they are.
-        first: read before every prompt [F]; None: nothing.
-    """
-
-    model: Params
-    head: Params | None
-    to_target: Int[Array, " W"]
+    model: Params  # its own
+    head: Params | None  # of a separate head (`trim_vocabulary`); None for the model's own logits
+    to_target: Int[Array, " W"]  # the target's id of each of W ids; V, which is past the end, where there is none
+    # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads the target's ids.
     to_draft: Int[Array, "V R"] | None = None
     count: Int[Array, " V"] | None = None
-    first: Int[Array, " F"] | None = None
+    first: Int[Array, " F"] | None = None  # read before every prompt; None: nothing
 
 
 def map_vocabulary(
@@ -112,11 +108,9 @@ def map_vocabulary(
     draft_vocab = model.lm.vocab_size
     target_ids = np.asarray(to_target)
     if target_ids.shape != (draft_vocab,) or not np.issubdtype(target_ids.dtype, np.integer):
-        raise ValueError(
-            f"to_target has shape {target_ids.shape}: expected an id for each of the model's {draft_vocab} tokens"
-        )
-    if not ((target_ids >= NONE) & (target_ids < vocab_size)).all():
-        raise ValueError(f"to_target has an id out of range: expected ids from 0 to {vocab_size - 1}, -1 for none")
+        expected = f"expected an id for each of the model's {draft_vocab} tokens"
+        raise ValueError(f"to_target has shape {target_ids.shape}: {expected}")
+    check_ids(target_ids, "to_target", vocab_size, least=NONE)
     real = target_ids[target_ids != NONE]
     if len(np.unique(real)) < len(real):
         twice = np.flatnonzero(np.bincount(real) > 1)[0]
@@ -125,14 +119,11 @@ def map_vocabulary(
         alone = np.full(vocab_size, NONE, np.int32)
         alone[real] = np.flatnonzero(target_ids != NONE)
         if (alone == NONE).any():
-            raise ValueError(
-                f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model: give "
-                "to_draft, the model's tokens for each of the target's ids"
-            )
+            unmatched = f"the target's id {np.flatnonzero(alone == NONE)[0]} matches no token of the model"
+            raise ValueError(f"{unmatched}: give to_draft, the model's tokens for each of the target's ids")
         to_draft = [[token] for token in alone.tolist()]
     table, count = _table(to_draft, vocab_size, draft_vocab)
-    if not all(0 <= token < draft_vocab for token in first):
-        raise ValueError(f"first is {list(first)}: expected ids from 0 to {draft_vocab - 1}")
+    check_ids(first, "first", draft_vocab)
     params = MappedParams(
         model.params,
         None,
@@ -148,14 +139,7 @@ def map_vocabulary(
 
 
 def with_head(model: Model, head: Head, head_params: Params, to_target: Sequence[int] | np.ndarray) -> Model:
-    """Makes a model that reads what it has read before, and whose logits come from another head.
-
-    Args:
-        model: with features.
-        head: makes logits over W ids of features.
-        head_params: its parameters.
-        to_target: which of the model's ids each of them is.
-    """
+    """Makes a model that reads what it has read before; its logits come from a head over W of its ids, `to_target`."""
     ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
     lm = _mapped(model.lm, head, model.lm.vocab_size)
     return model._replace(lm=lm, params=MappedParams(model.params, head_params, ids))
@@ -174,8 +158,7 @@ def _table(rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int) -> 
         raise ValueError(f"to_draft has nothing for id {int(np.argmin(count))}: expected at least one token")
     table = np.zeros((vocab_size, count.max()), np.int32)
     table[np.arange(table.shape[1])[None, :] < count[:, None]] = np.fromiter((x for row in rows for x in row), np.int32)
-    if table.min() < 0 or table.max() >= draft_vocab:
-        raise ValueError(f"to_draft has an id out of range: expected the model's ids, 0 to {draft_vocab - 1}")
+    check_ids(table, "to_draft", draft_vocab)
     return table, count
 
 
@@ -240,103 +223,7 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
 @functools.lru_cache
 def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageModel:
     """Makes the pure functions of a model that reads some target tokens as several, after `lead` tokens of its own."""
-    encoder = lm.limits.start_token is not None
-
-    def as_own(
-        params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
-    ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
-        """Spells the target's tokens in the model's, and says where in these each of the target's ends.
-
-        With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
-        """
-        assert params.to_draft is not None and params.count is not None
-        batch, step = tokens.shape
-        count = jnp.where(real, params.count[tokens], 0)  # [B, T], of the model's tokens
-        ends = jnp.cumsum(count, axis=1)
-        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the end, and are dropped.
-        part = jnp.arange(longest, dtype=ends.dtype)[None, None, :]
-        slot = jnp.where(part < count[:, :, None], (ends - count)[:, :, None] + part, step * longest)  # [B, T, R]
-        empty = jnp.zeros((batch, step * longest), jnp.int32)
-        row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
-        return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
-
-    def at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
-        """Takes features and taps at the last of the tokens that each of the target's is read as."""
-        place, taps = jnp.maximum(ends - 1, 0), forward.taps
-        return forward._replace(features=_at(forward.features, place), taps=None if taps is None else _at(taps, place))
-
-    def own_room(room: Room) -> Room:
-        most = lead + room.tokens * longest
-        rewind = None if room.rewind is None else room.rewind * longest
-        return Room(most + -(-most // chunks.LONGEST), rewind)  # equal chunks are rounded up
-
-    def prefill(params: MappedParams, prompt: Prompt, room: Room) -> tuple[Forward, MappedCache]:
-        width = prompt.tokens.shape[1]
-        real = jnp.arange(width, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None]
-        tokens, ends = as_own(params, prompt.tokens, real)
-        if params.first is not None:
-            first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
-            tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
-
-        def read(wide: int) -> tuple[Forward, Cache]:
-            row = Prompt(tokens[:, : wide + lead], ends[:, -1])
-            forward, cache = lm.prefill(params.model, row, own_room(room))
-            return (forward if encoder else at_ends(forward, ends)), cache
-
-        # The narrower pass, if no row has more tokens.
-        is_narrow = jnp.max(ends[:, -1]) - lead <= width
-        forward, cache = jax.lax.cond(is_narrow, lambda: read(width), lambda: read(width * longest))
-        forward = forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
-        # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
-        if encoder:  # the row is its start token
-            length = jnp.ones_like(prompt.length)
-            ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
-        else:
-            length, ends = prompt.length, jnp.pad(ends, ((0, 0), (1, 0)), constant_values=lead)
-        ends = jnp.pad(ends, ((0, 0), (0, room.tokens + 1 - ends.shape[1])))
-        return forward, MappedCache(cache, length, ends)
-
-    def extend(
-        params: MappedParams,
-        cache: MappedCache,
-        tokens: Int[Array, "B T"],
-        parent: Any = None,
-        real: Int[Array, " B"] | None = None,
-    ) -> tuple[Forward, MappedCache]:
-        if parent is not None:
-            raise ValueError("a model that reads one token as several takes chains only, no token trees")
-        start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]  # in the model's tokens
-        is_real = tokens != token_rows.NO_TOKEN
-        if real is not None:
-            is_real = jnp.logical_and(is_real, jnp.arange(tokens.shape[1], dtype=real.dtype)[None, :] < real[:, None])
-        spelled, ends = as_own(params, tokens, is_real)
-
-        def feed(inner: Cache, part: Int[Array, "B C"], count: Int[Array, " B"]) -> tuple[Forward, Cache]:
-            forward, inner = lm.extend(params.model, inner, part, real=count)
-            # A head is applied outside, where a program that does not read logits has none.
-            return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
-
-        def read(wide: int, inner: Cache) -> tuple[Forward, Cache]:
-            before, end = Before(inner, start, wide), start + ends[:, -1]
-            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, room: before.state)
-            forward, _, inner = read_chunks(spelled[:, :wide], end, Room(0), before=before)
-            return at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
-
-        # A conditional, though it copies the cache: training differentiates it, which it could not do with a loop.
-        width = tokens.shape[1]
-        widths = [functools.partial(read, wide) for wide in (width, width * longest)]
-        forward, inner = jax.lax.cond(jnp.max(ends[:, -1]) <= width, *widths, cache.inner)
-        if own_inside is None:
-            logits = match_vocab(forward.logits, vocab, params.to_target)
-        else:
-            logits = own_inside.head(params, forward.features)
-        after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
-        length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)
-        return forward._replace(logits=logits), MappedCache(inner, length, after)
-
-    def rewind(cache: MappedCache, length: Int[Array, " B"]) -> MappedCache:
-        end = jnp.take_along_axis(cache.ends, length[:, None], axis=1)[:, 0]
-        return cache._replace(inner=lm.rewind(cache.inner, end), length=length)
+    model = _Ragged(lm, vocab, longest, lead)
 
     def shortest(limit: int | None, lead: int) -> int | None:
         return None if limit is None else (limit - lead) // longest
@@ -354,10 +241,121 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
 
     own_inside = None if lm.inside is None else inside(lm.inside)
     limits = lm.limits._replace(
-        max_positions=shortest(lm.limits.max_positions, 0 if encoder else lead),
+        max_positions=shortest(lm.limits.max_positions, lead if lm.limits.start_token is None else 0),
         max_prompt=shortest(lm.limits.max_prompt, lead),
     )
-    return LanguageModel(prefill, extend, rewind, vocab, None, limits, own_inside, lm.is_causal)
+    return LanguageModel(model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal)
+
+
+class _Ragged(NamedTuple):
+    """A model whose rows are longer than the target's, each by another number: "own" tokens are those of `lm`."""
+
+    lm: LanguageModel
+    vocab: int  # V
+    longest: int  # R
+    lead: int  # F
+
+    def spell(
+        self, params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
+    ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
+        """Spells the target's tokens in the model's, and says where in these each of the target's ends.
+
+        With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
+        """
+        assert params.to_draft is not None and params.count is not None
+        batch, step = tokens.shape
+        count = jnp.where(real, params.count[tokens], 0)  # [B, T], of own tokens
+        ends = jnp.cumsum(count, axis=1)
+        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the end, and are dropped.
+        part = jnp.arange(self.longest, dtype=ends.dtype)[None, None, :]
+        slot = jnp.where(part < count[:, :, None], (ends - count)[:, :, None] + part, step * self.longest)  # [B, T, R]
+        empty = jnp.zeros((batch, step * self.longest), jnp.int32)
+        row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+        return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
+
+    def narrowest(self, width: int, needed: Int[Array, ""], read: Callable[..., Any], *arguments: Any) -> Any:
+        """Reads `width` own tokens if no row has more, else `longest` times as many.
+
+        It is a conditional, though it copies the cache: training differentiates it, which it could not do with a loop.
+        """
+        passes = [functools.partial(read, wide) for wide in (width, width * self.longest)]
+        return jax.lax.cond(needed <= width, *passes, *arguments)
+
+    def prefill(self, params: MappedParams, prompt: Prompt, room: Room) -> tuple[Forward, MappedCache]:
+        width, lead, encoder = prompt.tokens.shape[1], self.lead, self.lm.limits.start_token is not None
+        tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
+        if params.first is not None:
+            first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
+            tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
+        most = lead + room.tokens * self.longest
+        most += -(-most // chunks.LONGEST)  # equal chunks are rounded up
+        own_room = Room(most, None if room.rewind is None else room.rewind * self.longest)
+
+        def read(wide: int) -> tuple[Forward, Cache]:
+            row = Prompt(tokens[:, : wide + lead], ends[:, -1])
+            forward, cache = self.lm.prefill(params.model, row, own_room)
+            return (forward if encoder else _at_ends(forward, ends)), cache
+
+        forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
+        forward = forward._replace(logits=match_vocab(forward.logits, self.vocab, params.to_target))
+        # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
+        if encoder:  # the row is its start token
+            length = jnp.ones_like(prompt.length)
+            ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
+        else:
+            length, ends = prompt.length, jnp.pad(ends, ((0, 0), (1, 0)), constant_values=lead)
+        ends = jnp.pad(ends, ((0, 0), (0, room.tokens + 1 - ends.shape[1])))
+        return forward, MappedCache(cache, length, ends)
+
+    def extend(
+        self,
+        params: MappedParams,
+        cache: MappedCache,
+        tokens: Int[Array, "B T"],
+        parent: Any = None,
+        real: Int[Array, " B"] | None = None,
+    ) -> tuple[Forward, MappedCache]:
+        if parent is not None:
+            raise ValueError("a model that reads one token as several takes chains only, no token trees")
+        lm, width = self.lm, tokens.shape[1]
+        start = _at_length(cache.ends, cache.length)  # in own tokens
+        is_real = tokens != token_rows.NO_TOKEN
+        spelled, ends = self.spell(params, tokens, is_real if real is None else is_real & _is_real(tokens, real))
+
+        def feed(inner: Cache, part: Int[Array, "B C"], count: Int[Array, " B"]) -> tuple[Forward, Cache]:
+            forward, inner = lm.extend(params.model, inner, part, real=count)
+            # A head is applied outside, where a program that does not read logits has none.
+            return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
+
+        def read(wide: int, inner: Cache) -> tuple[Forward, Cache]:
+            before, end = Before(inner, start, wide), start + ends[:, -1]
+            read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, room: before.state)
+            forward, _, inner = read_chunks(spelled[:, :wide], end, Room(0), before=before)
+            return _at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
+
+        forward, inner = self.narrowest(width, jnp.max(ends[:, -1]), read, cache.inner)
+        logits = forward.logits if lm.inside is None else lm.inside.head(params.model, forward.features)
+        after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
+        length = cache.length + jnp.asarray(width, cache.length.dtype)
+        logits = match_vocab(logits, self.vocab, params.to_target)
+        return forward._replace(logits=logits), MappedCache(inner, length, after)
+
+    def rewind(self, cache: MappedCache, length: Int[Array, " B"]) -> MappedCache:
+        return cache._replace(inner=self.lm.rewind(cache.inner, _at_length(cache.ends, length)), length=length)
+
+
+def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array, "B T"]:
+    return jnp.arange(tokens.shape[1], dtype=length.dtype)[None, :] < length[:, None]
+
+
+def _at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
+    """Takes features and taps at the last of the tokens that each of the target's is read as."""
+    place, taps = jnp.maximum(ends - 1, 0), forward.taps
+    return forward._replace(features=_at(forward.features, place), taps=None if taps is None else _at(taps, place))
+
+
+def _at_length(ends: Int[Array, "B S"], length: Int[Array, " B"]) -> Int[Array, " B"]:
+    return jnp.take_along_axis(ends, length[:, None], axis=1)[:, 0]
 
 
 def _at(x: Float[Array, "B T M"], place: Int[Array, "B N"]) -> Float[Array, "B N M"]:

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 
 from jaxspec import nets
 from jaxspec.core import Model, Params, token_ids
-from jaxspec.core.checks import are_shapes
+from jaxspec.core.checks import are_shapes, integer
 from jaxspec.nets import quantised
-from jaxspec.vocab.remap import MappedParams, check_model, with_head
+from jaxspec.vocab.remap import MappedParams, check_ids, check_model, with_head
 
 
 def trim_vocabulary(
@@ -64,22 +64,20 @@ def trim_vocabulary(
     check_model(drafter_model, "trim_vocabulary")
     drafter_model = untrimmed(drafter_model)
     net = nets.find(drafter_model.config)
+    name = drafter_model.name or "the model"
     if net is None or net.trimmed is None:
-        kind = type(drafter_model.config).__name__
-        raise ValueError(
-            f"the head of {drafter_model.name or 'this model'} (a {kind}) cannot be trimmed: expected a model of "
-            "jaxspec's own networks, as jaxspec.load returns it"
-        )
+        trimmed = f"the head of {name} (a {type(drafter_model.config).__name__}) cannot be trimmed"
+        raise ValueError(f"{trimmed}: expected a model of jaxspec's own networks, as jaxspec.load returns it")
     if not isinstance(drafter_model.params, dict):
-        raise ValueError(f"{drafter_model.name or 'the model'} has a vocabulary map already: trim the model first")
+        raise ValueError(f"{name} has a vocabulary map already: trim the model first")
     chosen = frequent_ids(drafter_model, size, counts, ids)
-    (config, name), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
-    # Every parameter of the head's module, a quantised matrix too, has a row for each token.
+    (config, module), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
 
     def cut(layer: Params) -> Params:
-        return {name: {leaf: quantised.take_rows(x, rows) for leaf, x in layer.items()}}
+        # Every parameter of the head's module, a quantised matrix too, has a row for each token.
+        return {module: {leaf: quantised.take_rows(x, rows) for leaf, x in layer.items()}}
 
-    layer = drafter_model.params[name]
+    layer = drafter_model.params[module]
     head_params = jax.eval_shape(cut, layer) if are_shapes(layer) else cut(layer)
     inside = net.language_model(config).inside
     assert inside is not None
@@ -111,13 +109,13 @@ def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -
         chosen = np.asarray(ids)
         if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or chosen.size == 0:
             raise ValueError(f"ids has shape {chosen.shape} and dtype {chosen.dtype}: expected a list of token ids")
-        if chosen.min() < 0 or chosen.max() >= vocab:
-            raise ValueError(f"ids has {chosen.min()} to {chosen.max()}: expected ids from 0 to {vocab - 1}")
+        check_ids(chosen, "ids", vocab)
         return np.union1d(chosen, ends).astype(np.int32)
     often = _counts(counts, vocab)
     most = int(np.count_nonzero(often)) if size is None else size
-    if isinstance(most, bool) or not isinstance(most, int | np.integer) or not 1 <= most <= vocab:
-        raise ValueError(f"size is {most!r}: expected a number of tokens from 1 to {vocab}")
+    expected = f"a number of tokens from 1 to {vocab}"
+    if not 1 <= integer(most, "size", expected) <= vocab:
+        raise ValueError(f"size is {most}: expected {expected}")
     often[ends] = np.inf
     order = np.argsort(-often, kind="stable")  # of equals the lowest ids
     return np.sort(order[:most]).astype(np.int32)

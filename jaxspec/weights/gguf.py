@@ -10,15 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxspec import optional_imports
-from jaxspec.core import Params
 from jaxspec.nets import net_of, rotary
 from jaxspec.weights import gguf_tokenizer, hf_families, huggingface
 from jaxspec.weights.gguf_header import Entry, Header, is_file, name_of, read
@@ -26,34 +23,16 @@ from jaxspec.weights.hf_families import Family, FamilyError, llama_cpp
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
-__all__ = ["FORMAT", "is_file", "name_of", "open_file", "package", "read", "restore"]
+__all__ = ["FORMAT", "is_file", "name_of", "open_file", "package", "read"]
 
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 COMPARED, ALIKE = 1024, 0.2  # rows of both, and how far they may be apart, each quantised in its way: 4 bits lose 0.1
 ROPE = "rope_freqs.weight"  # what each frequency is divided by, of models whose positions are scaled
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
-    """Reads the parameters of a file; see `huggingface.restore`, whose checks and errors these are.
-
-    Args:
-        path: of the file.
-        header: what `read` read of it.
-        dtype: of the matrices, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
-        mesh: what to place the parameters on; None for the default device.
-    """
-    family, config, shard = open_file(path, header)
-    ends = tuple(i for i in gguf_tokenizer.end_ids(header.metadata) if i < config.vocab_size)
-    config = dataclasses.replace(config, end_tokens=ends)
-    return huggingface.assemble(path, family, config, [shard], dtype, mesh)
-
-
-def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
-    """Returns the family of the model in a file, its network's configuration, and its tensors as the family names them.
-
-    Raises:
-        CheckpointError: the model is none of our families, its quantisation has no reader, or the file is damaged.
-    """
+def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
+    """Returns the family of the model in a file, its configuration, and its tensors as the family names them."""
     try:
         table = llama_cpp.config_json(header.metadata, {name: x.shape for name, x in header.tensors.items()})
         if ROPE in header.tensors and table.get("rope_scaling"):
@@ -67,8 +46,10 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
         config = family.read(table)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise CheckpointError(f"{path} holds no model that can be loaded: {error}") from error
+    ends = tuple(i for i in gguf_tokenizer.end_ids(header.metadata) if i < config.vocab_size)
+    config = dataclasses.replace(config, end_tokens=ends)
     heads = table.get("num_attention_heads", 0), table.get("num_key_value_heads", 0)
-    return family, config, _shard(path, header, family, config, heads)
+    return family, config, [_shard(path, header, family, config, heads)]
 
 
 def _repeats_embedding(header: Header) -> bool:
@@ -76,6 +57,7 @@ def _repeats_embedding(header: Header) -> bool:
     head, embedding = (_stored(name, header.tensors[name]) for name in (HEAD, EMBEDDING))
     if head.shape != embedding.shape:
         return False
+    # A few rows tell: two matrices that were trained apart differ by more than what either lost.
     head, embedding = (np.asarray(x[:COMPARED], np.float32) for x in (head, embedding))
     return bool(np.linalg.norm(head - embedding) <= ALIKE * np.linalg.norm(embedding))
 
@@ -84,20 +66,12 @@ def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
     """Returns the scaling of a Llama 3's positions, which the file has as a divisor for each frequency."""
     divisors = np.asarray(_stored(ROPE, header.tensors[ROPE])[:])
     head_dim = table.get("head_dim") or table["hidden_size"] // table["num_attention_heads"]
-    low, high, original, factor = 1.0, 4.0, 8192, float(divisors.max())
+    factor = float(divisors.max())
     plain = rotary.frequencies(head_dim, table["rope_theta"])
-    scaled = rotary.frequencies(
-        head_dim, table["rope_theta"], rotary.RopeScaling("llama3", factor, low, high, original)
-    )
+    scaled = rotary.frequencies(head_dim, table["rope_theta"], rotary.RopeScaling("llama3", factor, *LLAMA3.values()))
     if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-4):
         raise FamilyError(f"{ROPE} does not scale frequencies as Llama 3 does: expected a factor, blended from 1 to 4")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
 
 
 def _shard(path: Path, header: Header, family: Family, config: Any, head_counts: tuple[int, int]) -> Shard:
@@ -109,6 +83,7 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
 
     def convert(theirs: str, x: Stored) -> np.ndarray | Stored:
         name = held[theirs]
+        # llama.cpp's converter added 1 to these, and interleaved the halves that are rotated together.
         if architecture in llama_cpp.NORMS_FROM_ONE and name.endswith("norm.weight"):
             return np.asarray(x) - np.float32(1)
         if architecture in llama_cpp.INTERLEAVED:
@@ -123,10 +98,7 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
     }
     stored = {theirs: _stored(name, header.tensors[name]) for theirs, name in held.items()}
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
-        return ((name, convert(name, x)) for name, x in stored.items() if only is None or name in only)
-
-    return Shard(path, shapes, read)
+    return Shard(path, shapes, lambda names: ((name, convert(name, stored[name])) for name in names))
 
 
 def _halves(x: np.ndarray, heads: int) -> np.ndarray:
@@ -141,6 +113,7 @@ def _halves(x: np.ndarray, heads: int) -> np.ndarray:
 def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     """Returns the family's name of each tensor, by llama.cpp's."""
     gguf = package()
+    # The package maps transformers' names to llama.cpp's; here that is turned round.
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     layers = max(net_of(config).stacks(config).values())
     tensor_names = gguf.get_tensor_name_map(arch, layers)
@@ -175,11 +148,10 @@ def _stored(name: str, entry: Entry) -> Stored:
     path, shape, number, offset = entry
     quantisation = _quantisation(number)
     if isinstance(quantisation, str):
-        raise CheckpointError(
-            f"{path}: {name} is quantised as {quantisation}, which the gguf package cannot undo: expected F32, F16, "
-            "BF16, Q8_0, Q4_K or another of its quantisations"
-        )
+        expected = "F32, F16, BF16, Q8_0, Q4_K or another quantisation that the gguf package can undo"
+        raise CheckpointError(f"{path}: {name} is quantised as {quantisation}: expected {expected}")
     kind, block, size = quantisation
+    # Blocks of entries run along the last axis; a row is all that has one index of the first.
     *rest, last = shape
     if last % block:
         raise CheckpointError(f"{path}: rows of {name} have {last} entries, expected a multiple of {block}")
@@ -189,6 +161,7 @@ def _stored(name: str, entry: Entry) -> Stored:
         raise CheckpointError(f"{path} is incomplete: it ends before {name} does. Download it again")
 
     def rows(start: int, stop: int) -> np.ndarray:
+        # A vector's blocks are not cut.
         if not rest and (start, stop) != (0, last):
             return rows(0, last)[start:stop]
         n = (stop - start) if rest else count
@@ -199,11 +172,7 @@ def _stored(name: str, entry: Entry) -> Stored:
 
 
 def package() -> Any:
-    """Imports the `gguf` package.
-
-    Raises:
-        CheckpointError: it is not installed.
-    """
+    """Imports the `gguf` package."""
     with contextlib.suppress(ImportError):
         import gguf
 
@@ -219,7 +188,7 @@ def open_model(path: Path) -> Reader:
         name_of(path),
         config=lambda: open_file(path, header)[1],
         tokenizer=lambda: gguf_tokenizer.tokenizer(path, header.metadata),
-        params=lambda dtype, mesh: restore(path, header, dtype, mesh),
+        params=lambda dtype, mesh: huggingface.assemble(path, *open_file(path, header), dtype, mesh, "header"),
         stored_dtype=lambda: "float32",
     )
 

@@ -28,30 +28,18 @@ PART = "-{:05}-of-{:05}.gguf"  # how the name of a part of a split file ends; co
 
 
 class Entry(NamedTuple):
-    """The place of a tensor.
-
-    Attributes:
-        path: the file.
-        shape: rows first.
-        kind: number of its type.
-        offset: where it begins in the file.
-    """
+    """The place of a tensor."""
 
     path: Path
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
+    shape: tuple[int, ...]  # rows first
+    kind: int  # the number of its type
+    offset: int  # from the file's beginning, in bytes
 
 
 class Header(NamedTuple):
-    """The part of a file before its data; of a split file, of all its parts together.
+    """The part of a file before its data; of a split file, of all its parts together."""
 
-    Attributes:
-        metadata: values by key; an array is a list.
-        tensors: by name.
-    """
-
-    metadata: dict[str, Any]
+    metadata: dict[str, Any]  # an array is a list
     tensors: dict[str, Entry]
 
 
@@ -73,11 +61,7 @@ def name_of(path: Path) -> str:
 
 
 def read(path: Path) -> Header:
-    """Reads the header of a file; of a part of a split file, that of all parts, which lie beside it.
-
-    Raises:
-        CheckpointError: it is no such file, or damaged; or other parts are missing, or are not of the same file.
-    """
+    """Reads the header of a file; of a part of a split file, that of all parts, which lie beside it."""
     header = _read(path)
     count = header.metadata.get("split.count", 1)
     if not isinstance(count, int) or count < 2:
@@ -89,10 +73,10 @@ def read(path: Path) -> Header:
         raise CheckpointError(f"{which_part}: its name must end in {ending}, so that the others are found beside it")
     paths = [path.with_name(path.name.removesuffix(ending) + PART.format(i + 1, count)) for i in range(count)]
     if missing := [part.name for part in paths if not part.is_file()]:
-        raise CheckpointError(
-            f"{which_part}, and beside it there is no {', '.join(missing)}: put all parts into one folder"
-        )
+        absent = ", ".join(missing)
+        raise CheckpointError(f"{which_part}, and beside it there is no {absent}: put all parts into one folder")
     parts = [header if part == path else _read(part) for part in paths]
+    # Each part has its own tensors and offsets; only the first has the metadata of the model.
     tensors: dict[str, Entry] = {}
     for i, (name, part) in enumerate(zip(paths, parts, strict=True)):
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (i, count):
@@ -117,6 +101,7 @@ def _read(path: Path) -> Header:
 def _header(path: Path, content: mmap.mmap) -> Header:
     at = 0
 
+    # Numbers are little-endian; a text is its length in 64 bits, and its bytes.
     def take(form: str) -> Any:
         nonlocal at
         values: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
@@ -165,6 +150,7 @@ def _header(path: Path, content: mmap.mmap) -> Header:
         name, axes = text(), take("I")
         if not 1 <= axes <= MOST_AXES:
             raise ValueError(f"tensor {name!r} has {axes} axes")
+        # Sizes are those of the innermost axis first, the other way round than ours.
         shape = tuple(take("Q") for _ in range(axes))[::-1]
         if name in entries:
             raise ValueError(f"it holds {name!r} twice")
@@ -172,5 +158,6 @@ def _header(path: Path, content: mmap.mmap) -> Header:
     step = metadata.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1:
         raise ValueError(f"its alignment is {step!r}")
+    # Offsets count from where the data begin, which is aligned.
     data = -(-at // step) * step
     return Header(metadata, {name: x._replace(offset=data + x.offset) for name, x in entries.items()})

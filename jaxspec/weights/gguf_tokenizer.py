@@ -44,19 +44,14 @@ NOT_ENDS = (  # where all of the first end a text, the second does not
 
 
 class Cut(NamedTuple):
-    """The way in which a byte-level tokenizer cuts text into words.
+    """The way in which a byte-level tokenizer cuts text into words."""
 
-    Attributes:
-        patterns: each cuts what those before it left.
-        whole_words: whether a word that is in the vocabulary is its token, whatever the merges.
-        add_bos: whether a text begins with BOS in a file that does not say.
-    """
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    add_bos: bool = False
+    patterns: tuple[str, ...]  # each cuts what those before it left
+    whole_words: bool = False  # whether a word that is in the vocabulary is its token, whatever the merges
+    add_bos: bool = False  # whether a text begins with BOS in a file that does not say
 
 
+# The parts that patterns share: words, what is between them, and cased words.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -79,11 +74,8 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
     """Makes the tokenizer of a file, as one of transformers'; None if the file holds none.
 
     Args:
-        path: of the file, for messages.
-        metadata: of the file, by key.
-
-    Raises:
-        CheckpointError: it is of a kind that is not known.
+        path: the file's path, for messages.
+        metadata: the file's metadata, by key.
     """
     kind = metadata.get(f"{KEY}model", "no_vocab")
     if kind in ("no_vocab", "none"):
@@ -114,6 +106,7 @@ def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     if metadata.get(f"{KEY}model") not in KINDS:
         return ()
     tokens, ids = need(metadata, f"{KEY}tokens"), _ids(metadata)
+    # llama.cpp takes a token for an end by its key, or by its text where no key names one of that role.
     by_role = [ids[role] for role in END_ROLES if role in ids]
     texts = _end_texts(ids)
     ends = dict.fromkeys([*by_role, *(i for i, token in enumerate(tokens) if token in texts)])
@@ -155,6 +148,7 @@ def _tokenizer(kind: str, metadata: Mapping[str, Any]) -> Any:
     # Both are matched whole, before anything else is done to a text.
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token in defined])
+    # A file that does not say gets what models of its kind were trained with.
     added = [side for side in ("bos", "eos") if side in ids and metadata.get(f"{KEY}add_{side}_token", side in adds)]
     if added:
         backend.post_processor = processors.TemplateProcessing(
@@ -202,6 +196,7 @@ def merges_of(tokens: Sequence[str], rank: Sequence[float]) -> list[tuple[str, s
     [('a', 'b'), ('b', 'a'), ('ab', 'a'), ('a', 'ba')]
     """
     vocabulary = set(tokens)
+    # Any cut into two tokens is a merge: those of sentencepiece are not stored, only scores are.
     merges = [
         (order, -i, i - len(token), token)
         for token, order in zip(tokens, rank, strict=True)
@@ -235,6 +230,7 @@ def _unigram(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, 
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
     tokens = metadata[f"{KEY}tokens"]
+    # llama.cpp pads the vocabulary to the width of the logits, which a T5 uses for its sentinels.
     padding = [i for i, token in enumerate(tokens) if token.startswith("[PAD") and token.endswith("]")]
     sentinels = {i: f"<extra_id_{EXTRA_IDS - 1 - n}>" for n, i in enumerate(padding[:EXTRA_IDS])}
     tokens = [sentinels.get(i, token) for i, token in enumerate(tokens)]
@@ -243,6 +239,7 @@ def _unigram(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, 
         if bool(metadata.get(f"{KEY}{name}", expected)) != expected:
             raise CheckpointError(f"{KEY}{name} is {not expected}: expected {expected}, or no such key")
     backend = Tokenizer(models.Unigram(vocab, ids.get("unknown"), byte_fallback=False))
+    # Signed bytes in the file; tokenizers takes unsigned ones.
     charsmap = bytes(x % 256 for x in metadata.get(f"{KEY}precompiled_charsmap", ()))
     steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if merged := metadata.get(f"{KEY}remove_extra_whitespaces", False):

@@ -55,11 +55,7 @@ def is_folder(folder: Path) -> bool:
 
 
 def refuse_adapter(folder: Path, name: str | Path) -> None:
-    """Refuses the changes to a model that an adapter is, which are no model by themselves.
-
-    Raises:
-        CheckpointError: there is an adapter; `name` is what the user calls it.
-    """
+    """Refuses the changes to a model that an adapter is, which are no model by themselves."""
     if not (folder / ADAPTER).is_file():
         return
     try:
@@ -76,32 +72,25 @@ def refuse_adapter(folder: Path, name: str | Path) -> None:
 def download(name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES) -> Path:
     """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
-    Of the formats that weights come in, the first that is there is taken: see `jaxspec.weights.tensors`.
-
     Args:
         name: owner/name.
         revision: a branch, a tag or a commit; None for the main branch.
-        files: patterns of what may hold weights, the best first.
-
-    Raises:
-        CheckpointError: it cannot be had; the message says why.
+        files: patterns of what may hold weights. The first that is there is taken.
     """
     from huggingface_hub import snapshot_download
 
     try:
+        # Patterns are tried one by one, so that a repository with several formats is downloaded once.
         for weights in files:
-            wanted = [*SMALL_FILES, weights]
-            how: dict[str, Any] = dict(allow_patterns=wanted, ignore_patterns=IN_FOLDERS)
-            folder = Path(snapshot_download(name, revision=revision, **how))
+            patterns: dict[str, Any] = dict(allow_patterns=[*SMALL_FILES, weights], ignore_patterns=IN_FOLDERS)
+            folder = Path(snapshot_download(name, revision=revision, **patterns))
             refuse_adapter(folder, name)
             if list(folder.glob(weights)):
                 return folder
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{name} cannot be had from the Hugging Face hub: {reason} "
-            "(HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub)"
-        ) from error
+        settings = "HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub"
+        raise CheckpointError(f"{name} cannot be had from the Hugging Face hub: {reason} ({settings})") from error
     raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(files)}")
 
 
@@ -110,18 +99,18 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: holds config.json and weights.
-        dtype: of the matrices, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
-        mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
+        dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
+        mesh: the devices to place the parameters on (`jaxspec.sharding`); None for the default device.
 
     Returns:
         The parameters and the network's configuration: whether its head is tied is decided by the weights.
 
     Raises:
-        CheckpointError: the model is none of our families, or its files are absent, damaged, or those of another
-            model; the latter lists what is missing, unexpected, and of another shape. No weights are read before
-            that is known, but those that may be copies of each other.
+        CheckpointError: the model is of another family, or its files are absent, damaged, or another model's. Then the
+            message lists what is missing, unexpected, and of another shape, before any weights are read.
     """
     folder = Path(folder)
+    # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.
     family, config = read_config(folder)
     scheme = quantised_files.scheme_of(read_object(folder / CONFIG))
     held = _by_tensor(family.names(config))
@@ -130,15 +119,20 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
 
 def assemble(
-    folder: Path, family: Family, config: Any, shards: list[tensors.Shard], dtype: str, mesh: Mesh | None
+    folder: Path,
+    family: Family,
+    config: Any,
+    shards: list[tensors.Shard],
+    dtype: str,
+    mesh: Mesh | None,
+    described: str = CONFIG,
 ) -> tuple[Params, Any]:
-    """Reads the parameters that lie in files of tensors, as `restore` returns them; raises what it raises."""
+    """Reads the parameters that lie in files of tensors, as `restore` returns them; `described`: what says which."""
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     files = [_of_model(shard, config) for shard in shards]
-    _check_layers(folder, config, files)
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
-    _check(folder, where, config, files, family, copies)
+    _check(folder, where, config, files, family, copies, described)
     axes, params = net_of(config).axes(config), dict[str, jax.Array]()
     for shard in files:
         for name, x in shard.read():
@@ -161,6 +155,7 @@ def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         return name.startswith(("mtp.", "model.mtp_layers.")) or (layer is not None and int(layer[1]) >= layers)
 
+    # A module is further layers, or has names of its own; only eh_proj or mtp tells it from a longer model.
     beside = {name for name in shard.shapes if is_module(name)}
     if not any("eh_proj" in name or "mtp" in name for name in beside):
         return shard
@@ -171,9 +166,6 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     """Reads the family that config.json names, and the network's configuration as it has it (see `_without_copies`).
 
     Which tokens begin and end a text is taken from where transformers takes it: see `_generation`.
-
-    Raises:
-        CheckpointError: either cannot be read, or describes none of our networks.
     """
     path = folder / CONFIG
     try:
@@ -199,15 +191,8 @@ def _reason(error: Exception) -> str:
 def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tuple[int, ...]]:
     """Reads the keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
 
-    As in transformers, generation_config.json alone says so where there is one; otherwise config.json does, and its
-    text_config what config.json leaves open. An id that the model lacks stays among the ends: it never occurs.
-
-    Args:
-        folder: of the model.
-        table: its config.json.
-
-    Raises:
-        CheckpointError: the file that says so is no JSON object, or has something else than ids there.
+    As in transformers, generation_config.json alone says so where there is one. Without it config.json does, before its
+    text_config. An id that the model lacks stays among the ends: it never occurs.
     """
     path = folder / GENERATION
     if path.is_file():
@@ -229,6 +214,7 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
     start, vocab = named.get("decoder_start_token_id"), table.get("vocab_size") or LARGEST
     if start is not None and not (type(start) is int and 0 <= start < vocab):
         raise CheckpointError(f"{path}: decoder_start_token_id is {start!r}: expected an id from 0 to {vocab - 1}")
+    # config.json may lack them, and `family.read` then has its own default.
     starts = {"decoder_start_token_id": start, "bos_token_id": named.get("bos_token_id")}
     return (starts if any(x is not None for x in starts.values()) else {}), tuple(ends)
 
@@ -236,8 +222,8 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
-    Tensors are written in the model's dtype, and quantised matrices as the float32 ones that they stand for, so a model
-    that was loaded from such a folder in the dtype it had is written bit for bit. The folder is written whole or not.
+    Tensors are written in the model's dtype, quantised matrices as float32. A model that was loaded in the dtype of its
+    folder is written bit for bit. The folder is written whole or not at all.
     A limit on a T5's positions is not written, since its config.json has no place for it. Besides the file that is
     being filled, of at most `SHARD_BYTES`, the host holds about one tensor. Under `jax.distributed` all processes call
     this, and the first writes.
@@ -260,6 +246,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         family, table = hf_families.describe(model.config)
     except FamilyError as error:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
+    # transformers takes these from config.json, and the tokenizer knows them.
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype}
     tables = {CONFIG: table}
@@ -276,7 +263,7 @@ def write_folder(
 
     Args:
         folder: where to.
-        tables: what the JSON files hold, by their names; one is config.json.
+        tables: the content of the JSON files, by their names; one is config.json.
         named: tensors by their names, one at a time. Under `jax.distributed` all processes go through them.
         tokenizer: one of transformers'.
     """
@@ -303,6 +290,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         )
 
     for name, parts in _by_tensor(family.names(model.config)).items():
+        # Queries, keys and values of a GPT-2 are one tensor: parts in order, joined along the first axis.
         ordered = sorted(parts, key=lambda item: item[1].part)
         tensor = np.concatenate([read(path) for path, _ in ordered])
         tensor = tensor.T if ordered[0][1].transposed else tensor
@@ -318,32 +306,22 @@ def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None
     """Writes one file, or several of at most SHARD_BYTES with an index; each is written as soon as it is full."""
     from safetensors.numpy import save_file
 
-    written: list[list[str]] = []
-    total, batch, size = 0, {}, 0
-
-    def flush() -> None:
-        part = folder / f"{len(written)}.part"
-        save_file(batch, part, metadata={"format": "pt"})
-        part.chmod((folder / CONFIG).stat().st_mode)  # safetensors gives its files to their owner alone
-        written.append(list(batch))
-
-    for name, x in named:
-        if batch and size + x.nbytes > SHARD_BYTES:
-            flush()
-            batch, size = {}, 0
-        batch[name] = x
-        size += x.nbytes
-        total += x.nbytes
-    flush()
-    if len(written) == 1:
-        (folder / "0.part").rename(folder / "model.safetensors")
+    files, weight_map, total = list[Path](), dict[str, int](), 0
+    for batch in parameters.batches(named, lambda item: item[1].nbytes, SHARD_BYTES):
+        file = folder / f"{len(files)}.part"
+        save_file(dict(batch), file, metadata={"format": "pt"})
+        file.chmod((folder / CONFIG).stat().st_mode)  # safetensors gives its files to their owner alone
+        weight_map |= dict.fromkeys((name for name, _ in batch), len(files))
+        total += sum(x.nbytes for _, x in batch)
+        files.append(file)
+        del batch  # before the next one is filled
+    if len(files) == 1:
+        files[0].rename(folder / "model.safetensors")
         return
-    weight_map = {}
-    for i, names in enumerate(written):
-        file = f"model-{i + 1:05}-of-{len(written):05}.safetensors"
-        (folder / f"{i}.part").rename(folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    for file, name in zip(files, names, strict=True):
+        file.rename(folder / name)
+    index = {"metadata": {"total_size": total}, "weight_map": {name: names[i] for name, i in weight_map.items()}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
@@ -358,8 +336,8 @@ def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
 def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
     """Returns the shape of a tensor that holds these parameters."""
     path, tensor = parts[0]
-    first, *rest = expected[path]
-    shape = (first * tensor.part[1], *rest)
+    rows, *rest = expected[path]
+    shape = (rows * tensor.part[1], *rest)
     return shape[::-1] if tensor.transposed else shape
 
 
@@ -391,16 +369,15 @@ def _without_copies(
         if canonical is not None and (other := held.setdefault(canonical, name)) != name:
             raise CheckpointError(f"{folder} holds {canonical} twice, as {other} and as {name}: expected it once")
     copies = {copy: original for copy, original in copies.items() if copy in held and original in held}
+    # Digests, not arrays, are compared: two embeddings of a large model would not fit.
     names = {held[name] for pair in copies.items() for name in pair}
     digests = {name: _digest(x) for shard in files for name, x in shard.read(names)} if names else {}
     for copy, original in copies.items():
         if digests[held[copy]] == digests[held[original]]:
             continue
         if copy != HEAD:
-            raise CheckpointError(
-                f"{folder}: {held[copy]} differs from {held[original]}, which it should repeat: the network has one "
-                "embedding. Convert or download the model again"
-            )
+            differs = f"{held[copy]} differs from {held[original]}, which it should repeat"
+            raise CheckpointError(f"{folder}: {differs} (in umT5 biases do). Convert or download the model again")
         config = dataclasses.replace(config, tied_head=False)
     return config, frozenset(copies) - ({HEAD} if not config.tied_head else set())
 
@@ -417,54 +394,32 @@ def _check(
     files: list[tensors.Shard],
     family: Family,
     copies: Container[str],
+    described: str,
 ) -> None:
     """Compares names, and then shapes, both in PyTorch's terms, before any weights are read.
 
     Shapes are those of the network, which has to be traced for them: not before its names are known to be right.
     """
-    have = {
-        canonical: shape
-        for shard in files
-        for name, shape in shard.shapes.items()
-        if (canonical := family.canonical(name)) is not None and canonical not in copies
-    }
-    wrong = f"{folder}: the weights are not those of the {family.title} of its {_described(folder)}:"
+    stored = {name: shape for shard in files for name, shape in shard.shapes.items()}
+    have = {canonical: shape for name, shape in stored.items() if (canonical := family.canonical(name)) is not None}
+    # A copy of the embedding is no tensor of the network.
+    have = {name: shape for name, shape in have.items() if name not in copies}
+    wrong = f"{folder}: the weights are not those of the {family.title} of its {described}:"
     if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(have), str):
-        quantised = quantised_files.unread(folder, (name for shard in files for name in shard.shapes))
+        quantised = quantised_files.unread(folder, stored)
         raise CheckpointError(f"{folder}: {quantised}" if quantised else wrong + complaint)
     try:
         expected = parameters.shapes(config)
     except Exception as error:  # tracing a network of impossible sizes fails in any way
-        raise CheckpointError(
-            f"{folder}: its {_described(folder)} describes no network that can be built: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{folder}: its {described} describes no network that can be built: {reason}") from error
     want = {name: _shape(expected, parts) for name, parts in where.items()}
     if complaint := parameters.differences(want, have):
         raise CheckpointError(wrong + complaint)
 
 
-def _check_layers(folder: Path, config: Any, files: list[tensors.Shard]) -> None:
-    """Refuses more layers than there are tensors, before anything is made for each layer."""
-    count = sum(len(shard.shapes) for shard in files)
-    layers = max(net_of(config).stacks(config).values())
-    if layers > count:
-        raise CheckpointError(
-            f"{folder}: its {_described(folder)} says {layers} layers, but there are only {count} tensors"
-        )
-
-
-def _described(folder: Path) -> str:
-    """Names what says which network the weights are of: a GGUF file's header, or config.json."""
-    return "header" if folder.is_file() else CONFIG
-
-
 def stored_dtype(folder: Path) -> str:
-    """Returns the dtype that config.json names, "int8", "int4", "bfloat16" or else "float32"; reads no weights.
-
-    Raises:
-        CheckpointError: as `read_config`.
-    """
+    """Returns the dtype that config.json names, "int8", "int4", "bfloat16" or else "float32"; reads no weights."""
     read_config(folder)
     table = read_object(folder / CONFIG)
     if (scheme := quantised_files.scheme_of(table)) is not None:

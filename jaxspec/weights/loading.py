@@ -144,15 +144,13 @@ def load(
     model = _trimmed(model, drafted, name)
     if mesh is None:
         return model
+    # Rows of the head were taken on the mesh: the trimmed one is split anew.
     places = sharding.parameters(model.params, axes_of(config), mesh)
     return model._replace(params=jax.tree.map(sharding.put, model.params, places))
 
 
 def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:
     """Returns the name of a dtype that a model can be loaded in, or `what` another option takes.
-
-    Raises:
-        ValueError: it is another one.
 
     >>> dtype_name(jnp.bfloat16)
     'bfloat16'
@@ -171,9 +169,6 @@ def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES)
 def dtype_names(dtype: Any, compute: Any = None) -> tuple[str, str]:
     """Returns the names of the dtypes of a model's matrices and of its computation, as `load` takes them.
 
-    Raises:
-        ValueError: there is no such dtype, or `compute` is given for matrices that are not quantised.
-
     >>> dtype_names("int8", jnp.bfloat16), dtype_names("bfloat16")
     (('int8', 'bfloat16'), ('bfloat16', 'bfloat16'))
     >>> dtype_names("bfloat16", "float32")
@@ -186,20 +181,13 @@ dtype="int4" with it
         return dtype, quantisation.computation(dtype)
     compute = dtype_name(compute, "compute", COMPUTED)
     if dtype not in quantisation.DTYPES:
-        raise ValueError(
-            f"compute is {compute!r} and dtype {dtype!r}, which is computed in as it is: expected "
-            'dtype="int8" or dtype="int4" with it'
-        )
+        computed = f"compute is {compute!r} and dtype {dtype!r}, which is computed in as it is"
+        raise ValueError(f'{computed}: expected dtype="int8" or dtype="int4" with it')
     return dtype, compute
 
 
 def _pickled(model: Model) -> tuple[Any, ...]:
-    """Reduces a model to what pickle stores: its values, and the configuration that its functions are made of anew.
-
-    Raises:
-        TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
-            functions themselves, and so any model.
-    """
+    """Reduces a model to what pickle stores: its values, and the configuration that its functions are made of anew."""
     ids, taps = draft_tokens(model), () if model.lm.inside is None else model.lm.inside.taps
     make: Callable[..., Model] = _of_network if ids is None else _trimmed
     values: tuple[Any, ...] = model.config, taps, model.params, model.tokenizer, model.name
@@ -211,13 +199,11 @@ def _pickled(model: Model) -> tuple[Any, ...]:
         again = None
     if again is not None and again.lm == model.lm:
         return make, values
+    # It pickles functions by value, so a model of any functions goes through it.
     if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
         return Model, tuple(model)
-    raise TypeError(
-        f"{model.name or 'this model'} does not pickle, as its functions are not those of its configuration alone: "
-        "send what it is made of (a model of jaxspec.load pickles, as does what it takes: a name, a folder), and make "
-        "it there"
-    )
+    reason = f"{model.name or 'this model'} does not pickle, as its functions are not those of its configuration alone"
+    raise TypeError(f"{reason}: send what it is made of, such as what jaxspec.load takes, and make it there")
 
 
 def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
@@ -252,14 +238,13 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
     try:
         lm = net_of(target.config).language_model(target.config, taps)
     except TypeError as error:
-        raise ValueError(
-            f"{target.name or 'the model'} has no layers to tap: expected a network of jaxspec.nets, with its config"
-        ) from error
+        name = target.name or "the model"
+        raise ValueError(f"{name} has no layers to tap: expected a network of jaxspec.nets, with its config") from error
     return target._replace(lm=lm)
 
 
 def format_of(path: Path) -> ModelFormat:
-    """Returns the format of a folder or file; jaxspec's, whose reader says what it lacks, if it is of none.
+    """Returns the format of a folder or file. Of any other path it is jaxspec's, whose reader says what is wrong.
 
     >>> format_of(shipped()["debian-t5-base"]).name
     'jaxspec'
@@ -292,26 +277,20 @@ def _is_bare(path: Path) -> bool:
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """Finds the folder that `source` means; a model of the hub is downloaded first.
-
-    Raises:
-        CheckpointError: there is none, or it is a drafter that reads hidden states.
-        TypeError: it is neither a string nor a path.
-        ValueError: a revision is given of something that is not of the hub.
-    """
+    """Finds the folder that `source` means; a model of the hub is downloaded first."""
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
     names, path = shipped(), Path(source)
+    # What is here goes before what is shipped, and both before the hub.
     existing = local(source, names)
+    # A revision that is ignored would be a model that was not asked for.
     if existing is not None and revision is not None:
         raise ValueError(f"revision is {revision!r}, but {source} is {existing}: only models of the hub have revisions")
     if existing is not None:
         return existing
     if _is_bare(path) and path.name in shipped(huggingface.CONFIG):
-        raise CheckpointError(
-            f"{source} is a drafter, which reads its target's hidden states: load it by jaxspec.load_drafter(..., "
-            "target=...), or as head:NAME on the command line"
-        )
+        ways = "jaxspec.load_drafter(..., target=...), or as head:NAME on the command line"
+        raise CheckpointError(f"{source} is a drafter, which reads its target's hidden states: load it by {ways}")
     meant = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
     missing = f"no checkpoint at {source}{meant or suggest(path.name, names) or '.'}"
     if not is_hub_id(source):
@@ -335,8 +314,6 @@ def is_hub_id(source: str | Path) -> bool:
 
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
-    return (
-        f"Expected a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file, "
-        f"the name of a shipped checkpoint ({names}), "
-        "or the id of a model of the Hugging Face hub (owner/name)"
-    )
+    paths = f"a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file"
+    hub = "the id of a model of the Hugging Face hub (owner/name)"
+    return f"Expected {paths}, the name of a shipped checkpoint ({names}), or {hub}"

@@ -22,11 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import nets, optional_imports, sharding
-from jaxspec.core import Params, token_ids
+from jaxspec import nets, optional_imports
+from jaxspec.core import Params
 from jaxspec.core.checks import suggest
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
@@ -49,8 +48,7 @@ class Manifest:
 
     Attributes:
         format: version of the folder's layout.
-        name, family: of the model; the family ("t5", "gpt", "decoder", "ngram") says which network it is, or that it is
-            tables.
+        name, family: the model's name and network: "t5", "gpt", "decoder" or "ngram".
         dtype: how matrices are stored: "float32", "bfloat16", "int8" or "int4".
         parameters: number of weights or table entries (scales of quantised matrices not counted).
         model: the network's configuration; the file holds the family's form of it (`nets.form_of`).
@@ -97,12 +95,12 @@ def save(
         config: the network's configuration.
         tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and tokenizer_config.json, which are
             copied.
-        name, family: see `Manifest`.
+        name, family: the fields of `Manifest`.
         dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once and for all.
         description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
             booleans and lists of these.
         overwrite: whether a checkpoint that is there already may be replaced.
-        draft_tokens: of a drafter: the ids that its head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
+        draft_tokens: the ids that a drafter's head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
             None: to none. What is stored is the whole model.
         shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values,
             such as a drafter's encoder, are not stored again: they are read from there, and the two stay together.
@@ -119,17 +117,18 @@ def save(
     drafted = None if draft_tokens is None else [int(token) for token in draft_tokens]
     if drafted is not None and (complaint := _ill_formed_tokens(drafted, config.vocab_size)):
         raise CheckpointError(f"draft_tokens {complaint}")
+    # Compared by what quantised matrices stand for: any of them may be stored in any dtype.
     wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params)
-    if complaint := _differences(_abstract(config), wide):
+    if complaint := parameters.differences(parameters.flat(_abstract(config)), parameters.flat(wide), _shape):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
-    if bad := [
-        path for path, x in parameters.flat(params, is_leaf=quantisation.is_quantised).items() if not _is_finite(x)
-    ]:
+    by_path = parameters.flat(params, is_leaf=quantisation.is_quantised)
+    if bad := [path for path, x in by_path.items() if not _is_finite(x)]:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
     shared = {} if shares is None else _shares(params, folder.parent / shares, dtype)
     stored = {name: x for name, x in params.items() if name not in shared["modules"]} if shared else params
     with parameters.beside(folder) as beside:
-        _write_params(beside / "params", stored, dtype)
+        mixed = quantisation.dtype_of(params, "float32") == "int4"
+        orbax_arrays.write(beside / "params", stored, functools.partial(_as_dtype, dtype=dtype, mixed=mixed))
         if jax.process_index() == 0:
             for file in tokenizer_files(path.name for path in tokenizer_folder.iterdir()):
                 _copy_compact(tokenizer_folder / file, beside / file)
@@ -147,10 +146,10 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: the checkpoint.
-        dtype: of the matrices: "float32", "bfloat16", "int8" or "int4": these two as `weights.quantisation` says, and
-            those that are stored so are taken as they are.
-        mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
-            stored, whatever it was saved from. None for the default device.
+        dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4". Quantised ones are taken as they are
+            stored.
+        mesh: the devices to place the parameters on (`jaxspec.sharding`): each is sent its own part, whatever they were
+            saved from. None for the default device.
 
     Returns:
         The parameters (other leaves float32, tables integers), the network's configuration, whose dtype is that of the
@@ -161,46 +160,47 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder).expanduser().absolute()
     manifest = read_manifest(folder)
+    shared = manifest.shares.get("modules", ())
+    read = functools.partial(_read, dtype=dtype, mesh=mesh)
+    by_path = read(folder, manifest, lambda path: path.partition("/")[0] not in shared)
+    if shared:
+        beside = _beside(folder, manifest)
+        by_path |= read(beside, read_manifest(beside), lambda path: path.partition("/")[0] in shared)
+    # Orbax has dicts and lists for the network's own containers.
     abstract = _abstract(manifest.model)
-    config = dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype))
-    read = functools.partial(_restored, dtype=dtype, mesh=mesh)
-    if not manifest.shares:
-        return _in_the_shape_of(abstract, read(folder, manifest)), config, manifest
-    beside, modules = _beside(folder, manifest), manifest.shares["modules"]
-    params = read(folder, manifest, [name for name in abstract if name not in modules])
-    return _in_the_shape_of(abstract, params | read(beside, read_manifest(beside), modules)), config, manifest
+    params = jax.tree.unflatten(jax.tree.structure(abstract), [by_path[path] for path in parameters.flat(abstract)])
+    return params, dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype)), manifest
 
 
-def _restored(
-    folder: Path, manifest: Manifest, modules: Sequence[str] | None = None, *, dtype: str, mesh: Mesh | None
-) -> Params:
-    """Reads a checkpoint's own parameters, or some modules of these, having checked every file of it."""
+def _read(
+    folder: Path, manifest: Manifest, chosen: Callable[[str], bool], *, dtype: str, mesh: Mesh | None
+) -> dict[str, Any]:
+    """Reads the parameters of some paths, having checked every file of the checkpoint."""
     if complaint := folders.damage(folder, manifest.files):
         raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
-    expected = _abstract(manifest.model)
-    if modules is not None:
-        expected = {name: expected[name] for name in modules}
+    axes, mixed = axes_of(manifest.model), manifest.dtype == "int4"
 
-    def place(path: tuple[Any, ...], x: np.ndarray) -> Any:
-        if mesh is None:
-            placed = jnp.asarray(x)
+    def check(stored: dict[str, Any]) -> None:
+        expected = jax.eval_shape(
+            lambda params: quantisation.quantise(params, manifest.dtype), _abstract(manifest.model)
+        )
+        wanted = {path: x for path, x in parameters.flat(expected, quantisation.is_quantised).items() if chosen(path)}
+        if complaint := parameters.differences(wanted, stored, _shape):
+            raise CheckpointError(f"{folder}: the parameters are not those that {MANIFEST} describes:{complaint}")
+
+    def place(path: str, x: Any) -> Any:
+        if quantisation.is_quantised(x):
+            x = {part: parameters.put(f"{path}/{part}", x[part], axes, mesh) for part in x}
         else:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            placed = sharding.put(x, sharding.of(name, x.shape, axes_of(manifest.model), mesh))
-        # A quantised matrix is several leaves, and waits for all of them.
-        return placed if manifest.dtype in quantisation.DTYPES else _as_dtype(path, placed, dtype)
+            x = parameters.put(path, x, axes, mesh)
+        return _as_dtype(path, x, dtype, mixed)
 
-    params = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), expected), place, modules)
-    if manifest.dtype in quantisation.DTYPES:
-        leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=quantisation.is_quantised)
-        del params  # so that each leaf is let go of when its parameter is made
-        mixed = manifest.dtype == "int4"
-        params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype, mixed) for _ in range(len(leaves))])
-    return params
+    return orbax_arrays.read(folder / "params", chosen, check, place)
 
 
 def _digest(folder: Path) -> str:
     """Returns a digest of a checkpoint's stored parameters, from its manifest."""
+    # The manifest has a digest of each file, so no weights are read for this.
     entries = {path: entry for path, entry in read_manifest(folder).files.items() if path.startswith("params/")}
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
@@ -212,9 +212,8 @@ def _beside(folder: Path, manifest: Manifest) -> Path:
     if not (beside / MANIFEST).is_file():
         raise CheckpointError(f"{folder} has parameters of the checkpoint {name}, which is not at {beside}: copy both")
     if _digest(beside) != digest:
-        raise CheckpointError(
-            f"{folder} has parameters of another {name} than the one at {beside}: copy both from the same source"
-        )
+        other = f"{folder} has parameters of another {name} than the one at {beside}"
+        raise CheckpointError(f"{other}: copy both from the same source")
     return beside
 
 
@@ -222,25 +221,22 @@ def _shares(params: Params, beside: Path, dtype: str) -> dict[str, Any]:
     """Returns the entry of a manifest that says which modules the checkpoint `beside` stores with the same values."""
     if not is_folder(beside):
         raise CheckpointError(f"shares is {beside.name!r}, and there is no checkpoint at {beside}")
+    # Values are compared after rounding: two float32 matrices may be one in int8.
     theirs, _, manifest = restore(beside, dtype)
     names = [name for name in params if name in theirs and _is_stored_as(params[name], theirs[name], name, dtype)]
     if manifest.dtype != dtype or manifest.shares or not names:
-        raise CheckpointError(
-            f"shares is {beside.name!r}, which is stored as {manifest.dtype} and has {len(names)} modules with the "
-            f"same values: expected one of {dtype} that holds all of its parameters, some of this model's among them"
-        )
+        stored = f"shares is {beside.name!r}, stored as {manifest.dtype} with {len(names)} modules with the same values"
+        raise CheckpointError(f"{stored}: expected one of {dtype} that holds all of its parameters, some of these, too")
     return {"folder": beside.name, "digest": _digest(beside), "modules": names}
 
 
 def _is_stored_as(module: Params, other: Params, name: str, dtype: str) -> bool:
     """Tells whether a module has the values of another one, once it is stored in `dtype`."""
-    path = (jax.tree_util.DictKey(name),)
-    stored = jax.tree_util.tree_map_with_path(
-        lambda rest, x: _as_dtype((*path, *rest), x, dtype), module, is_leaf=quantisation.is_quantised
+    store = functools.partial(_as_dtype, dtype=dtype)
+    stored = parameters.map_by_path(store, {name: module}, is_leaf=quantisation.is_quantised)[name]
+    return jax.tree.structure(stored) == jax.tree.structure(other) and all(
+        bool(jnp.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stored, other)), strict=True)
     )
-    if jax.tree.structure(stored) != jax.tree.structure(other):
-        return False
-    return all(bool(jnp.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stored, other)), strict=True))
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -257,33 +253,26 @@ def read_manifest(folder: str | Path) -> Manifest:
         problem = "a file, not a folder" if folder.exists() else "nothing there"
         raise CheckpointError(f"no checkpoint at {folder}: {problem}{suggest(folder.name, siblings)}")
     if not path.is_file():
-        raise CheckpointError(
-            f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. "
-            "Expected a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, with its config.json, or "
-            "a checkpoint of T5X's"
-        )
+        expected = "a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, or a checkpoint of T5X's"
+        raise CheckpointError(f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. Expected {expected}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if table.get("format") != VERSION:
             raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}")
-        if table.get("family") not in FORMS:
-            raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(FORMS)}")
+        if complaint := _unknown(table.get("dtype"), table.get("family")):
+            raise RecipeError(complaint)
+        # The family says in which form the table is, so it is checked first.
         model = nets.from_table(table["family"], table.get("model", {}), "[model]")
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
-        raise CheckpointError(
-            f"the manifest {path} cannot be used: {error}. Copy or build the checkpoint again"
-        ) from error
+        again = "Copy or build the checkpoint again"
+        raise CheckpointError(f"the manifest {path} cannot be used: {error}. {again}") from error
     return manifest
 
 
 def read_draft_tokens(folder: Path, manifest: Manifest) -> list[int] | None:
-    """Reads the ids that a checkpoint's head is to be trimmed to; None: its manifest lists none.
-
-    Raises:
-        CheckpointError: the file holds something else.
-    """
+    """Reads the ids that a checkpoint's head is to be trimmed to; None: its manifest lists none."""
     if DRAFT_TOKENS not in manifest.files:
         return None
     try:
@@ -306,16 +295,6 @@ def tokenizer_of(folder: Path) -> Any:
     return tokenizers.read(PreTrainedTokenizerFast, folder)
 
 
-def cast(params: Params, dtype: Any) -> Params:
-    """Casts matrices to `dtype`, quantised ones with their scales; other leaves, computed in float32, are left alone.
-
-    >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"weight": jnp.ones((8, 4))}}
-    >>> {name: str(x.dtype) for name, x in parameters.flat(cast(params, jnp.bfloat16)).items()}
-    {'head/weight': 'bfloat16', 'norm/scale': 'float32'}
-    """
-    return jax.tree_util.tree_map_with_path(lambda path, x: quantisation.as_dtype(path, x, dtype), params)
-
-
 def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of a tokenizer's files, by what is in its folder.
 
@@ -329,7 +308,7 @@ def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
 
 
 def _copy_compact(source: Path, copy: Path) -> None:
-    """Copies a JSON file without its white space, which is half of a tokenizer's; what is no JSON as it is."""
+    """Copies a JSON file without its white space, half of a tokenizer's bytes; any other file as it is."""
     try:
         table = json.loads(source.read_bytes())
         copy.write_text(json.dumps(table, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
@@ -338,18 +317,23 @@ def _copy_compact(source: Path, copy: Path) -> None:
 
 
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise CheckpointError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    if family not in FORMS:
-        raise CheckpointError(f"family is {family!r}, expected one of {sorted(FORMS)}")
     expected = "" if nets.find(config) is None else nets.form_of(config)[0]
+    if complaint := _unknown(dtype, family):
+        raise CheckpointError(complaint)
     if family != expected:
-        raise CheckpointError(
-            f"config is a {type(config).__name__} of family {expected!r}, and family is {family!r}: expected the same"
-        )
+        kind = f"config is a {type(config).__name__} of family {expected!r}"
+        raise CheckpointError(f"{kind}, and family is {family!r}: expected the same")
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     if absent := [file for file in tokenizer_files(present) if file not in present]:
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
+
+
+def _unknown(dtype: Any, family: Any) -> str:
+    """Says which of the two is none that there is; empty if both are."""
+    expected = {"family": (family, sorted(FORMS)), "dtype": (dtype, list(DTYPES))}
+    return next(
+        (f"{key} is {got!r}, expected one of {any}" for key, (got, any) in expected.items() if got not in any), ""
+    )
 
 
 def _ill_formed_tokens(ids: Any, vocab: int) -> str:
@@ -360,8 +344,6 @@ def _ill_formed_tokens(ids: Any, vocab: int) -> str:
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    if manifest.dtype not in DTYPES:
-        raise RecipeError(f"dtype is {manifest.dtype!r}, expected one of {DTYPES}")
     if complaint := folders.ill_formed(manifest.files):
         raise RecipeError(complaint)
     if manifest.shares and sorted(manifest.shares) != ["digest", "folder", "modules"]:
@@ -384,47 +366,10 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def without_none(value: Any) -> Any:
-    """Leaves out what TOML has no null for: each field that may be None has it as its default."""
+    """Leaves out None, which TOML cannot write: it is the default of each field that may be None."""
     if isinstance(value, dict):
         return {key: without_none(x) for key, x in value.items() if x is not None}
     return [without_none(x) for x in value] if isinstance(value, list | tuple) else value
-
-
-def _write_params(folder: Path, params: Params, dtype: str) -> None:
-    """Writes parameters; each matrix is made what it is stored as when its turn comes, on its own devices."""
-
-    mixed = quantisation.dtype_of(params, "float32") == "int4"
-
-    def later(path: tuple[Any, ...], x: Any) -> Any:
-        def make() -> Any:
-            return _as_dtype(path, jax.tree.map(parameters.apart, x), dtype, mixed)
-
-        abstract = jax.eval_shape(functools.partial(_as_dtype, path, dtype=dtype, mixed=mixed), x)
-        if not isinstance(abstract, dict):
-            return orbax_arrays.Later(abstract.shape, abstract.dtype, make)
-        kinds = {kind: functools.partial(lambda kind: make()[kind], kind) for kind in abstract}
-        return {
-            kind: orbax_arrays.Later(abstract[kind].shape, abstract[kind].dtype, part) for kind, part in kinds.items()
-        }
-
-    orbax_arrays.write(folder, jax.tree_util.tree_map_with_path(later, params, is_leaf=quantisation.is_quantised))
-    # It says where the folder was written, which is nobody's business; no local file system needs it.
-    (folder / "commit_success.txt").unlink(missing_ok=True)
-
-
-def _read_params(
-    folder: Path,
-    expected: Params,
-    place: Callable[[tuple[Any, ...], np.ndarray], Any],
-    modules: Sequence[str] | None,
-) -> Params:
-    def check(tree: Params) -> None:
-        if complaint := _differences(expected, tree):
-            raise CheckpointError(
-                f"{folder}: the stored parameters are not those that {MANIFEST} describes:{complaint}"
-            )
-
-    return orbax_arrays.read(folder / "params", check, place, modules)
 
 
 @functools.lru_cache
@@ -433,23 +378,21 @@ def _abstract(config: Any) -> Params:
     return nets.net_of(config).shapes(config)
 
 
-def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str, mixed: bool = False) -> Any:
+def _as_dtype(path: str, x: Any, dtype: str, mixed: bool = False) -> Any:
     """Casts a parameter from whichever dtype it has; quantised matrices that are to be so stay as they are.
 
     In a `mixed` model, which has int4 matrices, int8 ones are those that were to stay finer: they stay in int4, too.
     """
     if mixed and dtype == "int4" and quantisation.is_quantised(x) and "int8" in x:
         return x
-    return quantisation.as_dtype(path, x if quantisation.is_quantised(x) else _as_float32(x), dtype)
+    # Rounded from float32 always: by way of bfloat16 it would be rounded twice.
+    x = x if quantisation.is_quantised(x) else _as_float32(x)
+    return quantisation.as_dtype(parameters.keys(path), x, dtype)
 
 
 @jax.jit
-def _all_finite(x: jax.Array) -> jax.Array:
-    return jnp.isfinite(x).all()
-
-
-def _is_finite(x: Any) -> bool:
-    return bool(_all_finite(x["scale"] if quantisation.is_quantised(x) else x))
+def _is_finite(x: Any) -> jax.Array:
+    return jnp.isfinite(x["scale"] if quantisation.is_quantised(x) else x).all()
 
 
 def _as_float32(x: Any) -> Any:
@@ -457,23 +400,8 @@ def _as_float32(x: Any) -> Any:
     return x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32)
 
 
-def _in_the_shape_of(abstract: Params, params: Params) -> Params:
-    """Puts the leaves of Orbax's dicts and lists, quantised matrices among them, into the containers of `abstract`."""
-    leaves = parameters.flat(params, is_leaf=quantisation.is_quantised)
-    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in parameters.flat(abstract)])
-
-
-def _differences(expected: Params, got: Params) -> str:
-    """Says what is missing, what is unexpected, what has another shape or type; empty if nothing.
-
-    Quantised matrices may have other groups, or zero points: they are compared by what they stand for.
-    """
-    wanted, held = (parameters.flat(tree, is_leaf=quantisation.is_quantised) for tree in (expected, got))
-    return parameters.differences(wanted, held, _shape)
-
-
 def _shape(x: Any) -> str:
-    """Writes a dtype and a shape.
+    """Writes a dtype and a shape. Quantised matrices may have other groups, or zero points: both are not shown.
 
     >>> _shape(jnp.ones((2, 3)))
     'float32[2, 3]'
@@ -498,12 +426,8 @@ def open_model(folder: Path) -> Reader:
     manifest = read_manifest(folder)
 
     def tokenizer() -> Any:
-        loaded, size = tokenizer_of(folder), manifest.model.vocab_size
-        if (ids := token_ids.size(loaded)) > size:
-            raise CheckpointError(
-                f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}: "
-                "save the checkpoint again, with the tokenizer that the model was trained with"
-            )
+        loaded = tokenizer_of(folder)
+        tokenizers.check_size(folder, loaded, manifest.model.vocab_size)
         return loaded
 
     return Reader(

@@ -9,7 +9,7 @@ and plain Orbax reads them on any, without a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,27 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec import sharding
 from jaxspec.core import Params
+from jaxspec.nets.quantised import is_quantised
+from jaxspec.weights import parameters
 
 BATCH_BYTES = 2**26  # what the host has at a time, where one array is not more
 
 
-class Later:
-    """A leaf that is made when it is written, perhaps twice.
+class _Later:
+    """A leaf that `make` gives when it is written, perhaps twice; Orbax asks for shape and dtype before that."""
 
-    Attributes:
-        shape, dtype: of it.
-        make: gives it, on whatever devices.
+    def __init__(self, abstract: jax.ShapeDtypeStruct, make: Callable[[], jax.Array]):
+        self.shape, self.dtype, self.make = abstract.shape, np.dtype(abstract.dtype), make
+
+
+def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> None:
+    """Writes a tree of parameters; under `jax.distributed` all processes call it, with the same folder.
+
+    Args:
+        folder: where to.
+        params: the tree; its matrices may be quantised.
+        store: (path, parameter) -> what is stored of it, an array or a dict of arrays.
     """
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, make: Callable[[], jax.Array]):
-        self.shape, self.dtype, self.make = shape, np.dtype(dtype), make
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def write(folder: Path, tree: Params) -> None:
-    """Writes a tree whose leaves are `Later`; under `jax.distributed` all processes call it, with the same folder."""
     import orbax.checkpoint as ocp  # here and below: slow to import, and needed only where files are touched
     from orbax.checkpoint import type_handlers
 
@@ -49,69 +48,71 @@ def write(folder: Path, tree: Params) -> None:
             return "np.ndarray"
 
         async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
-            for batch in batches([x.nbytes for x in values]):
+            # Orbax hands over all leaves at once: each batch is made and written before the next is made.
+            for batch in parameters.batches(range(len(values)), lambda i: _nbytes(values[i]), BATCH_BYTES):
                 arrays = [_global(values[i].make()) for i in batch]
                 chosen = [[details[i] for i in batch] for details in (infos, args)]
                 for written in await super().serialize(arrays, *chosen):
                     written.result()
             return []
 
+    def later(path: str, x: Any) -> Any:
+        def make() -> Any:
+            return store(path, jax.tree.map(parameters.apart, x))
+
+        abstract = jax.eval_shape(lambda x: store(path, x), x)
+        if not isinstance(abstract, dict):
+            return _Later(abstract, make)
+        # Entries and scales of a matrix are written apart, so it is quantised once for each.
+        return {part: _Later(shape, lambda part=part: make()[part]) for part, shape in abstract.items()}
+
     handler = Handler(use_replica_parallel=False, enable_write_sharding_file=False)
-    registry = type_handlers.create_type_handler_registry((Later, handler))
+    registry = type_handlers.create_type_handler_registry((_Later, handler))
+    tree = parameters.map_by_path(later, params, is_leaf=is_quantised)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
         checkpointer.save(folder, ocp.args.PyTreeSave(tree))
+    # It says where the folder was written, which is nobody's business; no local file system needs it.
+    (folder / "commit_success.txt").unlink(missing_ok=True)
 
 
 def read(
     folder: Path,
-    check: Callable[[Params], None],
-    place: Callable[[tuple[Any, ...], np.ndarray], Any],
-    modules: Sequence[str] | None = None,
-) -> Params:
-    """Reads a tree.
+    chosen: Callable[[str], bool],
+    check: Callable[[dict[str, Any]], None],
+    place: Callable[[str, Any], Any],
+) -> dict[str, Any]:
+    """Reads parameters, by path.
 
     Args:
-        folder: what `write` wrote.
-        check: called with the tree, whose leaves have only a shape and a dtype yet.
-        place: makes of each leaf, and its path as `jax.tree_util` has it, what is to be in its place.
-        modules: the entries of the tree to read; None for all.
+        folder: a folder that `write` wrote.
+        chosen: whether to read a path.
+        check: called with the parameters, whose arrays have only a shape and a dtype yet.
+        place: makes of each path and parameter, a dict if that is a quantised matrix, what is to be in its place.
     """
     import orbax.checkpoint as ocp
 
+    placed: dict[str, Any] = {}
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.metadata(folder).item_metadata.tree
-        part = tree if modules is None else {name: x for name, x in tree.items() if name in modules}
-        check(part)
-        leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-        read = [i for i, (path, _) in enumerate(leaves) if modules is None or path[0].key in modules]
+        stored = {path: x for path, x in parameters.flat(tree, is_leaf=is_quantised).items() if chosen(path)}
+        check(stored)
+        # NumPy arrays: jax.Arrays would be read to the devices that they were saved from.
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        placed: list[Any] = [None] * len(leaves)
-        sizes = [math.prod(leaves[i][1].shape) * np.dtype(leaves[i][1].dtype).itemsize for i in read]
-        for batch in ([read[i] for i in indices] for indices in batches(sizes)):
-            wanted = [x if i in batch else ocp.PLACEHOLDER for i, (_, x) in enumerate(leaves)]
-            item = jax.tree.unflatten(structure, wanted)
-            arrays = jax.tree.leaves(
-                checkpointer.restore(folder, ocp.args.PyTreeRestore(item=item, restore_args=arguments))
-            )
-            for i in batch:
-                placed[i], arrays[i] = place(leaves[i][0], arrays[i]), None
-    params = jax.tree.unflatten(structure, placed)
-    return params if modules is None else {name: params[name] for name in part}
+        for batch in parameters.batches(stored, lambda path: _nbytes(stored[path]), BATCH_BYTES):
+
+            def item(path: str, x: Any, batch: frozenset[str] = frozenset(batch)) -> Any:
+                return x if path in batch else jax.tree.map(lambda _: ocp.PLACEHOLDER, x)
+
+            partial = parameters.map_by_path(item, tree, is_leaf=is_quantised)
+            restored = checkpointer.restore(folder, ocp.args.PyTreeRestore(item=partial, restore_args=arguments))
+            arrays = parameters.flat(restored, is_leaf=is_quantised)
+            del restored
+            placed |= {path: place(path, arrays.pop(path)) for path in batch}
+    return placed
 
 
-def batches(sizes: Iterable[int]) -> Iterator[range]:
-    """Groups arrays that are on their way together, by their sizes in bytes: at least one, and at most `BATCH_BYTES`.
-
-    >>> [list(batch) for batch in batches([2**25, 2**25, 1, 2**27, 1])]
-    [[0, 1], [2], [3], [4]]
-    """
-    start, total, end = 0, 0, 0
-    for end, size in enumerate(sizes):
-        if end > start and total + size > BATCH_BYTES:
-            yield range(start, end)
-            start, total = end, 0
-        total += size
-    yield range(start, end + 1)
+def _nbytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
 def _global(x: jax.Array) -> jax.Array:

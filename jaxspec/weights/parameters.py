@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights ma
 NARROW = ("float8", "float4", "int8", "uint8", "int4", "int32")  # what quantised ones are
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 def shapes(config: Any) -> dict[str, Shape]:
@@ -47,11 +48,7 @@ def shapes(config: Any) -> dict[str, Shape]:
 
 
 def check_float(where: Path, name: str, dtype: str) -> None:
-    """Refuses what stored weights cannot be.
-
-    Raises:
-        CheckpointError: the dtype is none of `FLOATS`.
-    """
+    """Refuses what stored weights cannot be."""
     if dtype not in FLOATS:
         quantised = ", so it is quantised, and no scales lie beside it" if dtype.startswith(NARROW) else ""
         raise CheckpointError(f"{where}: {name} is {dtype}{quantised}: expected one of {', '.join(FLOATS)}")
@@ -63,21 +60,17 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
     It is converted by rows, into the memory that it then stays in if the device is a CPU.
 
     Args:
-        path: of the parameter.
+        path: the parameter's path.
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
         axes: the network's, by which it is split.
-        mesh: as `jaxspec.sharding` has it; None for the default device.
-        dtype: of a matrix: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
+        mesh: the devices to split it over (`jaxspec.sharding`); None for the default device.
+        dtype: a matrix' dtype: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
             (`weights.quantisation`), or take those that are stored. All other parameters are float32.
 
     Returns:
         The parameter; of a quantised matrix, a dict with its parts.
-
-    Raises:
-        CheckpointError: a matrix that is stored quantised has no form in which it could stay so.
     """
-    keys = tuple(map(jax.tree_util.DictKey, path.split("/")))
-    matrix, kind = quantisation.is_matrix(keys, x), quantisation.kind_of(keys, dtype)
+    matrix, kind = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
     if matrix and kind is not None and isinstance(x, Quantised) and f"int{x.bits}" in (kind, "int4"):
         return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in _parts(path, x, kind).items()}
     y = _converted(x, jnp.dtype("float32" if kind or not matrix else dtype))
@@ -91,10 +84,9 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
 def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
     """Returns the parts of a matrix that is stored quantised, with entries of a wider or of the same kind."""
     if x.columns is not None:
-        raise CheckpointError(
-            f"{path} is stored with its columns in groups of another order (GPTQ's desc_act), which {kind} matrices "
-            'have not: load the model with dtype="bfloat16", or one that was quantised without'
-        )
+        order = f"{path} is stored with its columns in groups of another order (GPTQ's desc_act)"
+        raise CheckpointError(f'{order}: load it with dtype="bfloat16", or a model that was quantised without')
+    # [out, in] -> [G, out, width], as `nets.quantised` multiplies them.
     entries, groups = _converted(x.entries, jnp.dtype("int8")), x.scale.shape[1]
     if groups > 1:
         entries = entries.reshape(len(entries), groups, -1).swapaxes(0, 1)
@@ -107,6 +99,7 @@ def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
     if not x.shape:
         return np.array(x, dtype)
     size = int(np.prod(x.shape)) * dtype.itemsize
+    # At an aligned address jax takes the memory over, so the parameter is in it once.
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + size].view(dtype).reshape(x.shape)
@@ -128,11 +121,12 @@ def put(path: str, x: np.ndarray | jax.Array, axes: Axes, mesh: Mesh | None) -> 
 def apart(x: Any) -> jax.Array:
     """Makes the same buffers an array of its own: a copy of it on the host is let go of with it.
 
-    A `jax.Array` keeps the copy that `np.asarray` makes of it (where there is one: on one CPU device there is not) for
-    as long as it lives, and so do its parts.
+    A `jax.Array` and its parts keep the copy that `np.asarray` makes of it for as long as they live. On one CPU device
+    there is no copy.
     """
     if not isinstance(x, jax.Array):
         return jnp.asarray(x)
+    # A new array of the same buffers has no copy on the host yet.
     parts = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
 
@@ -157,6 +151,7 @@ def beside(folder: Path) -> Iterator[Path]:
     from jax.experimental import multihost_utils
 
     with folders.whole(folder) if jax.process_index() == 0 else contextlib.nullcontext(folder) as partial:
+        # Processes that did not make the folder learn its name, which is drawn at random.
         name = np.frombuffer(bytes(partial).ljust(LONGEST_PATH, b"\0"), np.uint8)
         yield Path(os.fsdecode(multihost_utils.broadcast_one_to_all(name).tobytes().rstrip(b"\0")))
         multihost_utils.sync_global_devices("all have written")
@@ -167,6 +162,38 @@ def flat(params: Params, is_leaf: Callable[[Any], bool] | None = None) -> dict[s
     """Returns the leaves of a tree by path; `is_leaf` as in `jax.tree.flatten`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+def map_by_path(make: Callable[[str, Any], Any], params: Params, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """Makes a tree of what `make` gives for each path and leaf."""
+
+    def leaf(path: tuple[Any, ...], x: Any) -> Any:
+        return make(jax.tree_util.keystr(path, simple=True, separator="/"), x)
+
+    return jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_leaf)
+
+
+def keys(path: str) -> tuple[Any, ...]:
+    """Returns a path as `jax.tree_util` has it."""
+    return tuple(map(jax.tree_util.DictKey, path.split("/")))
+
+
+def batches(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Groups what is on its way together: at least one, and at most `most` in size.
+
+    >>> list(batches([3, 4, 1, 9, 1], lambda x: x, most=8))
+    [[3, 4, 1], [9], [1]]
+    """
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        if batch and total + size(item) > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size(item)
+    if batch:
+        yield batch
 
 
 def nested(by_path: dict[str, Any]) -> Params:

@@ -42,7 +42,7 @@ def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
     """Tells whether a leaf is a matrix of weights.
 
     Args:
-        path: of the leaf in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
+        path: the leaf's path in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
         leaf: anything with a shape.
     """
     return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) == 2
@@ -65,7 +65,7 @@ def kind_of(path: tuple[Any, ...], dtype: Any) -> str | None:
 def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
     """Makes a leaf what it is in a dtype: matrices are cast, or quantised; others stay.
 
-    A quantised matrix whose entries fit stays as it is, or gets wider ones, in another dtype it is what it stands for.
+    A quantised matrix stays as it is, or gets wider entries. In a dtype of floats it becomes what it stands for.
     """
     kind = kind_of(path, dtype)
     if is_quantised(leaf):
@@ -80,11 +80,7 @@ def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
 
 
 def quantise(params: Params, dtype: str = "int8") -> Params:
-    """Replaces each matrix by its entries and scales.
-
-    Args:
-        params: a tree.
-        dtype: "int8" or "int4".
+    """Replaces each matrix by its entries and scales; in another dtype it casts them. Other leaves stay as they are.
 
     >>> layer = {"weight": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "bias": jnp.array([0.1, 0.2])}
     >>> stored = quantise(layer)
@@ -135,7 +131,7 @@ def computation(dtype: str, compute: str | None = None) -> str:
     """Returns the dtype that a model computes in, whose matrices are of this one.
 
     Args:
-        dtype: of the matrices.
+        dtype: the matrices' dtype.
         compute: around quantised matrices, "float32" or "bfloat16"; None for float32 on a CPU, and bfloat16 on a GPU or
             TPU, where float32 products take several passes and caches twice the memory.
 
@@ -180,12 +176,14 @@ def quantise_matrix(matrix: Float[Array, "rows columns"], dtype: str = "int8") -
     low, high = groups.min(axis=2), groups.max(axis=2)  # [out, G]
     largest, best = jnp.where(-low >= high, low, high), None
     for ratio in RATIOS:
+        # The grid reaches from -8 to 7, so the entry of largest magnitude is put on its longer side.
         scale = _shortened(ratio * largest / -8)
         entries = jnp.clip(jnp.round(groups / scale[:, :, None]), -8, 7)
         error = jnp.square(entries * scale[:, :, None] - groups).sum(axis=2)
         tried = error, scale, entries.astype(jnp.int8)
         best = tried if best is None else jax.tree.map(functools.partial(_where, error < best[0]), tried, best)
     assert best is not None
+    # [out, G, width] -> [G, out, width]: each group is a matrix of one scale per output.
     entries = best[2].astype(jnp.int4).swapaxes(0, 1)
     return {"int4": entries if len(entries) > 1 else entries[0], "scale": best[1]}
 
@@ -195,6 +193,7 @@ def _where(better: Array, new: Array, old: Array) -> Array:
 
 
 def _shortened(scale: Array) -> Array:
+    # 16 bits after the first one: with q of 7 bits the product has 24, and is exact.
     scale = jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=16)
     # Subnormal scales may be flushed to 0: such a channel is all zeros to within a float's smallest number.
     return jnp.where(jnp.abs(scale) < jnp.finfo(jnp.float32).tiny, 1.0, scale)

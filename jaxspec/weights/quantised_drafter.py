@@ -65,6 +65,7 @@ def quantised(target: Model, *, bits: int = 8, compute: str | None = None) -> Bo
     if (mesh := sharding.mesh_of(params)) is not None:
         params = jax.device_put(params, sharding.parameters(params, axes_of(config), mesh))
     copy = Model(net_of(config).language_model(config), params, target.tokenizer, config, f"{dtype} {name}")
+    # The target has encoded the prompt already.
     if copy.lm.encoder is not None and target.lm.encoder is not None:
         encoder = target.lm.encoder.params(target.params)
         copy = copy._replace(params=copy.lm.encoder.with_params(params, encoder))

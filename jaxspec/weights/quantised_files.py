@@ -16,17 +16,18 @@ of b bits less 2**(b - 1) and G groups of neighbouring columns:
     quantized"           multiplies, or .weight_scale
 
 Integers of 4 bits are taken as they are in int4 and int8, those of 8 bits in int8. In another dtype the matrix is that
-which they stand for; so are fp8 matrices always, which are kept in the dtype that the model is loaded in: twice the
-file's bytes in bfloat16. Matrices that the maker left in full are rounded to int8 at most, also in int4. Activations
-are never rounded here: a file whose maker rounds them, too (fp8, as a rule), is read as its weights say. Integer
-formats that round activations are refused, and so is whatever else has another arithmetic, by name.
+which they stand for. Matrices of fp8 are always read as such: in bfloat16 they take twice the file's bytes. Matrices
+that the maker left in full are rounded to int8 at most, also in int4. Activations are never rounded here: a file whose
+maker rounds them, too (fp8, as a rule), is read as its weights say. Integer formats that round activations are refused,
+and so is whatever else has another arithmetic, by name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ ENDS = (  # of the names of quantised tensors, in any method's words
     *("qweight", "qzeros", "scales", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed"),
     *("input_scale", "absmax", "quant_map", "SCB", "W_q", "q_weight", "._data", "._scale", "_blocks"),
 )
+UNMOVED = {None, False, "static", "weight"}  # values of "actorder" that leave groups of neighbouring columns
 ELSEWHERE = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # ModelOpt's; of old GPTQ and AWQ
 EXPECTED = (
     "Expected none, GPTQ or AWQ of 4 bits (GPTQ also of 8), compressed-tensors' integers of 4 or 8 bits around "
@@ -53,26 +55,20 @@ EXPECTED = (
     'dtype="int8", or a GGUF file of it'
 )
 
+FLOAT32 = np.dtype(np.float32)
 Array = np.ndarray | Stored
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantised(Stored):
-    """A float32 matrix that lies in its file as integers with scales.
+    """A float32 matrix that lies in its file as integers with scales."""
 
-    Attributes:
-        entries: [out, in], of `bits` bits as int8.
-        scale: [out, G], float32.
-        zero: [out, G], int8; None: all are 0.
-        bits: 4 or 8.
-        columns: the group of each column, where these are no neighbours ("desc_act"); None: they are.
-    """
-
-    entries: Stored
-    scale: np.ndarray
-    zero: np.ndarray | None = None
-    bits: int = 8
-    columns: np.ndarray | None = None
+    entries: Stored  # [out, in], of `bits` bits as int8
+    scale: np.ndarray  # [out, G], float32
+    zero: np.ndarray | None = None  # [out, G], int8; None: all are 0
+    bits: int = 8  # or 4
+    columns: np.ndarray | None = None  # [in], the group of each column ("desc_act"); None: neighbours have one
 
     def part(self, i: int, n: int) -> Quantised:
         """Returns the i-th of n equal parts of its rows."""
@@ -88,42 +84,22 @@ class Quantised(Stored):
 
 
 class Scheme(NamedTuple):
-    """The form in which a file's layers are stored.
+    """The form in which a file's layers are stored; a layer's parts are tensors by the ends of their names."""
 
-    Attributes:
-        dtype: in which `load` takes them as they are.
-        main: the end of the name of the tensor that holds the entries.
-        needed, perhaps: those of the tensors beside it.
-        shape: of the matrix, by the parts of a layer.
-        matrix: makes it of them.
-    """
-
-    dtype: str
-    main: str
-    needed: tuple[str, ...]
+    dtype: str  # in which `load` takes them as they are
+    main: str  # the end of the name of the tensor that holds the entries
+    needed: tuple[str, ...]  # those of the tensors beside it, and of such as may be there
     perhaps: tuple[str, ...]
-    shape: Callable[[Mapping[str, Array]], tuple[int, int]]
-    matrix: Callable[[Mapping[str, Array], tuple[int, int]], Stored]
-
-
-def check(table: Mapping[str, Any]) -> None:
-    """Refuses a config.json with weights in a quantisation that is not read.
-
-    Raises:
-        FamilyError: the message names it.
-
-    >>> check({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
-    Traceback (most recent call last):
-    jaxspec.weights.hf_families.common.FamilyError: its weights are quantised (quantization_config): bitsandbytes, 4 \
-bits. Expected none, GPTQ or AWQ of 4 bits (GPTQ also of 8), compressed-tensors' integers of 4 or 8 bits around \
-activations in full (W4A16, W8A16), or fp8 (e4m3): load the model that it was made of, with dtype="int4" or \
-dtype="int8", or a GGUF file of it
-    """
-    scheme_of(table)
+    shape: Callable[[Mapping[str, Array]], tuple[int, int]]  # parts -> the shape of the matrix
+    matrix: Callable[[Mapping[str, Array], tuple[int, int]], Stored]  # parts, shape -> the matrix
 
 
 def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
-    """Returns how the layers of a config.json's model are stored; None: in full. Raises what `check` raises."""
+    """Returns how the layers of a config.json's model are stored; None: in full.
+
+    >>> scheme_of({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}).dtype
+    'int4'
+    """
     if table.get(CONFIG) is None:
         return None
     config = table[CONFIG] if isinstance(table[CONFIG], dict) else {}
@@ -131,6 +107,7 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
     form = config.get("checkpoint_format") or config.get("format") or config.get("version")
     if method == "compressed-tensors":
         return _of_compressed_tensors(config)
+    # GPTQModel: other bits, or none, for layers by the patterns of their names.
     if config.get("dynamic"):
         _refuse(str(method), "other options for some layers (dynamic)")
     version = str(form or {"gptq": "gptq", "awq": "gemm"}.get(method, "")).lower()
@@ -140,6 +117,7 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
     bits = bits if bits is not None else config.get("w_bit")
     if method == "awq" and bits == 4 and version == "gemm":
         return _awq(config.get("group_size", config.get("q_group_size", -1)))
+    # DeepSeek and Qwen: blocks of rows and columns, each with a scale.
     block = config.get("weight_block_size")
     if method == "fp8" and config.get("fmt", "e4m3") == "e4m3":
         return _fp8(tuple(block) if block else None)
@@ -165,31 +143,26 @@ def unread(folder: Path, names: Iterable[str]) -> str:
 
 def _of_compressed_tensors(config: Mapping[str, Any]) -> Scheme:
     groups, form = config.get("config_groups") or {}, config.get("format")
-    tables = list(groups.values()) if isinstance(groups, dict) else []
-    weights = [(group.get("weights") if isinstance(group, dict) else None) or {} for group in tables]
+    tables = [x if isinstance(x, dict) else {} for x in groups.values()] if isinstance(groups, dict) else []
     kinds = list(dict.fromkeys(map(_kind, tables)))
-    numbers = {number for w in weights if type(number := w.get("num_bits")) is int}
-    unmoved = numbers and not config.get("kv_cache_scheme") and {w.get("actorder") for w in weights} <= UNMOVED
-    inner = all(not (group.get("input_activations") or group.get("output_activations")) for group in tables)
-    strategies = {w.get("strategy") for w in weights}
-    types = {w.get("type") for w in weights}
-    packed = form == "pack-quantized" and types == {"int"} and strategies <= {"channel", "group"}
-    if unmoved and inner and packed and len(numbers) == 1 and numbers <= {4, 8}:
-        return _packed(numbers.pop())
-    if unmoved and form == "float-quantized" and numbers == {8} and types == {"float"}:
-        blocks = {tuple(w.get("block_structure") or ()) for w in weights}
-        if strategies <= {"tensor", "channel", "block"} and len(blocks) == 1:
-            return _fp8(blocks.pop() or None)
     cache = ["a quantised cache"] if config.get("kv_cache_scheme") else []
+
+    def are(pattern: str) -> bool:
+        return bool(kinds) and not cache and all(re.fullmatch(pattern, kind) for kind in kinds)
+
+    for bits in (4, 8):
+        if form == "pack-quantized" and are(rf"int, {bits} bits, (channel|group)(, asymmetric)?"):
+            return _packed(bits)
+    blocks = {tuple((table.get("weights") or {}).get("block_structure") or ()) for table in tables}
+    of_floats = "float, 8 bits, (tensor|channel|block)(, asymmetric)?(, activations, too)?"
+    if form == "float-quantized" and len(blocks) == 1 and are(of_floats):
+        return _fp8(blocks.pop() or None)
     return _refuse("compressed-tensors", str(form or ""), *kinds, *cache)
 
 
-UNMOVED = {None, False, "static", "weight"}  # values of "actorder" that leave groups of neighbouring columns
-
-
-def _kind(group: Any) -> str:
+def _kind(group: dict) -> str:
     """Describes a group of matrices, such as "int, 8 bits, channel"."""
-    weights = (group.get("weights") if isinstance(group, dict) else None) or {}
+    weights = group.get("weights") or {}
     words = [str(weights.get("type")), f"{weights.get('num_bits')} bits", str(weights.get("strategy"))]
     words += [] if weights.get("symmetric") else ["asymmetric"]
     words += ["in another order"] if weights.get("actorder") not in UNMOVED else []
@@ -201,78 +174,129 @@ def _kind(group: Any) -> str:
 
 
 def _gptq(bits: int, group_size: int, less: int) -> Scheme:
-    def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
-        words, half = np.asarray(parts[".qweight"]), 2 ** (bits - 1)
-        groups = _check_groups(shape, group_size, parts[".scales"].shape[0])
-        # The makers subtracted from whole words, so a field of all ones carries into the next.
-        ones = np.uint32(less * sum(1 << i for i in range(0, WORD, bits)))
-        zeros = np.asarray(parts[".qzeros"]).astype(np.uint32) + ones
-        zero = _fields(zeros.view(np.int32), bits).astype(np.int16)[:, : shape[0]].T - half
-        columns = np.asarray(parts.get(".g_idx", np.arange(shape[1]) * groups // shape[1])).astype(np.int64)
+    in_word = WORD // bits
+    # The makers subtracted from whole words, so a field of all ones carries into the next.
+    ones = np.uint32(less * sum(1 << i for i in range(0, WORD, bits)))
 
-        def entries(start: int, stop: int) -> np.ndarray:
-            return _signed(_fields(words[:, start:stop].T, bits), half)
+    def sizes(parts: Mapping[str, Array]) -> tuple[int, int, int]:
+        groups, rows = parts[".scales"].shape
+        return rows, parts[".qweight"].shape[0] * in_word, groups
 
-        moved = bool((columns != np.arange(shape[1]) * groups // shape[1]).any())
-        return _quantised(shape, entries, np.asarray(parts[".scales"]).T, zero, bits, columns if moved else None)
+    def shapes(rows: int, columns: int, groups: int) -> dict[str, Shape]:
+        zeros = groups, -(-rows // in_word)
+        return {".qweight": (columns // in_word, rows), ".qzeros": zeros, ".g_idx": (columns,)}
 
-    def shape(parts: Mapping[str, Array]) -> tuple[int, int]:
-        rows, columns = parts[".scales"].shape[-1], parts[".qweight"].shape[0] * (WORD // bits)
-        groups = parts[".scales"].shape[0]
-        _expect(parts, {".qweight": (columns * bits // WORD, rows), ".qzeros": (groups, -(-rows * bits // WORD))})
-        _expect(parts, {".g_idx": (columns,)} if ".g_idx" in parts else {})
-        return rows, columns
+    def scale_and_zero(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        zeros = (parts[".qzeros"].astype(np.uint32) + ones).view(np.int32)
+        return parts[".scales"].T, _fields(zeros, bits).T
 
-    return Scheme(f"int{bits}", ".qweight", (".qzeros", ".scales"), (".g_idx",), shape, matrix)
+    # Words run down the columns of [in, out], so a row of ours is a column of words.
+    names = (".qweight", ".qzeros", ".scales"), (".g_idx",)
+    return _integers(
+        bits, group_size, *names, sizes, shapes, lambda words, a, b: _fields(words[:, a:b].T, bits), scale_and_zero
+    )
 
 
 def _awq(group_size: int) -> Scheme:
     def ordered(words: np.ndarray) -> np.ndarray:
-        """[n, out / 8] -> [n, out], unsigned."""
+        """[n, out / 8] -> [n, out]."""
         return _fields(words, 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER].reshape(len(words), -1)
 
-    def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
-        words = np.asarray(parts[".qweight"])
-        _check_groups(shape, group_size, parts[".scales"].shape[0])
-        zero = ordered(np.asarray(parts[".qzeros"])).astype(np.int16).T - 8
+    def sizes(parts: Mapping[str, Array]) -> tuple[int, int, int]:
+        groups, rows = parts[".scales"].shape
+        return rows, parts[".qweight"].shape[0], groups
 
-        def entries(start: int, stop: int) -> np.ndarray:
-            first = start // 8
-            return _signed(ordered(words[:, first : -(-stop // 8)]).T[start - 8 * first : stop - 8 * first], 8)
+    def shapes(rows: int, columns: int, groups: int) -> dict[str, Shape]:
+        return {".qweight": (columns, rows // 8), ".qzeros": (groups, rows // 8)}
 
-        return _quantised(shape, entries, np.asarray(parts[".scales"]).T, zero, 4)
+    def entries(words: np.ndarray, start: int, stop: int) -> np.ndarray:
+        # Eight rows share a word: whole words are unpacked, and the rows before `start` are cut off.
+        first = start // 8
+        return ordered(words[:, first : -(-stop // 8)]).T[start - 8 * first : stop - 8 * first]
 
-    def shape(parts: Mapping[str, Array]) -> tuple[int, int]:
-        columns, rows = parts[".qweight"].shape[0], parts[".scales"].shape[-1]
-        _expect(parts, {".qweight": (columns, rows // 8), ".qzeros": (parts[".scales"].shape[0], rows // 8)})
-        return rows, columns
+    def scale_and_zero(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return parts[".scales"].T, ordered(parts[".qzeros"]).T
 
-    return Scheme("int4", ".qweight", (".qzeros", ".scales"), (), shape, matrix)
+    return _integers(4, group_size, (".qweight", ".qzeros", ".scales"), (), sizes, shapes, entries, scale_and_zero)
 
 
 def _packed(bits: int) -> Scheme:
-    half = 2 ** (bits - 1)
+    in_word = WORD // bits
 
-    def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
-        words, scale = parts[".weight_packed"], np.asarray(parts[".weight_scale"])
-        zero = np.asarray(parts.get(".weight_zero_point", np.zeros(scale.shape, np.int8)))
-        if zero.dtype == np.int32:
-            zero = _fields(zero.T, bits)[:, : shape[0]].T.astype(np.int16) - half
+    def sizes(parts: Mapping[str, Array]) -> tuple[int, int, int]:
+        rows, columns = map(int, np.asarray(parts[".weight_shape"]).reshape(-1))
+        return rows, columns, parts[".weight_scale"].shape[-1]
 
-        def entries(start: int, stop: int) -> np.ndarray:
-            return _signed(_fields(words[start:stop], bits)[:, : shape[1]], half)
+    def shapes(rows: int, columns: int, groups: int) -> dict[str, Shape]:
+        return {".weight_packed": (rows, -(-columns // in_word)), ".weight_scale": (rows, groups)}
 
-        return _quantised(shape, entries, scale, zero, bits)
+    def scale_and_zero(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        scale, half = parts[".weight_scale"], 2 ** (bits - 1)
+        zero = parts.get(".weight_zero_point", np.zeros(scale.shape, np.int8))
+        # Packed ones are unsigned already; their words run down the outputs, [out b / 32, G].
+        return scale, _fields(zero.T, bits).T if zero.dtype == np.int32 else zero.astype(np.int64) + half
+
+    names = (".weight_packed", ".weight_scale", ".weight_shape"), (".weight_zero_point",)
+    return _integers(bits, None, *names, sizes, shapes, lambda words, a, b: _fields(words[a:b], bits), scale_and_zero)
+
+
+def _integers(
+    bits: int,
+    group_size: int | None,
+    needed: tuple[str, ...],
+    perhaps: tuple[str, ...],
+    sizes: Callable[[Mapping[str, Array]], tuple[int, int, int]],
+    shapes: Callable[[int, int, int], dict[str, Shape]],
+    entries: Callable[[np.ndarray, int, int], np.ndarray],
+    scale_and_zero: Callable[[Mapping[str, np.ndarray]], tuple[np.ndarray, np.ndarray]],
+) -> Scheme:
+    """Makes the scheme of integers [out, in] in words, of what a format's layout is.
+
+    Args:
+        bits: 4 or 8.
+        group_size: columns of a group; -1 for all of a row, None where only the scales say it.
+        needed, perhaps: the fields of `Scheme`; the words are the first of those needed.
+        sizes: parts -> out, in, G.
+        shapes: out, in, G -> the shapes that the parts must have.
+        entries: words, start, stop -> these rows, unsigned [n, in or more].
+        scale_and_zero: parts -> scales [out, G] and unsigned zero points [out or more, G].
+    """
+    main, half = needed[0], 2 ** (bits - 1)
 
     def shape(parts: Mapping[str, Array]) -> tuple[int, int]:
-        rows, columns = map(int, np.asarray(parts[".weight_shape"]).reshape(-1))
-        _expect(parts, {".weight_packed": (rows, -(-columns * bits // WORD))})
-        groups = parts[".weight_scale"].shape[-1]
-        _expect(parts, {".weight_scale": (rows, groups if columns % groups == 0 else 1)})
+        rows, columns, groups = sizes(parts)
+        for name, expected in shapes(rows, columns, groups).items():
+            if name in parts and tuple(parts[name].shape) != expected:
+                raise ValueError(f"{name[1:]} is {list(parts[name].shape)}: expected {list(expected)}")
+        width = columns // groups if group_size is None else group_size if group_size > 0 else columns
+        if groups * width != columns:
+            raise ValueError(f"{groups} groups of {width} for {columns} columns")
         return rows, columns
 
-    needed, perhaps = (".weight_scale", ".weight_shape"), (".weight_zero_point",)
-    return Scheme(f"int{bits}", ".weight_packed", needed, perhaps, shape, matrix)
+    def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
+        arrays = {name: np.asarray(x) for name, x in parts.items()}
+        scale, unsigned = scale_and_zero(arrays)
+        # Fields are unsigned, our entries and zero points signed: w = s (q - z) is the same where both lose `half`.
+        wide = unsigned[: shape[0]].astype(np.int64) - half
+        zero, scale = np.ascontiguousarray(wide, np.int8), np.ascontiguousarray(scale, np.float32)
+        if (zero != wide).any():
+            raise ValueError(f"zero points are {wide.min()} to {wide.max()}: expected -128 to 127")
+        neighbours = np.arange(shape[1]) * scale.shape[1] // shape[1]  # [in], the group of each column
+        columns = np.asarray(arrays.get(".g_idx", neighbours), np.int64)
+
+        def signed(start: int, stop: int) -> np.ndarray:
+            return (entries(arrays[main], start, stop)[:, : shape[1]].astype(np.int16) - half).astype(np.int8)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            # [n, G] -> [n, in]: every column gets the scale and the zero point of its group.
+            values = signed(start, stop).astype(np.float32) - zero[start:stop, columns]
+            return values * scale[start:stop, columns]
+
+        moved = bool((columns != neighbours).any())
+        stored, points = Stored(shape, np.dtype(np.int8), signed), zero if zero.any() else None
+        return Quantised(shape, FLOAT32, rows, stored, scale, points, bits, columns if moved else None)
+
+    return Scheme(f"int{bits}", main, needed[1:], perhaps, shape, matrix)
 
 
 def _fp8(block: tuple[int, ...] | None) -> Scheme:
@@ -288,16 +312,17 @@ def _fp8(block: tuple[int, ...] | None) -> Scheme:
         return rows, columns
 
     def matrix(parts: Mapping[str, Array], shape: tuple[int, int]) -> Stored:
-        if parts[".weight"].dtype.name != FP8:
-            raise ValueError(f"entries of {parts['.weight'].dtype.name} beside scales: expected {FP8}")
-        scale, (high, wide) = scale_of(parts), block or (1, shape[1])
-        high, wide = shape if scale.size == 1 else (high, wide)
+        entries, scale = parts[".weight"], scale_of(parts)
+        if entries.dtype.name != FP8:
+            raise ValueError(f"entries of {entries.dtype.name} beside scales: expected {FP8}")
+        high, wide = shape if scale.size == 1 else block or (1, shape[1])
 
         def rows(start: int, stop: int) -> np.ndarray:
+            # [blocks of rows, blocks of columns] -> [n, in]; the last block of a row may be cut off.
             of_rows = scale[np.arange(start, stop) // high]
-            return parts[".weight"][start:stop].astype(np.float32) * np.repeat(of_rows, wide, axis=1)[:, : shape[1]]
+            return entries[start:stop].astype(np.float32) * np.repeat(of_rows, wide, axis=1)[:, : shape[1]]
 
-        return Stored(shape, np.dtype(np.float32), rows)
+        return Stored(shape, FLOAT32, rows)
 
     return Scheme("bfloat16", ".weight", (), (".weight_scale_inv", ".weight_scale"), shape, matrix)
 
@@ -308,48 +333,11 @@ def _fields(words: np.ndarray | Stored, bits: int) -> np.ndarray:
     >>> _fields(np.array([[0x76543210, 0x0000000F]], np.int32), 4).tolist()
     [[0, 1, 2, 3, 4, 5, 6, 7, 15, 0, 0, 0, 0, 0, 0, 0]]
     """
+    # Little-endian bytes of a word are its fields of 8 bits in order, and a byte's low half comes first.
     content = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)  # [n, 4 words]
     if bits == 8:
         return content
     return np.stack([content & 15, content >> 4], axis=-1).reshape(len(content), -1)
-
-
-def _signed(fields: np.ndarray, half: int) -> np.ndarray:
-    return (fields.astype(np.int16) - half).astype(np.int8)
-
-
-def _check_groups(shape: tuple[int, int], group_size: int, groups: int) -> int:
-    width = group_size if group_size > 0 else shape[1]
-    if groups * width != shape[1]:
-        raise ValueError(f"{groups} groups of {width} for {shape[1]} columns")
-    return groups
-
-
-def _expect(parts: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        if tuple(parts[name].shape) != shape:
-            raise ValueError(f"{name[1:]} is {list(parts[name].shape)}: expected {list(shape)}")
-
-
-def _quantised(
-    shape: tuple[int, int],
-    entries: Callable[[int, int], np.ndarray],
-    scale: np.ndarray,
-    zero: np.ndarray,
-    bits: int,
-    columns: np.ndarray | None = None,
-) -> Quantised:
-    if np.abs(zero + 0.5).max() > 128:
-        raise ValueError(f"a zero point is {zero.flat[np.abs(zero + 0.5).argmax()]}: expected -128 to 127")
-    scale, zero = (np.ascontiguousarray(x, dtype) for x, dtype in ((scale, np.float32), (zero, np.int8)))
-    of_column = np.arange(shape[1]) * scale.shape[1] // shape[1] if columns is None else columns
-
-    def rows(start: int, stop: int) -> np.ndarray:
-        values = entries(start, stop).astype(np.float32) - zero[start:stop, of_column]
-        return values * scale[start:stop, of_column]
-
-    as_stored = Stored(shape, np.dtype(np.int8), entries)
-    return Quantised(shape, np.dtype(np.float32), rows, as_stored, scale, zero if zero.any() else None, bits, columns)
 
 
 # --- the files
@@ -359,13 +347,10 @@ def unpacked(files: list[Shard], scheme: Scheme | None, wanted: Callable[[str], 
     """Returns files whose quantised layers are read as matrices, by the names that these have without quantisation.
 
     Args:
-        files: as they are.
+        files: the files as they are.
         scheme: how layers are stored.
         wanted: whether the network has a tensor of a name. AutoGPTQ wrote biases of zeros where there had been none:
             these are left out.
-
-    Raises:
-        CheckpointError: a layer lacks a tensor, or has one of another shape than the others say.
     """
     if scheme is None:
         return files
@@ -373,6 +358,7 @@ def unpacked(files: list[Shard], scheme: Scheme | None, wanted: Callable[[str], 
     # They may lie in another file than the entries.
     beside = {name: x for file in files for name, x in file.read({n for n in file.shapes if n.endswith(ends)})}
     layers = {name.removesuffix(scheme.main) for file in files for name in file.shapes if name.endswith(scheme.main)}
+    # A bias that the network lacks is left out only if it is zero: else names differ, and that is reported.
     biases = {f"{layer}.bias" for layer in layers}
     added = {name for file in files for name in file.shapes if name in biases and not wanted(name)}
     left_out = {name for file in files for name, x in file.read(added) if not np.asarray(x).any()} if added else set()
@@ -403,14 +389,13 @@ def _unpacked(shard: Shard, scheme: Scheme, beside: Mapping[str, Array], left_ou
         layers[layer + ".weight"] = name, layer
 
     for name, (main, layer) in layers.items():
+        # Of the entries the shape is enough here; the small tensors beside them are at hand.
         unread = Stored(shard.shapes[main], np.dtype(np.int32), _unread)
         parts = parts_of(layer, unread)
         shapes[name] = attempt(layer, functools.partial(scheme.shape, parts))
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, Array]]:
-        for name in shapes:
-            if only is not None and name not in only:
-                continue
+    def load(names: Collection[str]) -> Iterator[tuple[str, Array]]:
+        for name in names:
             if name not in layers:
                 yield from shard.read([name])
                 continue
@@ -418,7 +403,7 @@ def _unpacked(shard: Shard, scheme: Scheme, beside: Mapping[str, Array], left_ou
             for _, x in shard.read([main]):
                 yield name, attempt(layer, functools.partial(scheme.matrix, parts_of(layer, x), shapes[name]))
 
-    return Shard(shard.path, shapes, read, in_full=frozenset(shapes.keys() - layers.keys()))
+    return Shard(shard.path, shapes, load, in_full=frozenset(shapes.keys() - layers.keys()))
 
 
 def _unread(start: int, stop: int) -> np.ndarray:

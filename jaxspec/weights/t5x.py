@@ -1,168 +1,101 @@
 """T5 checkpoints of T5X: T5 1.0, v1.1, FLAN-T5, mT5 and ByT5 as they were published first.
 
-A checkpoint holds arrays and nothing else: what the network is, is read off their names and shapes. Those do not say
-which activation is between two matrices (GELU is assumed where it is gated, as in v1.1, and ReLU where not, as in 1.0),
-how far the relative biases reach (128), or what the decoder begins with (0). A config.json of transformers' in the
-checkpoint's folder, or in that of its run, goes before all this. Beside it may lie a tokenizer, as transformers has it.
+A checkpoint holds arrays and nothing else: their names and shapes say which network it is. They do not say these three:
 
-Nor can a LongT5 with local attention be told from a T5. Relative biases are read where the layers of a side share
-them, or have equal ones (`jaxspec.weights.t5x_names`).
+    the activation between two matrices     assumed GELU where it is gated, as in v1.1, and ReLU where not, as in 1.0
+    the reach of the relative biases        assumed 128
+    the token that the decoder begins with  assumed 0
+
+A config.json of transformers' in the checkpoint's folder, or in that of its run, goes before all this. Beside it may
+lie a tokenizer, as transformers has it. A LongT5 with local attention looks like a T5. Relative biases are read where
+the layers of a side share them, or have equal ones (`jaxspec.weights.t5x_names`).
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxspec import nets
-from jaxspec.core import Params
-from jaxspec.nets import axes_of, t5
+from jaxspec.nets import t5
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, parameters, quantisation, t5x_arrays, tokenizers
-from jaxspec.weights.parameters import Shape
+from jaxspec.weights import huggingface, t5x_arrays, t5x_names, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
-from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
-from jaxspec.weights.t5x_names import Layout, entries, infer
-from jaxspec.weights.tensors import CheckpointError
+from jaxspec.weights.t5x_arrays import STEP, find, is_folder
+from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
-__all__ = ["FORMAT", "find", "is_folder", "name_of", "read_config", "restore", "stored_dtype", "tokenizer"]
-
-
-def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, T5Config]:
-    """Reads the parameters of a T5X checkpoint.
-
-    Args:
-        folder: a checkpoint, or the folder of a run: of that, the newest complete one is taken.
-        dtype: of the matrices, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
-        mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
-
-    Returns:
-        The parameters and the network's configuration.
-
-    Raises:
-        CheckpointError: it is unfinished or damaged, or its arrays are not those of a T5; the message lists what is
-            missing, unexpected, and of another shape. No weights are read before that is known.
-    """
-    checkpoint = find(Path(folder))
-    arrays = t5x_arrays.arrays(checkpoint)
-    config, layout, said_by = _config(checkpoint, arrays)
-    config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
-    expected = entries(config, layout)
-    want, have = ({name: x.shape for name, x in named.items()} for named in (expected, arrays))
-    if complaint := parameters.differences(want, have):
-        raise CheckpointError(f"{checkpoint}: the arrays are not those of the T5 of {said_by}:{complaint}")
-    shapes = parameters.shapes(config)
-    params: dict[str, jax.Array] = {}
-    biases: dict[str, np.ndarray] = {}
-    for name, entry in expected.items():
-        x = arrays[name].read()
-        for i, path in enumerate(entry.paths):
-            part = _ours(path, x[:, i] if entry.stacked else x, shapes[path])
-            if path.endswith("table") and not np.array_equal(biases.setdefault(path, part), part):
-                raise CheckpointError(
-                    f"{checkpoint}: {name} differs from layer to layer, as in umT5. Expected a T5, v1.1, FLAN-T5, mT5 "
-                    "or ByT5, whose layers share their relative biases"
-                )
-            if path not in params:
-                params[path] = parameters.place(path, part, axes_of(config), mesh, dtype)
-    return parameters.nested(params), config
-
-
-def read_config(folder: str | Path) -> T5Config:
-    """Reads the network of a checkpoint, or of a run's newest, and no weights.
-
-    Raises:
-        CheckpointError: as `restore`, of what can be seen without reading weights.
-    """
-    checkpoint = find(Path(folder))
-    config, _, _ = _config(checkpoint, t5x_arrays.arrays(checkpoint))
-    return config
-
-
-def _ours(path: str, x: np.ndarray, shape: Shape) -> np.ndarray:
-    """Transposes T5X's kernels, which are [in, out], and its biases, which are [heads, buckets]."""
-    return x.reshape(shape[::-1]).T if path.endswith(("weight", "table")) else x
-
-
-def _config(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layout, str]:
-    """Returns the network, how it is laid out, and what says so."""
-    inferred, layout = infer(checkpoint, arrays)
-    for place in _places(checkpoint):
-        if huggingface.is_folder(place):
-            _, config = huggingface.read_config(place)
-            if nets.find(config) != t5.NETWORK:
-                raise CheckpointError(
-                    f"{place / huggingface.CONFIG} is not a T5's, but beside a T5X checkpoint: remove it, or put the "
-                    "right one there"
-                )
-            return _with_head_of(inferred, config), layout, str(place / huggingface.CONFIG)
-    return inferred, layout, "their names and shapes"
-
-
-def _with_head_of(held: T5Config, config: T5Config) -> T5Config:
-    """Takes all from config.json but the head: transformers 5 calls each tied, and T5X scales those that are."""
-    tied = config.tied_head and held.tied_head
-    return dataclasses.replace(config, tied_head=tied, scaled_head=tied)
-
-
-def name_of(folder: Path) -> str:
-    """Names the model "run/checkpoint_N", since the step alone says little.
-
-    Raises:
-        CheckpointError: as `find`.
-    """
-    checkpoint = find(folder).resolve()
-    return f"{checkpoint.parent.name}/{checkpoint.name}" if STEP.fullmatch(checkpoint.name) else checkpoint.name
-
-
-def stored_dtype(folder: Path) -> str:
-    """Returns the dtype of most of a checkpoint's numbers; reads no weights.
-
-    Raises:
-        CheckpointError: as `restore`, of what can be seen without reading weights.
-    """
-    sizes: dict[str, int] = {}
-    for x in t5x_arrays.arrays(find(folder)).values():
-        sizes[x.dtype] = sizes.get(x.dtype, 0) + math.prod(x.shape)
-    return max(sizes, key=sizes.__getitem__)
-
-
-def tokenizer(folder: str | Path) -> Any:
-    """Loads the tokenizer that lies in a checkpoint's folder, or in that of its run; None if there is none.
-
-    Raises:
-        CheckpointError: there is one, but it cannot be loaded.
-    """
-    for place in _places(find(Path(folder))):
-        if (words := tokenizers.load(place)) is not None:
-            return words
-    return None
-
-
-def _places(checkpoint: Path) -> list[Path]:
-    """Lists the folders in which what is not T5X's own may lie."""
-    checkpoint = checkpoint.resolve()
-    return [checkpoint, checkpoint.parent] if STEP.fullmatch(checkpoint.name) else [checkpoint]
+__all__ = ["FORMAT", "find", "is_folder", "open_model"]
 
 
 def open_model(folder: Path) -> Reader:
     """Opens a checkpoint, or a run's newest, which is found once: the run may add a newer one at any time."""
     checkpoint = find(folder)
+    resolved = checkpoint.resolve()
+    is_step = STEP.fullmatch(resolved.name) is not None  # in the folder of a run
+    places = [resolved, resolved.parent] if is_step else [resolved]
+
+    def params(dtype: str, mesh: Any) -> Any:
+        arrays = t5x_arrays.arrays(checkpoint)
+        config, described = _config(checkpoint, places, arrays)
+        family = t5x_names.family(config)
+        return huggingface.assemble(checkpoint, family, config, [_shard(checkpoint, arrays)], dtype, mesh, described)
+
+    def stored_dtype() -> str:
+        sizes = collections.Counter[str]()
+        for x in t5x_arrays.arrays(checkpoint).values():
+            sizes[x.dtype.name] += math.prod(x.shape)
+        return sizes.most_common(1)[0][0]
+
     return Reader(
         checkpoint,
-        name_of(checkpoint),
-        config=lambda: read_config(checkpoint),
-        tokenizer=lambda: tokenizer(checkpoint),
-        params=lambda dtype, mesh: restore(checkpoint, dtype, mesh),
-        stored_dtype=lambda: stored_dtype(checkpoint),
+        f"{resolved.parent.name}/{resolved.name}" if is_step else resolved.name,  # the step alone says little
+        config=lambda: _config(checkpoint, places, t5x_arrays.arrays(checkpoint))[0],
+        tokenizer=lambda: next((words for place in places if (words := tokenizers.load(place)) is not None), None),
+        params=params,
+        stored_dtype=stored_dtype,
         tokenizer_place="in it, or in its run's folder",
     )
+
+
+def _shard(checkpoint: Path, arrays: dict[str, Stored]) -> Shard:
+    """Presents arrays with the names and shapes of T5X's examples/t5, whichever of its networks they are of."""
+    names = {name: t5x_names.unstacked(name, x.shape) for name, x in arrays.items()}
+    shapes = {part: shape for parts, shape in names.values() for part in parts}
+
+    def load(only: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name, (parts, shape) in names.items():
+            if not any(part in only for part in parts):
+                continue
+            x = np.asarray(arrays[name])
+            # [in, layers, ...] -> [layers, in, ...], so that every layer's part is one of the first axis.
+            x = x[None] if parts == [name] else np.moveaxis(x, 1, 0)
+            for part, layer in zip(parts, x, strict=True):
+                if part in only:
+                    yield part, layer.reshape(shape)
+            del x, layer
+
+    return Shard(checkpoint, shapes, load)
+
+
+def _config(checkpoint: Path, places: list[Path], arrays: dict[str, Stored]) -> tuple[T5Config, str]:
+    """Returns the network, and what says which it is."""
+    # Shapes say what a config.json beside may get wrong, too: whether there is a head.
+    inferred = t5x_names.infer(checkpoint, {name: x.shape for name, x in arrays.items()})
+    file = next((place / huggingface.CONFIG for place in places if huggingface.is_folder(place)), None)
+    if file is None:
+        return inferred, "names and shapes"
+    _, config = huggingface.read_config(file.parent)
+    if nets.find(config) != t5.NETWORK:
+        raise CheckpointError(f"{file} is not a T5's, but beside a T5X checkpoint: remove it, or put its own there")
+    # All but the head is taken from it: transformers 5 calls each tied, and T5X scales those that are.
+    tied = config.tied_head and inferred.tied_head
+    return dataclasses.replace(config, tied_head=tied, scaled_head=tied), str(file)
 
 
 FORMAT = ModelFormat("t5x", is_folder, open_model)

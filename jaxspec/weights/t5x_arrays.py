@@ -33,8 +33,8 @@ import numpy as np
 
 from jaxspec.files.folders import some
 from jaxspec.weights import tensors
-from jaxspec.weights.parameters import Shape, check_float
-from jaxspec.weights.tensors import CheckpointError
+from jaxspec.weights.parameters import Shape
+from jaxspec.weights.tensors import CheckpointError, Stored
 
 STEP = re.compile(r"checkpoint_(\d+)")
 UNFINISHED = re.compile(r"checkpoint_\d+\..*tmp.*")  # T5X's and Orbax's names of what is still being written
@@ -45,19 +45,6 @@ PLACEHOLDER = "PLACEHOLDER://"
 TENSORFLOW = b"model_checkpoint_path"  # how the file "checkpoint" of TensorFlow begins
 
 
-class Stored(NamedTuple):
-    """An array of a checkpoint.
-
-    Attributes:
-        shape, dtype: of it; the dtype is one of `FLOATS`.
-        read: gives it. Only one need be in memory at a time.
-    """
-
-    shape: Shape
-    dtype: str
-    read: Callable[[], np.ndarray]
-
-
 def is_folder(folder: Path) -> bool:
     """Tells whether a folder is a T5X checkpoint or run, finished or not, without Hugging Face's weights beside it."""
     names = [folder.resolve().name, *(child.name for child in folder.iterdir())] if folder.is_dir() else []
@@ -66,24 +53,16 @@ def is_folder(folder: Path) -> bool:
 
 
 def find(folder: Path) -> Path:
-    """Finds the checkpoint that a folder is, or else its newest complete checkpoint_N.
-
-    Raises:
-        CheckpointError: it is unfinished, or there is none.
-    """
+    """Finds the checkpoint that a folder is, or else its newest complete checkpoint_N."""
     if not folder.is_dir():
         raise CheckpointError(f"no checkpoint at {folder}: expected a folder that T5X wrote")
     if UNFINISHED.fullmatch(folder.resolve().name):
-        raise CheckpointError(
-            f"{folder} was never finished: T5X gives a checkpoint its name, checkpoint_N, when all of it is written. "
-            "Load an earlier one"
-        )
+        raise CheckpointError(f"{folder} was never finished: a whole one is called checkpoint_N. Load an earlier one")
     if _index(folder) is not None:
         return folder
-    steps = [child for child in folder.iterdir() if STEP.fullmatch(child.name)]
-    complete = [child for child in steps if _index(child) is not None]
-    if complete:
-        return max(complete, key=_step)
+    steps = [child for child in folder.iterdir() if STEP.fullmatch(child.name) and _index(child) is not None]
+    if steps:
+        return max(steps, key=lambda step: int(step.name.rpartition("_")[2]))
     names = sorted(child.name for child in folder.iterdir())
     raise CheckpointError(
         f"{folder} has no complete T5X checkpoint: expected a file {MSGPACK} or {STATE}/{METADATA}, or a checkpoint_N "
@@ -92,28 +71,25 @@ def find(folder: Path) -> Path:
 
 
 def arrays(checkpoint: Path) -> dict[str, Stored]:
-    """Opens the model's arrays, by T5X's names, such as "encoder/layers_0/mlp/wo/kernel".
-
-    Raises:
-        CheckpointError: some are absent or damaged, or no arrays of numbers.
-    """
+    """Opens the model's arrays, by T5X's names, such as "encoder/layers_0/mlp/wo/kernel"."""
     index = _index(checkpoint)
     assert index is not None, "find() gave it"
-    read = _msgpack_leaves if index.name == MSGPACK else _metadata_leaves
     try:
-        leaves = dict(read(index))
+        leaves = dict((_msgpack_leaves if index.name == MSGPACK else _metadata_leaves)(index))
     except CheckpointError:
         raise
     except Exception as error:  # msgpack's, flax's, JSON's and our own have nothing in common
         raise _damaged(index, error) from error
     if not leaves:
         raise CheckpointError(f"{index} lists no parameters: expected those of a model, below the name target")
-    inside = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-    opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if name not in inside})
-    by_name = {name: opened[name] if name in opened else _inside(inside[name]) for name in leaves}
-    for name, x in by_name.items():
-        check_float(checkpoint, name, x.dtype)
-    return by_name
+    opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if isinstance(leaf, _Apart)})
+    inside = {name: x for name, x in leaves.items() if isinstance(x, np.ndarray)}
+    return opened | {name: _stored(x.shape, x.dtype, lambda x=x: x) for name, x in inside.items()}
+
+
+def _stored(shape: Shape, dtype: np.dtype, read: Callable[[], np.ndarray]) -> Stored:
+    """Makes an array of one that is read whole: chunks of zarr are compressed, and hold more than a few rows."""
+    return Stored(shape, dtype, lambda start, stop: read()[start:stop])
 
 
 class _Apart(NamedTuple):
@@ -123,12 +99,9 @@ class _Apart(NamedTuple):
     shape: Shape | None = None
 
 
-def _step(folder: Path) -> int:
-    return int(folder.name.rpartition("_")[2])
-
-
 def _index(checkpoint: Path) -> Path | None:
     """Finds the file that lists a checkpoint's arrays; it is written last."""
+    # T5X through Orbax has a folder of items; the older layout has none.
     for root in (checkpoint / STATE, checkpoint):
         for name in (MSGPACK, METADATA):
             if (root / name).is_file():
@@ -137,31 +110,27 @@ def _index(checkpoint: Path) -> Path | None:
 
 
 def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | _Apart]]:
-    from flax import serialization
+    from flax import serialization, traverse_util
+
+    def is_array(path: Any, node: Any) -> bool:
+        return not isinstance(node, dict) or node.keys() >= SPEC
 
     content = index.read_bytes()
     if content.startswith(TENSORFLOW):
-        raise CheckpointError(
-            f"{index} belongs to a TensorFlow checkpoint, as T5 had before T5X: "
-            "convert it with t5x/scripts/convert_tf_checkpoint.py"
-        )
+        raise CheckpointError(f"{index} belongs to a TensorFlow checkpoint: convert it, by convert_tf_checkpoint.py")
     tree = serialization.msgpack_restore(content)
     if not isinstance(tree, dict):
         raise ValueError(f"it holds a value of type {type(tree).__name__}, expected a tree")
     version = tree.get("version", 3)
     if version not in (2, 3):
         raise CheckpointError(f"{index} is of version {version!r}, expected 2 or 3")
+    # Version 2 and 3 of the legacy layout nest the model in the optimizer; Orbax does not.
     state = tree.get("optimizer", tree)
-    for name, leaf in _leaves(state.get("target") if isinstance(state, dict) else None):
-        yield name, leaf if isinstance(leaf, np.ndarray) else _apart(name, leaf)
-
-
-def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict) and not tree.keys() >= SPEC:
-        for key, child in tree.items():
-            yield from _leaves(child, (*path, str(key)))
-    elif tree is not None:
-        yield "/".join(path), tree
+    target = state.get("target") if isinstance(state, dict) else None
+    flat = traverse_util.flatten_dict(target or {}, sep="/", is_leaf=is_array)
+    for name, leaf in flat.items():
+        if leaf is not None:
+            yield name, leaf if isinstance(leaf, np.ndarray) else _apart(name, leaf)
 
 
 def _apart(name: str, leaf: Any) -> _Apart:
@@ -174,11 +143,13 @@ def _apart(name: str, leaf: Any) -> _Apart:
     path = where.get("path", leaf.get("path")) if isinstance(where, dict) else None  # before tensorstore 0.1.14, apart
     if not isinstance(path, str):
         raise ValueError(f"the spec of {name} has no path: {leaf!r:.80}")
+    # The last part alone: the folders before it are of the machine that wrote the file.
     return _Apart(path.rstrip("/").rpartition("/")[2], None if shape is None else tuple(shape))
 
 
 def _metadata_leaves(index: Path) -> Iterator[tuple[str, _Apart]]:
     for entry in json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values():
+        # A path through the tree, from the state down: target/encoder/...
         keys = [str(step["key"]) for step in entry["key_metadata"]]
         if keys[0] == "target" and not entry["value_metadata"]["skip_deserialize"]:  # skipped are None and {}
             yield "/".join(keys[1:]), _Apart(".".join(keys))
@@ -187,10 +158,9 @@ def _metadata_leaves(index: Path) -> Iterator[tuple[str, _Apart]]:
 def _open_all(root: Path, leaves: dict[str, Any]) -> dict[str, Stored]:
     import tensorstore as ts
 
-    if odd := [leaf.name for leaf in leaves.values() if not re.fullmatch(r"\w[\w.-]*", leaf.name)]:
-        raise CheckpointError(
-            f"{root}: the index names an array {odd[0]!r:.80}, expected a name like target.encoder..."
-        )
+    if outside := [leaf.name for leaf in leaves.values() if not re.fullmatch(r"\w[\w.-]*", leaf.name)]:
+        raise CheckpointError(f"{root}: the index names an array {outside[0]!r:.80}, expected a name like target.a.b")
+    # All are opened before any is waited for: each takes a round trip to a network disk.
     opening = {name: ts.open(_spec(root, leaf.name), open=True, read=True) for name, leaf in leaves.items()}
     opened, absent = {}, []
     for name, leaf in leaves.items():
@@ -201,10 +171,8 @@ def _open_all(root: Path, leaves: dict[str, Any]) -> dict[str, Stored]:
                 raise _damaged(root / leaf.name, error) from error
             absent.append(leaf.name)
     if absent:
-        raise CheckpointError(
-            f"{root} is incomplete: of the {len(leaves)} arrays that lie apart, {len(absent)} are not there "
-            f"({some(absent)}). Finish the download"
-        )
+        counts = f"of the {len(leaves)} arrays that lie apart, {len(absent)} are not there"
+        raise CheckpointError(f"{root} is incomplete: {counts} ({some(absent)}). Finish the download")
     return opened
 
 
@@ -221,20 +189,17 @@ def _spec(root: Path, name: str) -> dict[str, Any]:
 def _apart_array(root: Path, leaf: _Apart, store: Any) -> Stored:
     if leaf.shape not in (None, store.shape):
         raise ValueError(f"its shape is {list(store.shape)}, the index says {list(leaf.shape)}")
-    dtype = store.dtype.name
+    dtype = store.dtype.numpy_dtype
+    # Version 2 of the layout stores bfloat16 as its bits.
+    dtype = np.dtype(ml_dtypes.bfloat16) if dtype == np.uint16 else dtype
 
     def read() -> np.ndarray:
         try:
-            x = np.asarray(store.read().result())
+            return np.asarray(store.read().result()).view(dtype)
         except Exception as error:  # as above
             raise _damaged(root / leaf.name, error) from error
-        return x.view(ml_dtypes.bfloat16) if dtype == "uint16" else x
 
-    return Stored(store.shape, "bfloat16" if dtype == "uint16" else dtype, read)  # uint16: its bits, in version 2
-
-
-def _inside(x: np.ndarray) -> Stored:
-    return Stored(x.shape, x.dtype.name, lambda: x)
+    return _stored(store.shape, dtype, read)
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:

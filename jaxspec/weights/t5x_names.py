@@ -1,160 +1,117 @@
-"""The names and shapes of a T5's parameters in T5X, and the T5 that such arrays are of.
+"""The names of a T5's parameters in T5X, and the T5 that arrays with such names are of.
 
-T5X has two networks of a T5. In examples/t5 the biases are shared by the layers of a side; in examples/scalable_t5
-each layer has its own, layers may be stacked along axis 1, and projections are [dim, heads, head_dim].
+T5X has two networks of a T5. In examples/t5 the biases are shared by the layers of a side. In examples/scalable_t5 each
+layer has its own, layers may be stacked along axis 1, and projections are [dim, heads, head_dim]. Here all of them have
+the names and shapes of the first: `unstacked` translates.
 
 Reference: Roberts et al., arXiv 2203.17189; t5x/examples/t5/network.py and t5x/examples/scalable_t5/network.py.
 """
 
 from __future__ import annotations
 
-import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxspec.files.folders import some
 from jaxspec.nets.t5 import T5Config
+from jaxspec.weights.hf_families import t5
+from jaxspec.weights.hf_families.common import Family, Tensor
 from jaxspec.weights.parameters import Shape
-from jaxspec.weights.t5x_arrays import Stored
 from jaxspec.weights.tensors import CheckpointError
 
 EMBEDDING, HEAD = "token_embedder/embedding", "decoder/logits_dense/kernel"
 BIAS = "relpos_bias/rel_embedding"
-BLOCKS = {  # a layer's blocks on either side: T5X's name, its norm's, and ours
+SIDES = ("encoder", "decoder")
+STACKS = ("encoder/encoder/", "decoder/decoder/")  # of layers, along axis 1
+BLOCKS = {  # a layer's blocks: T5X's name, its norm's, and ours
     "encoder": [("attention", "pre_attention_layer_norm", "attention")],
     "decoder": [
         ("self_attention", "pre_self_attention_layer_norm", "attention"),
         ("encoder_decoder_attention", "pre_cross_attention_layer_norm", "cross"),
     ],
 }
-SIDES = tuple(BLOCKS)
 
 
-class Layout(NamedTuple):
-    """The differences between T5X's networks.
+def unstacked(name: str, shape: Shape) -> tuple[list[str], Shape]:
+    """Returns what examples/t5 has in the place of an array: a name for each of its layers, and their shape.
 
-    Attributes:
-        stacked: whether the layers of a side are one array, along axis 1.
-        split: whether projections are [dim, heads, head_dim] rather than [dim, heads * head_dim].
-        own_biases: whether each layer has relative biases of its own.
+    >>> unstacked("decoder/decoder/self_attention/out/kernel", (2, 3, 4, 16))
+    (['decoder/layers_0/self_attention/out/kernel', 'decoder/layers_1/self_attention/out/kernel', \
+'decoder/layers_2/self_attention/out/kernel'], (8, 16))
     """
-
-    stacked: bool = False
-    split: bool = False
-    own_biases: bool = False
-
-
-class Entry(NamedTuple):
-    """The content of an array of T5X's.
-
-    Attributes:
-        shape: of the array.
-        paths: of our parameters in it; one for each layer if it is stacked.
-        stacked: whether the layers lie along axis 1.
-    """
-
-    shape: Shape
-    paths: list[str]
-    stacked: bool = False
+    names = [name]
+    if name.startswith(STACKS) and len(shape) > 1:
+        side, _, rest = name.split("/", 2)
+        names, shape = [f"{side}/layers_{i}/{rest}" for i in range(shape[1])], (shape[0], *shape[2:])
+    projection = re.search(r"attention/(query|key|value|out)/kernel$", name)
+    if projection and len(shape) == 3:  # heads are apart from their width
+        shape = (shape[0] * shape[1], shape[2]) if projection[1] == "out" else (shape[0], shape[1] * shape[2])
+    return names, shape
 
 
-def entries(config: T5Config, layout: Layout) -> dict[str, Entry]:
-    """Says what each of T5X's arrays is, by its name.
+def family(config: T5Config) -> Family:
+    """Makes the family of such arrays: biases of further layers repeat those of the first, or it is another network."""
+    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+    copies = {f"{side}/layers_{i}/{BIAS}": f"{side}/{BIAS}" for side in SIDES for i in range(1, layers[side])}
+    return t5.T5._replace(title="T5", names=names, canonical=_canonical, copies=copies)
+
+
+def _canonical(name: str) -> str:
+    return re.sub(rf"/layers_0/{BIAS}$", f"/{BIAS}", name)
+
+
+def names(config: T5Config) -> dict[str, Tensor]:
+    """Says where each parameter lies; kernels are stored [in, out], biases [heads, buckets].
 
     >>> config = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=1)
-    >>> entries(config, Layout())["encoder/layers_2/mlp/wo/kernel"]
-    Entry(shape=(24, 16), paths=['encoder_2/ff/out/weight'], stacked=False)
-    >>> entries(config, Layout(stacked=True, split=True))["decoder/decoder/self_attention/out/kernel"]
-    Entry(shape=(2, 1, 4, 16), paths=['decoder_0/attention/out/weight'], stacked=True)
+    >>> names(config)["encoder_2/ff/out/weight"].name
+    'encoder/layers_2/mlp/wo/kernel'
     """
-    by_name = {EMBEDDING: Entry((config.vocab_size, config.dim), ["embedding/embedding"])}
-    if not config.tied_head:
-        by_name[HEAD] = Entry((config.dim, config.vocab_size), ["head/weight"])
-    depth = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
-    for side in SIDES:
-        by_name[f"{side}/{side}_norm/scale"] = Entry((config.dim,), [f"{side}_norm/scale"])
-        inside = {name: (shape, f"{side}_{{}}/{path}") for name, (shape, path) in _layer(config, layout, side).items()}
-        bias = (config.heads, config.buckets), f"{side}_bias/table"
-        if layout.own_biases:
-            inside[BIAS] = bias
-        else:
-            by_name[f"{side}/{BIAS}"] = Entry(bias[0], [bias[1]])
-        for name, (shape, path) in inside.items():
-            paths = [path.format(i) for i in range(depth[side])]
-            if layout.stacked:
-                by_name[f"{side}/{side}/{name}"] = Entry((shape[0], depth[side], *shape[1:]), paths, stacked=True)
-                continue
-            by_name |= {f"{side}/layers_{i}/{name}": Entry(shape, [path]) for i, path in enumerate(paths)}
-    return by_name
+    tensors = {"embedding/embedding": EMBEDDING} | ({} if config.tied_head else {"head/weight": HEAD})
+    ff = {"gate": "wi_0", "wi": "wi_1"} if config.gated else {"wi": "wi"}
+    for side, layers in zip(SIDES, (config.encoder_layers, config.decoder_layers), strict=True):
+        tensors |= {f"{side}_norm/scale": f"{side}/{side}_norm/scale", f"{side}_bias/table": f"{side}/{BIAS}"}
+        for i in range(layers):
+            ours, theirs = f"{side}_{i}", f"{side}/layers_{i}"
+            for block, norm, path in BLOCKS[side]:
+                tensors[f"{ours}/{path}_norm/scale"] = f"{theirs}/{norm}/scale"
+                for matrix in ("query", "key", "value", "out"):
+                    tensors[f"{ours}/{path}/{matrix}/weight"] = f"{theirs}/{block}/{matrix}/kernel"
+            tensors[f"{ours}/ff_norm/scale"] = f"{theirs}/pre_mlp_layer_norm/scale"
+            for path, matrix in {**ff, "out": "wo"}.items():
+                tensors[f"{ours}/ff/{path}/weight"] = f"{theirs}/mlp/{matrix}/kernel"
+    return {path: Tensor(name, transposed=path.endswith(("weight", "table"))) for path, name in tensors.items()}
 
 
-def _layer(config: T5Config, layout: Layout, side: str) -> dict[str, tuple[Shape, str]]:
-    """Lists a layer's arrays: shape, and path in the layer of ours."""
-    heads = (config.heads, config.head_dim) if layout.split else (config.heads * config.head_dim,)
-    by_name: dict[str, tuple[Shape, str]] = {}
-    for name, norm, ours in BLOCKS[side]:
-        by_name[f"{norm}/scale"] = (config.dim,), f"{ours}_norm/scale"
-        for matrix in ("query", "key", "value"):
-            by_name[f"{name}/{matrix}/kernel"] = (config.dim, *heads), f"{ours}/{matrix}/weight"
-        by_name[f"{name}/out/kernel"] = (*heads, config.dim), f"{ours}/out/weight"
-    by_name["pre_mlp_layer_norm/scale"] = (config.dim,), "ff_norm/scale"
-    for name, ours in ({"wi_0": "gate", "wi_1": "wi"} if config.gated else {"wi": "wi"}).items():
-        by_name[f"mlp/{name}/kernel"] = (config.dim, config.ff_dim), f"ff/{ours}/weight"
-    by_name["mlp/wo/kernel"] = (config.ff_dim, config.dim), "ff/out/weight"
-    return by_name
+def infer(checkpoint: Path, arrays: Mapping[str, Shape]) -> T5Config:
+    """Infers the network whose arrays these are, as far as names and shapes say.
 
-
-def infer(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layout]:
-    """Infers the network whose arrays these are, as far as names and shapes say, and how it is laid out.
-
-    Raises:
-        CheckpointError: some that tell are absent, or contradict each other.
+    Args:
+        checkpoint: the folder, for messages.
+        arrays: the shapes of its arrays, by T5X's names.
     """
+    shapes = {name: shape for path, x in arrays.items() for names, shape in [unstacked(path, x)] for name in names}
 
-    def shape(name: str, rank: int) -> Shape:
-        held = arrays[name].shape if name in arrays else None
-        if held is None or len(held) != rank or 0 in held:
-            what = "is absent" if held is None else f"is {list(held)}"
-            raise CheckpointError(
-                f"{checkpoint} holds no T5 of T5X's examples: {name} {what}. There is {some(list(arrays))}"
-            )
-        return held
+    def sizes(name: str) -> Shape:
+        shape = shapes.get(name)
+        if shape is None or len(shape) != 2 or 0 in shape:
+            got, names = "is absent" if shape is None else f"is {list(shape)}", some(list(arrays))
+            raise CheckpointError(f"{checkpoint} holds no T5 of T5X's examples: {name} {got}. There is {names}")
+        return shape
 
-    stacked = any(name.startswith("encoder/encoder/") for name in arrays)
-    own_biases = not any(f"{side}/{BIAS}" in arrays for side in SIDES)
-    first = {side: f"{side}/{side}" if stacked else f"{side}/layers_0" for side in SIDES}
-    query = f"{first['encoder']}/attention/query/kernel"
-    split = query in arrays and len(arrays[query].shape) == 3 + stacked
-    layout = Layout(stacked, split, own_biases)
-    vocab, dim = shape(EMBEDDING, 2)
-    heads, *_, buckets = shape(f"{first['encoder'] if own_biases else 'encoder'}/{BIAS}", 2 + (own_biases and stacked))
-    widths = shape(query, 2 + stacked + split)[1 + stacked :]
-    if math.prod(widths) % heads or (split and widths[0] != heads):
-        raise CheckpointError(
-            f"{checkpoint}: {query} is {list(arrays[query].shape)}, which is not made for the {heads} heads of {BIAS}"
-        )
-    depth = {}
-    for side in SIDES:
-        ff_dim, *layers, _ = shape(f"{first[side]}/mlp/wo/kernel", 2 + stacked)
-        depth[side] = layers[0] if stacked else _layers(arrays, side)
-    gated = f"{first['encoder']}/mlp/wi_0/kernel" in arrays
-    config = T5Config(
-        vocab,
-        dim,
-        ff_dim,
-        heads,
-        math.prod(widths) // heads,
-        depth["encoder"],
-        depth["decoder"],
-        "gelu" if gated else "relu",
-        gated,
-        tied_head=HEAD not in arrays,
-        buckets=buckets,
+    first = "encoder/layers_0"
+    vocab, dim = sizes(EMBEDDING)
+    heads, buckets = sizes(f"encoder/{BIAS}" if f"encoder/{BIAS}" in shapes else f"{first}/{BIAS}")
+    inner, (ff_dim, _) = sizes(f"{first}/attention/query/kernel")[1], sizes(f"{first}/mlp/wo/kernel")
+    # Heads may be apart from their width, [dim, heads, head_dim], or [dim, layers, heads, head_dim] in a stack.
+    query = next((path for path in arrays if path.endswith("attention/query/kernel")), "")
+    if inner % heads or (len(arrays[query]) == 3 + query.startswith(STACKS) and arrays[query][-2] != heads):
+        shape = f"{query} is {list(arrays[query])}"
+        raise CheckpointError(f"{checkpoint}: {shape}, which is not made for the {heads} heads of {BIAS}")
+    encoder, decoder = (len({name.split("/")[1] for name in shapes if name.startswith(f"{x}/layers_")}) for x in SIDES)
+    gated = f"{first}/mlp/wi_0/kernel" in shapes
+    tied, activation = HEAD not in arrays, "gelu" if gated else "relu"
+    return T5Config(
+        vocab, dim, ff_dim, heads, inner // heads, encoder, decoder, activation, gated, tied_head=tied, buckets=buckets
     )
-    return config, layout
-
-
-def _layers(arrays: dict[str, Stored], side: str) -> int:
-    """Counts the layers of a side."""
-    start = f"{side}/layers_"
-    return len({name.removeprefix(start).partition("/")[0] for name in arrays if name.startswith(start)})

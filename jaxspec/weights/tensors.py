@@ -17,9 +17,9 @@ import json
 import mmap
 import pickle
 import zipfile
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -41,16 +41,11 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A tensor that still lies in its file: `x[a:b]` reads these rows, `np.asarray(x)` reads it whole.
-
-    Attributes:
-        shape, dtype: of the array that is read.
-        rows: reads rows from a up to b, of the first axis.
-    """
+    """A tensor that still lies in its file: `x[a:b]` reads these rows, `np.asarray(x)` reads it whole."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    rows: Callable[[int, int], np.ndarray]
+    rows: Callable[[int, int], np.ndarray]  # a, b -> rows from a up to b, of the first axis
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, _ = part.indices(self.shape[0])
@@ -67,41 +62,27 @@ def chunks(x: np.ndarray | Stored) -> Iterator[slice]:
     [(0, 2), (2, 4), (4, 5)]
     """
     rows = x.shape[0]
+    # Rows of one tensor are alike in size.
     step = max(1, CHUNK_BYTES * rows // max(1, int(np.prod(x.shape)) * x.dtype.itemsize))
     return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
 
 
-class Read(Protocol):
-    """Reads the tensors of one file."""
-
-    def __call__(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
-        """Yields (name, array) for each tensor of a file, or for those in `only`, one in memory at a time."""
-        ...
-
-
 class Shard(NamedTuple):
-    """One file of weights.
-
-    Attributes:
-        path: of the file.
-        shapes: of its tensors, by name, as PyTorch has them.
-        read: yields each tensor, or each of `only` these names; only one need be in memory at a time.
-        in_full: names of matrices that the makers of a quantised file did not quantise.
-    """
+    """One file of weights."""
 
     path: Path
-    shapes: dict[str, tuple[int, ...]]
-    read: Read
-    in_full: frozenset[str] = frozenset()
+    shapes: dict[str, tuple[int, ...]]  # of its tensors, by name, as PyTorch has them
+    # names -> (name, array) for each of these tensors; only one need be in memory at a time
+    load: Callable[[Collection[str]], Iterator[tuple[str, np.ndarray | Stored]]]
+    in_full: frozenset[str] = frozenset()  # names of matrices that the makers of a quantised file did not quantise
+
+    def read(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
+        """Yields each tensor by its name, or those in `only`."""
+        return self.load(dict.fromkeys(name for name in self.shapes if only is None or name in only))
 
     def keep(self, wanted: Callable[[str], bool]) -> Shard:
         """Returns the file as if it held only the tensors with these names."""
-        shapes = {name: shape for name, shape in self.shapes.items() if wanted(name)}
-
-        def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
-            return self.read({name for name in shapes if only is None or name in only})
-
-        return self if len(shapes) == len(self.shapes) else self._replace(shapes=shapes, read=read)
+        return self._replace(shapes={name: shape for name, shape in self.shapes.items() if wanted(name)})
 
 
 def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:
@@ -112,10 +93,6 @@ def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None =
     Args:
         folder: where they lie.
         formats: names of files, and how each is opened; None for `FORMATS`, a model's.
-
-    Raises:
-        CheckpointError: there are none, some are absent or damaged, or they hold something else than tensors. Or the
-            index lists a tensor for a file that lacks it while another has it, or does not list one that two have.
     """
     formats = FORMATS if formats is None else formats
     for name, open_file in formats.items():
@@ -124,9 +101,8 @@ def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None =
             return [open_file(folder / name)]
         if index.is_file():
             weight_map = _weight_map(index)
-            return _as_listed(
-                [open_file(folder / file) for file in sorted(set(weight_map.values()))], weight_map, index
-            )
+            files = [open_file(folder / file) for file in sorted(set(weight_map.values()))]
+            return _as_listed(files, weight_map, index)
     raise CheckpointError(f"{folder} has no weights: expected {', '.join(formats)}, or the index of several such files")
 
 
@@ -146,10 +122,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if outside := [file for file in listed if not isinstance(file, str) or Path(file).name != file]:
         raise CheckpointError(f"{index} names {outside[0]!r}: expected files of the same folder")
     if absent := [file for file in listed if not (folder / file).is_file()]:
-        raise CheckpointError(
-            f"{folder} is incomplete: of the {len(listed)} files that {index.name} lists, {len(absent)} are not there "
-            f"({some(absent)}). Finish the download"
-        )
+        counts = f"of the {len(listed)} files that {index.name} lists, {len(absent)} are not there"
+        raise CheckpointError(f"{folder} is incomplete: {counts} ({some(absent)}). Finish the download")
     return weight_map
 
 
@@ -161,17 +135,16 @@ def _as_listed(files: list[Shard], weight_map: Mapping[str, str], index: Path) -
     for shard in files:
         for name in shard.shapes:
             holders.setdefault(name, []).append(shard.path.name)
+    # Overlays replace a tensor of an older file: only the index says which of the two counts.
     for name, held_by in holders.items():
         if len(held_by) > 1 and name not in weight_map:
-            raise CheckpointError(
-                f"{index.parent}: {held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it: "
-                "expected it once. Convert or download the model again"
+            both = (
+                f"{held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it: expected it once"
             )
+            raise CheckpointError(f"{index.parent}: {both}. Convert or download the model again")
         if weight_map.get(name, held_by[0]) not in held_by:
-            raise CheckpointError(
-                f"{index} lists {name} as a tensor of {weight_map[name]}, and only {held_by[0]} holds it: download the "
-                "model again"
-            )
+            lists = f"{index} lists {name} as a tensor of {weight_map[name]}, and only {held_by[0]} holds it"
+            raise CheckpointError(f"{lists}: download the model again")
     return [shard.keep(lambda name, file=shard.path.name: weight_map.get(name, file) == file) for shard in files]
 
 
@@ -182,6 +155,7 @@ def _safetensors(path: Path) -> Shard:
         safe_open(path, "numpy")  # checks the header: sizes, offsets and dtypes
     except SafetensorError as error:
         raise damaged(path, error) from error
+    # The library maps the file, whose pages would stay resident: rows are read by offset instead.
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(size))
@@ -191,16 +165,12 @@ def _safetensors(path: Path) -> Shard:
     def stored(name: str) -> Stored:
         entry, shape = entries[name], shapes[name]
         if entry["dtype"] not in SAFETENSORS_DTYPES:
-            raise CheckpointError(
-                f"{path}: {name} is {entry['dtype']}, expected one of {', '.join(SAFETENSORS_DTYPES)}"
-            )
+            expected = ", ".join(SAFETENSORS_DTYPES)
+            raise CheckpointError(f"{path}: {name} is {entry['dtype']}, expected one of {expected}")
         dtype = np.dtype(SAFETENSORS_DTYPES[entry["dtype"]])
         return from_file(path, 8 + size + entry["data_offsets"][0], shape, dtype)
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, Stored]]:
-        return ((name, stored(name)) for name in shapes if only is None or name in only)
-
-    return Shard(path, shapes, read)
+    return Shard(path, shapes, lambda names: ((name, stored(name)) for name in names))
 
 
 def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
@@ -233,10 +203,7 @@ def _msgpack(path: Path) -> Shard:
     except Exception as error:  # msgpack's, flax's and NumPy's errors have nothing in common
         raise damaged(path, error) from error
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        return ((name, x) for name, x in load().items() if only is None or name in only)
-
-    return Shard(path, shapes, read)
+    return Shard(path, shapes, lambda names: ((name, x) for name, x in load().items() if name in names))
 
 
 def torch_name(name: str) -> tuple[str, bool]:
@@ -253,10 +220,8 @@ def _pickle(path: Path) -> Shard:
     try:
         import torch
     except ImportError as error:
-        raise CheckpointError(
-            f"{path} can only be read with PyTorch, which is not installed: pip install torch, "
-            "or get the model as model.safetensors"
-        ) from error
+        install = "which is not installed: pip install torch, or get the model as model.safetensors"
+        raise CheckpointError(f"{path} can only be read with PyTorch, {install}") from error
     if torch.__version__ < SAFE_TORCH:  # a TorchVersion: numbers are compared, not letters
         raise CheckpointError(
             f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code (CVE-2025-32434): "
@@ -268,10 +233,10 @@ def _pickle(path: Path) -> Shard:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
     try:
+        # Read once for names and shapes, then let go of; tensors of a zip file are mapped, not copied.
         state = load()
-        odd = [name for name, x in state.items() if not isinstance(x, torch.Tensor)]
-        if odd:
-            raise TypeError(f"{odd[0]!r} is no tensor")
+        if others := [name for name, x in state.items() if not isinstance(x, torch.Tensor)]:
+            raise TypeError(f"{others[0]!r} is no tensor")
         shapes = {name: tuple(x.shape) for name, x in state.items()}
         del state
         gc.collect()
@@ -283,9 +248,9 @@ def _pickle(path: Path) -> Shard:
     except Exception as error:  # a pickle can fail in any way
         raise damaged(path, error) from error
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+    def read(names: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name, x in load().items():
-            if only is None or name in only:
+            if name in names:
                 yield name, _numpy(x)
         gc.collect()  # torch.load leaves cycles after that hold the file, all that was read of it being resident
 
@@ -299,6 +264,7 @@ def _numpy(x: Any) -> np.ndarray:
     x = x.detach()  # parameters that were saved as such
     name = str(x.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):  # NumPy itself has no bfloat16 and no float8
+        # The bits go through an integer type of the same width.
         as_integers = x.view({1: torch.uint8, 2: torch.int16}[x.element_size()])
         return as_integers.numpy().view(getattr(ml_dtypes, name)).copy()
     return x.numpy().copy()
@@ -307,9 +273,8 @@ def _numpy(x: Any) -> np.ndarray:
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """Makes the error of a file that cannot be read."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return CheckpointError(
-        f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: {reason}. Download it again"
-    )
+    size = path.stat().st_size
+    return CheckpointError(f"{path} ({size} bytes) is no file of weights, or damaged: {reason}. Download it again")
 
 
 FORMATS: dict[str, Callable[[Path], Shard]] = {

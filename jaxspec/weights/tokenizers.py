@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec import optional_imports
+from jaxspec.core import token_ids
 from jaxspec.weights.hf_families.common import FamilyError, read_object
 from jaxspec.weights.tensors import CheckpointError
 
@@ -14,11 +15,7 @@ FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tok
 
 
 def load(folder: str | Path) -> Any:
-    """Loads the tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none.
-
-    Raises:
-        CheckpointError: there is one, but it cannot be loaded. One that brings its own code is never run.
-    """
+    """Loads the tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none."""
     folder = Path(folder)
     if not any((folder / name).is_file() for name in FILES):
         return None
@@ -29,16 +26,19 @@ def load(folder: str | Path) -> Any:
 
 
 def read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Loads a tokenizer of one of transformers' classes.
-
-    Raises:
-        CheckpointError: it cannot be loaded; the message names a file that is no JSON.
-    """
+    """Loads a tokenizer of one of transformers' classes."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # transformers raises anything
         why = _damage(folder) or f"{type(error).__name__}: {error}"
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {why}") from error
+
+
+def check_size(where: Path, tokenizer: Any, size: int) -> None:
+    """Refuses a tokenizer with ids that its model lacks."""
+    if (ids := token_ids.size(tokenizer)) > size:
+        has = f"the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}"
+        raise CheckpointError(f"{where}: {has}: put the tokenizer there that the model was trained with")
 
 
 def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
@@ -49,14 +49,12 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
         template: the text of a Jinja template, or the path of a file with it. A .json file, such as transformers'
             chat_template.json, has it under "chat_template".
         name: the model's, for errors.
-
-    Raises:
-        ValueError: there is no tokenizer, no such file, no template in it, or Jinja cannot read the template.
     """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot have a chat template either")
     if not isinstance(template, str | os.PathLike):
         raise TypeError(f"chat_template is of type {type(template).__name__}: expected a path, or a template's text")
+    # No template is without a brace, and few paths have one.
     if isinstance(template, os.PathLike) or "{" not in template:
         template = _template_of(Path(template).expanduser())
     from jinja2 import TemplateSyntaxError
@@ -77,10 +75,8 @@ def _template_of(file: Path) -> str:
         text = file.read_text(encoding="utf-8")
         text = read_object(file).get("chat_template") if file.suffix == ".json" else text
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"chat_template is {str(file)!r}, which cannot be read ({error}): expected the path of a Jinja template, "
-            "or its text"
-        ) from error
+        expected = "expected the path of a Jinja template, or its text"
+        raise ValueError(f"chat_template is {str(file)!r}, which cannot be read ({error}): {expected}") from error
     if not isinstance(text, str):
         raise ValueError(f"{file} has no text under 'chat_template': expected a Jinja template there")
     return text

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxspec.weights.loading as models
-from jaxspec.core import token_ids
 from jaxspec.nets import net_of
 from jaxspec.weights import orbax, tokenizers
 from jaxspec.weights.tensors import CheckpointError
@@ -22,7 +21,7 @@ class Vocabulary(NamedTuple):
         folder: the model's.
         tokenizer: a Hugging Face tokenizer.
         size: number of ids: the width of the logits, those that only pad it included.
-        start_token: what the rows of an encoder-decoder begin with; None for a decoder-only model.
+        start_token: the token that rows of an encoder-decoder begin with; None for a decoder-only model.
     """
 
     folder: Path
@@ -35,8 +34,8 @@ def load(source: str | Path) -> Vocabulary:
     """Loads the vocabulary of a model: of a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a hub id.
 
     Args:
-        source: as `jaxspec.load` takes it. A model of the hub is downloaded whole. A Hugging Face folder may lack its
-            weights.
+        source: a path, a name or a hub id, for `jaxspec.load`. A model of the hub is downloaded whole. A Hugging Face
+            folder may lack its weights.
 
     Raises:
         CheckpointError: there is no such model, or it has no tokenizer that can be used.
@@ -46,19 +45,16 @@ def load(source: str | Path) -> Vocabulary:
         >>> vocabulary.size, len(vocabulary.tokenizer), vocabulary.start_token
         (8192, 8192, 0)
     """
+    # Weights are not read: a table of n-grams needs the ids alone.
     path = models.find(source)
     reader = models.format_of(path).open(path)
     config, tokenizer = reader.config(), reader.tokenizer()
     if tokenizer is None:
         expected = ", ".join(tokenizers.FILES)
         raise CheckpointError(f"{reader.path} has no tokenizer: expected one of {expected} {reader.tokenizer_place}")
-    if (ids := token_ids.size(tokenizer)) > config.vocab_size:
-        raise CheckpointError(
-            f"{reader.path}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}"
-        )
-    return Vocabulary(
-        reader.path, tokenizer, config.vocab_size, net_of(config).language_model(config).limits.start_token
-    )
+    tokenizers.check_size(reader.path, tokenizer, config.vocab_size)
+    start = net_of(config).language_model(config).limits.start_token
+    return Vocabulary(reader.path, tokenizer, config.vocab_size, start)
 
 
 @contextlib.contextmanager

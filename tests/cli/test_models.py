@@ -15,7 +15,7 @@ from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import decoder, t5
 from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import hf_families, loading, orbax
+from jaxspec.weights import hf_families, loading, orbax, quantisation
 
 runner = CliRunner()
 T5 = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=2)
@@ -36,10 +36,10 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     row = memory.of_config("it", config)
     assert row.parameters == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     assert row.memory_bytes["float32"] == nbytes(params)
-    narrow = jax.eval_shape(lambda p: orbax.cast(p, jnp.bfloat16), params)
+    narrow = jax.eval_shape(lambda p: quantisation.quantise(p, jnp.bfloat16), params)
     assert row.memory_bytes["bfloat16"] == nbytes(narrow) < nbytes(params)
-    assert row.memory_bytes["int8"] == nbytes(jax.eval_shape(lambda p: orbax.cast(p, jnp.int8), params))
-    small = jax.eval_shape(lambda p: orbax.cast(p, jnp.int4), params)
+    assert row.memory_bytes["int8"] == nbytes(jax.eval_shape(lambda p: quantisation.quantise(p, jnp.int8), params))
+    small = jax.eval_shape(lambda p: quantisation.quantise(p, jnp.int4), params)
     halves = sum(math.prod(x.shape) // 2 for x in jax.tree.leaves(small) if x.dtype == jnp.int4)
     assert row.memory_bytes["int4"] == nbytes(small) - halves
 

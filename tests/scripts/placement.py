@@ -20,7 +20,7 @@ from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
 from jaxspec.nets import axes_of, decoder, quantised, t5
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import huggingface, orbax, quantisation
 from jaxspec.weights.loading import find
 
 ROWS, GAMMA, NEW = 4, 2, 32
@@ -39,7 +39,7 @@ def random(kind, mesh=None, dtype="float32", seed=0):
     """A random model, and the same on a mesh."""
     net, config = NETS[kind]
     params = jax.tree.map(lambda x: 2 * x, net.init(config, jax.random.key(seed)))  # texts that vary
-    params = orbax.cast(params, dtype)
+    params = quantisation.quantise(params, dtype)
     if mesh is not None:
         params = jax.tree.map(sharding.put, params, sharding.parameters(params, axes_of(config), mesh))
     return Model(net.language_model(config), params, None, config, kind)

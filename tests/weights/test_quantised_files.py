@@ -129,7 +129,7 @@ def changed(**weights):
 )
 def test_other_quantisations_are_refused_by_name(config, message):
     with pytest.raises(ValueError, match=rf"\(quantization_config\): .*{message}.* or dtype=\"int8\", or a GGUF"):
-        quantised_files.check({"quantization_config": config})
+        quantised_files.scheme_of({"quantization_config": config})
 
 
 GROUPED = decoder.decoder_config(24, 64, 96, layers=1, heads=2, kv_heads=1, head_dim=16)

@@ -160,7 +160,7 @@ def test_what_was_never_finished_is_refused(checkpoint, suffix):
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: expected a folder that T5X wrote"):
-        t5x.restore(tmp_path / "nowhere")
+        t5x.open_model(tmp_path / "nowhere")
 
 
 @pytest.mark.slow

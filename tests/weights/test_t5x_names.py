@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import t5x_arrays, t5x_names
+from jaxspec.weights import t5x_names
 from jaxspec.weights.hf_families import t5 as family
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.t5x_files import (
@@ -39,26 +39,29 @@ def test_published_sizes_are_told_by_their_shapes():
         small = Network(vocabulary.get(name, 32128), *numbers)
         network = small._replace(mlp_activations=("relu",), logits_via_embedding=True) if name == "t5-small" else small
         shapes = shapes_of(network)
-        stored = {key: t5x_arrays.Stored(shape, "float32", pytest.fail) for key, shape in shapes.items()}
-        config, layout = t5x_names.infer(Path(name), stored)
+        config = t5x_names.infer(Path(name), shapes)
         assert config == (family.SIZES | family.MT5_SIZES)[name]
-        assert {key: entry.shape for key, entry in t5x_names.entries(config, layout).items()} == shapes
+        assert {tensor.name for tensor in t5x_names.names(config).values()} == shapes.keys()
 
 
 def test_arrays_of_another_model_are_listed(checkpoint):
     def change(target):
         del target["decoder"]["layers_1"]["mlp"]["wi_1"]
         target["decoder"]["layers_1"]["mlp"]["wi_2"] = {"kernel": np.ones((8, 12), np.float32)}
-        target["encoder"]["encoder_norm"]["scale"] = np.ones(9, np.float32)
 
     rewrite(checkpoint, change)
     with pytest.raises(CheckpointError) as caught:
         jaxspec.load(checkpoint)
     message = str(caught.value)
-    assert "checkpoint_1000: the arrays are not those of the T5 of their names and shapes" in message
+    assert "checkpoint_1000: the weights are not those of the T5 of its names and shapes" in message
     assert "missing (1): decoder/layers_1/mlp/wi_1/kernel" in message
     assert "unexpected (1): decoder/layers_1/mlp/wi_2/kernel" in message
-    assert "wrong (1): encoder/encoder_norm/scale is [9], expected [8]" in message
+
+
+def test_an_array_of_another_shape_is_named(checkpoint):
+    rewrite(checkpoint, lambda target: target["encoder"]["encoder_norm"].update(scale=np.ones(9, np.float32)))
+    with pytest.raises(CheckpointError, match=r"wrong \(1\): encoder/encoder_norm/scale is \[9\], expected \[8\]"):
+        jaxspec.load(checkpoint)
 
 
 def test_no_t5_at_all(checkpoint):
@@ -72,6 +75,16 @@ def test_heads_that_do_not_fit(checkpoint):
     rewrite(checkpoint, lambda target: target["encoder"].update(relpos_bias=bias))
     with pytest.raises(CheckpointError, match=r"query/kernel is \[8, 6\], which is not made for the 5 heads"):
         jaxspec.load(checkpoint)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_heads_of_another_count_are_not_cut_anew(stacked, tmp_path):
+    """3 heads of 2 have as many columns as 2 of 3: the bias says which they are."""
+    arrays = scalable(arrays_of(V11), V11, stacked)
+    for name in [name for name in arrays if name.endswith("attention/query/kernel")]:
+        arrays[name] = arrays[name].reshape(*arrays[name].shape[:-2], 3, 2)
+    with pytest.raises(CheckpointError, match=r"query/kernel is \[8, .*3, 2\], which is not made for the 2 heads"):
+        jaxspec.load(write_legacy(tmp_path, 1, arrays, inside=("",)))
 
 
 def test_integers_are_refused(checkpoint):
@@ -88,6 +101,7 @@ def test_biases_of_each_layer_are_refused_where_they_differ(stacked, tmp_path):
     arrays = scalable(arrays_of(V11), V11, stacked)
     name = f"decoder/{'decoder' if stacked else 'layers_1'}/relpos_bias/rel_embedding"
     arrays[name] = arrays[name].copy()
-    arrays[name][0, -1] += 1
-    with pytest.raises(CheckpointError, match=f"{name} differs from layer to layer, as in umT5"):
+    arrays[name][(0, 1, 0) if stacked else (0, 0)] += 1
+    first, second = (f"decoder/layers_{i}/relpos_bias/rel_embedding" for i in (0, 1))
+    with pytest.raises(CheckpointError, match=f"{second} differs from {first}, which it should repeat.*umT5"):
         jaxspec.load(write_legacy(tmp_path, 1, arrays, inside=("",)))

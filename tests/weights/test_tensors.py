@@ -38,8 +38,8 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
     alive, most = set(), [0]
     shards = tensors.shards
 
-    def watched(shard):
-        for name, x in shard.read():
+    def watched(shard, names):
+        for name, x in shard.load(names):
             alive.add(name)
             weakref.finalize(x, alive.discard, name)
             most[0] = max(most[0], len(alive))
@@ -47,7 +47,9 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
             del x
 
     monkeypatch.setattr(
-        tensors, "shards", lambda folder: [s._replace(read=lambda s=s: watched(s)) for s in shards(folder)]
+        tensors,
+        "shards",
+        lambda folder: [s._replace(load=lambda names, s=s: watched(s, names)) for s in shards(folder)],
     )
     huggingface.restore(saved, dtype)
     assert most[0] == 2

@@ -17,17 +17,11 @@ class FamilyError(ValueError):
 
 
 class Tensor(NamedTuple):
-    """The place of a parameter of ours in a Hugging Face checkpoint.
-
-    Attributes:
-        name: of the tensor.
-        transposed: whether it is stored [in, out]; ours are [out, in].
-        part: (i, n) says that the parameter is the i-th of n equal parts of the (untransposed) tensor's first axis.
-    """
+    """The place of a parameter of ours in a Hugging Face checkpoint."""
 
     name: str
-    transposed: bool = False
-    part: tuple[int, int] = (0, 1)
+    transposed: bool = False  # whether it is stored [in, out]; ours are [out, in]
+    part: tuple[int, int] = (0, 1)  # (i, n): the i-th of n equal parts of the (untransposed) tensor's first axis
 
 
 class Family(NamedTuple):
@@ -35,7 +29,7 @@ class Family(NamedTuple):
 
     Attributes:
         title: for people.
-        model_types: what a config.json says in "model_type".
+        model_types: the values of "model_type" in config.json.
         read: config.json -> configuration of the network. Raises FamilyError where the network would compute
             something else.
         write: configuration -> config.json; of a configuration that the family cannot express, anything.
@@ -108,11 +102,13 @@ def check(table: dict) -> None:
     for key, value in table.items():
         if value is None or key in MAY_BE_ZERO:
             continue
+        # bool is an int in Python, and in JSON it is none.
         number: Any = value if type(value) in (int, float) else float("nan")  # compares as neither small nor large
         by_layer = isinstance(value, list) and len(value) > 0  # a size of each layer, which the family reads
         is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not by_layer
         if is_count and not (isinstance(number, int) and 1 <= number <= LARGEST):
             raise FamilyError(f"{key} is {value!r}: expected a positive integer")
+        # Tables and lists are made with an entry for each, before any tensor is looked at.
         most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
         if is_count and number > most:
             raise FamilyError(f"{key} is {value}: expected at most {most:,}")
@@ -136,6 +132,26 @@ def need(table: Mapping[str, Any], key: str) -> Any:
     return table[key]
 
 
+def read_keys(table: Mapping[str, Any], keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
+    """Reads entries into fields of a network; null is no value, and a field without a default is needed.
+
+    >>> read_keys({"n_embd": 64, "n_head": None}, {"dim": "n_embd", "heads": "n_head"}, heads=4)
+    {'dim': 64, 'heads': 4}
+    """
+    fields = {}
+    for field, key in keys.items():
+        value = need(table, key) if field not in defaults else table.get(key)
+        default = defaults.get(field)
+        convert = {bool: bool, float: float}.get(type(default))
+        fields[field] = default if value is None else convert(value) if convert else value
+    return fields
+
+
+def write_keys(config: Any, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Writes what `read_keys` reads."""
+    return {key: getattr(config, field) for field, key in keys.items()}
+
+
 def only(table: dict, **expected: Any) -> None:
     """Refuses values that change what a model computes in a way that the network does not have; null is no value.
 
@@ -149,12 +165,7 @@ def only(table: dict, **expected: Any) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object.
-
-    Raises:
-        FamilyError: it holds something else.
-        ValueError: it is no JSON.
-    """
+    """Reads a JSON file that holds an object."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:

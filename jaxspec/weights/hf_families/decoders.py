@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
 from jaxspec.nets.rotary import SCALINGS, yarn_magnitude
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder, period
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, FamilyError, Tensor, activation, need, only
+from jaxspec.nets.uniform import UniformDecoder, period, uniform_decoder
+from jaxspec.weights.hf_families import common
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor, need, only
+
+KEYS = {  # the network's fields: those of config.json
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "ff_dim": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "epsilon": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+    "tied_head": "tie_word_embeddings",
+}
+ROPE = {"rope_factor": "factor"}
+LLAMA3 = {"rope_low": "low_freq_factor", "rope_high": "high_freq_factor"}
+YARN = {
+    "rope_low": "beta_slow",
+    "rope_high": "beta_fast",
+    "rope_whole": "truncate",
+    "rope_magnitude": "attention_factor",
+}
+ORIGINAL = {"rope_original": "original_max_position_embeddings"}
+ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}  # of a scaling
 
 
 def read(table: dict, **options: Any) -> DecoderConfig:
     """Reads the configuration of a config.json of any of these families; `options` are what the family adds."""
     only(table, partial_rotary_factor=1.0, use_bidirectional_attention=False)
+    # Files from before grouped queries and wide heads lack these keys.
     dim, heads = need(table, "hidden_size"), need(table, "num_attention_heads")
-    shape = {
-        "vocab_size": need(table, "vocab_size"),
-        "dim": dim,
-        "ff_dim": need(table, "intermediate_size"),
-        "layers": need(table, "num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": table.get("num_key_value_heads") or heads,
-        "head_dim": table.get("head_dim") or dim // heads,
-        "epsilon": float(table.get("rms_norm_eps", 1e-6)),
-        "max_positions": table.get("max_position_embeddings"),
-        "tied_head": bool(table.get("tie_word_embeddings", False)),
-        "activation": activation(table.get("hidden_activation") or table.get("hidden_act") or "silu"),
-    }
+    sizes = {"kv_heads": heads, "head_dim": dim // heads}
+    shape = common.read_keys(table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False)
+    shape["activation"] = common.activation(table.get("hidden_activation") or table.get("hidden_act") or "silu")
     rotary = {} if "rope_base" in options else rope(table)
     try:
         return decoder_config(**{**shape, **rotary, **options})
@@ -46,6 +62,7 @@ def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
     >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}})
     {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0}
     """
+    # transformers 5 writes rope_parameters, which hold the base, too.
     merged = {
         "rope_theta": table.get("rope_theta") or base,
         **(table.get("rope_scaling") or {}),
@@ -59,37 +76,28 @@ def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
     if kind == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
         need(table, "max_position_embeddings")
         return options
-    if kind == "yarn":
-        return options | _yarn(merged, table)
-    if kind != "default":
-        options |= {"rope_scaling": kind, "rope_factor": float(need(merged, "factor"))}
-    if kind == "llama3":
-        options |= {
-            "rope_low": float(need(merged, "low_freq_factor")),
-            "rope_high": float(need(merged, "high_freq_factor")),
-            "rope_original": int(need(merged, "original_max_position_embeddings")),
-        }
-    return options
+    if kind == "default":
+        return options
+    merged |= _yarn(merged, table) if kind == "yarn" else {}
+    fields = {field: type(getattr(UniformDecoder, field))(need(merged, key)) for field, key in ROPE_KEYS[kind].items()}
+    return options | {"rope_scaling": kind, **fields}
 
 
 def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
+    """Returns the keys of a scaling by YaRN, with what transformers takes for those that it lacks."""
     original, longest = scaling.get("original_max_position_embeddings"), table.get("max_position_embeddings")
     factor = scaling.get("factor") or (longest / original if longest and original else need(scaling, "factor"))
-    original = original or need(table, "max_position_embeddings")
     weight, overall = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    magnitude = scaling.get("attention_factor")
-    if magnitude is None:
-        magnitude = yarn_magnitude(factor)
-        if weight and overall:
-            magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
+    # As in transformers, one without the other is without effect.
+    weight, overall = (weight, overall) if weight and overall else (1.0, 0.0)
+    usual = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
     return {
-        "rope_scaling": "yarn",
-        "rope_factor": float(factor),
-        "rope_low": float(scaling.get("beta_slow") or 1),
-        "rope_high": float(scaling.get("beta_fast") or 32),
-        "rope_original": int(original),
-        "rope_whole": scaling.get("truncate", True) is not False,
-        "rope_magnitude": float(magnitude),
+        "factor": factor,
+        "original_max_position_embeddings": original or need(table, "max_position_embeddings"),
+        "beta_slow": scaling.get("beta_slow") or 1,
+        "beta_fast": scaling.get("beta_fast") or 32,
+        "truncate": scaling.get("truncate", True) is not False,
+        "attention_factor": usual if scaling.get("attention_factor") is None else scaling["attention_factor"],
     }
 
 
@@ -104,47 +112,51 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
         raise FamilyError(f"layer_types has {', '.join(sorted(odd))}: expected full_attention and sliding_attention")
     if kinds and len(kinds) != table["num_hidden_layers"]:
         raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
+    # A list of layers, where there is one, goes before the family's pattern.
     local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}
     return {"window": int(table["sliding_window"]), "local": period(local)}
 
 
-def write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
+def canonical(name: str) -> str | None:
+    """Leaves out the frequencies that old files hold, which are computed.
+
+    >>> canonical("model.layers.0.self_attn.rotary_emb.inv_freq")
+    """
+    return None if name.endswith("rotary_emb.inv_freq") else name
+
+
+def family(
+    title: str,
+    model_types: tuple[str, ...],
+    architecture: str,
+    read: Callable[[dict], DecoderConfig],
+    keys: Callable[[UniformDecoder], dict[str, Any]],
+    sizes: dict[str, Any],
+    canonical: Callable[[str], str | None] = canonical,
+) -> Family:
+    """Makes a family of what differs from others of these: `keys` writes those of config.json that it adds."""
+
+    def write(config: DecoderConfig) -> dict[str, Any]:
+        form = uniform_decoder(config)
+        return _write(form, model_types[0], architecture) | keys(form)
+
+    return Family(title, model_types, read, write, names, canonical, sizes)
+
+
+def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
     """Writes the keys of config.json that these families share, as published files have them."""
     table: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.dim,
-        "intermediate_size": config.ff_dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
+        **{key: value for key, value in common.write_keys(config, KEYS).items() if value is not None},
         "hidden_act": THEIRS[config.activation],
-        "rms_norm_eps": config.epsilon,
-        "tie_word_embeddings": config.tied_head,
         "rope_theta": config.rope_base,
     }
-    if config.max_positions is not None:
-        table["max_position_embeddings"] = config.max_positions
     if config.rope_scaling != "default":
-        table["rope_scaling"] = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
-    if config.rope_scaling == "llama3":
-        table["rope_scaling"] |= {
-            "low_freq_factor": config.rope_low,
-            "high_freq_factor": config.rope_high,
-            "original_max_position_embeddings": config.rope_original,
-        }
-    if config.rope_scaling == "yarn":
-        table["rope_scaling"] |= {
-            "beta_slow": config.rope_low,
-            "beta_fast": config.rope_high,
-            "original_max_position_embeddings": config.rope_original,
-            "truncate": config.rope_whole,
-            "attention_factor": config.rope_magnitude,
-        }
+        scaling = common.write_keys(config, ROPE_KEYS[config.rope_scaling])
+        table["rope_scaling"] = {"rope_type": config.rope_scaling, **scaling}
     return table
 
 
@@ -183,6 +195,7 @@ def layer_names(layer: LayerShape) -> dict[str, str]:
         "ff/wi": "mlp.up_proj",
         "ff/out": "mlp.down_proj",
     }
+    # A layer that reads another one's cache has no keys, and no norm of them.
     if attention.keys_are_values or attention.shares is not None:
         del matrices["attention/value"]
     if attention.shares is not None:
@@ -194,11 +207,3 @@ def layer_names(layer: LayerShape) -> dict[str, str]:
         if biased.get(path, layer.ff.bias if path.startswith("ff/") else attention.qkv_bias):
             names[f"{path}/bias"] = f"{name}.bias"
     return names
-
-
-def canonical(name: str) -> str | None:
-    """Leaves out the frequencies that old files hold, which are computed.
-
-    >>> canonical("model.layers.0.self_attn.rotary_emb.inv_freq")
-    """
-    return None if name.endswith("rotary_emb.inv_freq") else name

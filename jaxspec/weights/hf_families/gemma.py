@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
+from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import Family, only
+from jaxspec.weights.hf_families.common import only
 
 # Published files leave out what transformers has as its default.
 _DEFAULTS = {
@@ -40,6 +40,7 @@ def read_gemma3(table: dict) -> DecoderConfig:
     Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
     """
     if "text_config" in table:
+        # What both halves share lies outside of text_config.
         table = {**table["text_config"], **{key: table[key] for key in ("tie_word_embeddings",) if key in table}}
     table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **table}
     only(table, attn_logit_softcapping=None)
@@ -54,6 +55,7 @@ def read_gemma3(table: dict) -> DecoderConfig:
 
 
 def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
+    # Every pattern-th layer attends to all of the row.
     local = [(i + 1) % pattern != 0 for i in range(table["num_hidden_layers"])]
     attention_cap, logits_cap = (table.get(key) for key in _CAPS)
     return decoders.read(
@@ -68,19 +70,6 @@ def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
     )
 
 
-def write_gemma2(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    form = uniform_decoder(config)
-    return decoders.write(form, "gemma2", "Gemma2ForCausalLM") | _keys(form)
-
-
-def write_gemma3(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    form = uniform_decoder(config)
-    table = decoders.write(form, "gemma3_text", "Gemma3ForCausalLM") | _keys(form)
-    return table | {"rope_local_base_freq": form.local_rope_base or form.rope_base}
-
-
 def _keys(config: UniformDecoder) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -91,6 +80,10 @@ def _keys(config: UniformDecoder) -> dict[str, Any]:
         "sliding_window": config.window,
         "layer_types": decoders.layer_types(config),
     }
+
+
+def _gemma3_keys(config: UniformDecoder) -> dict[str, Any]:
+    return _keys(config) | {"rope_local_base_freq": config.local_rope_base or config.rope_base}
 
 
 def _whole(number: float) -> float | int:
@@ -182,13 +175,8 @@ SIZES_3 = configs(
     }
 )
 
-GEMMA2 = Family("Gemma 2", ("gemma2",), read_gemma2, write_gemma2, decoders.names, decoders.canonical, SIZES_2)
-GEMMA3 = Family(
-    "Gemma 3, text",
-    ("gemma3_text", "gemma3"),
-    read_gemma3,
-    write_gemma3,
-    decoders.names,
-    canonical_gemma3,
-    SIZES_3,
+GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _keys, SIZES_2)
+GEMMA3_TYPES = ("gemma3_text", "gemma3")
+GEMMA3 = decoders.family(
+    "Gemma 3, text", GEMMA3_TYPES, "Gemma3ForCausalLM", read_gemma3, _gemma3_keys, SIZES_3, canonical_gemma3
 )

@@ -9,25 +9,31 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, uniform_gpt
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, Tensor, activation, need, only
+from jaxspec.weights.hf_families import common
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, Tensor
+
+KEYS = {  # the network's fields: those of config.json
+    "vocab_size": "vocab_size",
+    "dim": "n_embd",
+    "ff_dim": "n_inner",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "max_positions": "n_positions",
+    "tied_head": "tie_word_embeddings",
+    "epsilon": "layer_norm_epsilon",
+    "scale_scores": "scale_attn_weights",
+    "scale_by_layer": "scale_attn_by_inverse_layer_idx",
+}
 
 
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json."""
-    only(table, add_cross_attention=False)
-    return gpt_config(
-        need(table, "vocab_size"),
-        need(table, "n_embd"),
-        table.get("n_inner") or 4 * table["n_embd"],
-        need(table, "n_layer"),
-        need(table, "n_head"),
-        need(table, "n_positions"),
-        tied_head=bool(table.get("tie_word_embeddings", True)),
-        activation=activation(table.get("activation_function", "gelu_new")),
-        epsilon=float(table.get("layer_norm_epsilon", 1e-5)),
-        scale_scores=table.get("scale_attn_weights", True) is not False,
-        scale_by_layer=bool(table.get("scale_attn_by_inverse_layer_idx", False)),
+    common.only(table, add_cross_attention=False)
+    wide = 4 * (table.get("n_embd") or 0)
+    fields = common.read_keys(
+        table, KEYS, ff_dim=wide, tied_head=True, epsilon=1e-5, scale_scores=True, scale_by_layer=False
     )
+    return gpt_config(**fields, activation=common.activation(table.get("activation_function", "gelu_new")))
 
 
 def write(config: DecoderConfig) -> dict[str, Any]:
@@ -36,17 +42,8 @@ def write(config: DecoderConfig) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": form.vocab_size,
-        "n_embd": form.dim,
-        "n_inner": form.ff_dim,
-        "n_layer": form.layers,
-        "n_head": form.heads,
-        "n_positions": form.max_positions,
+        **common.write_keys(form, KEYS),
         "activation_function": "gelu_new" if form.activation == "gelu" else THEIRS[form.activation],
-        "layer_norm_epsilon": form.epsilon,
-        "scale_attn_weights": form.scale_scores,
-        "scale_attn_by_inverse_layer_idx": form.scale_by_layer,
-        "tie_word_embeddings": form.tied_head,
     }
 
 
@@ -73,6 +70,7 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
             "ff/wi": ("mlp.c_fc", (0, 1)),
             "ff/out": ("mlp.c_proj", (0, 1)),
         }
+        # Conv1D stores [in, out].
         for part, (name, share) in matrices.items():
             tensors[f"{ours}/{part}/weight"] = Tensor(f"{theirs}.{name}.weight", transposed=True, part=share)
             tensors[f"{ours}/{part}/bias"] = Tensor(f"{theirs}.{name}.bias", part=share)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
+from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import Family
 
 
 def read(table: dict) -> DecoderConfig:
@@ -17,11 +16,8 @@ def read(table: dict) -> DecoderConfig:
     return decoders.read(table, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False)))
 
 
-def write(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    form = uniform_decoder(config)
-    table = decoders.write(form, "llama", "LlamaForCausalLM")
-    return table | {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
+def _keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
 
 
 _7B = UniformDecoder(32000, 4096, 11008, 32, 32, 32, 128, epsilon=1e-5, max_positions=4096)
@@ -47,4 +43,4 @@ SIZES = configs(
     }
 )
 
-LLAMA = Family("Llama", ("llama",), read, write, decoders.names, decoders.canonical, SIZES)
+LLAMA = decoders.family("Llama", ("llama",), "LlamaForCausalLM", read, _keys, SIZES)

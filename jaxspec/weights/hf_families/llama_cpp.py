@@ -43,11 +43,8 @@ def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dic
     """Translates a file's metadata into a config.json that `hf_families.of` reads.
 
     Args:
-        metadata: of the file, by key.
-        shapes: of its tensors, by llama.cpp's names; rows first.
-
-    Raises:
-        FamilyError: the architecture is none of ours, a key is missing, or one has a value that no network obeys.
+        metadata: the file's metadata, by key.
+        shapes: the shapes of its tensors, by llama.cpp's names; rows first.
 
     >>> config_json({"general.architecture": "rwkv7"}, {})
     Traceback (most recent call last):
@@ -64,6 +61,7 @@ def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dic
     prefix = f"{architecture}."
     keys = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     table = ARCHITECTURES[architecture](keys, shapes)
+    # What the architecture took is gone from `keys`; of the rest each has to be without effect.
     for key in sorted(keys.keys() - UNREAD):
         _only(keys, key, *NEUTRAL.get(key, ()))
     table |= {"vocab_size": shapes["token_embd.weight"][0], "tie_word_embeddings": "output.weight" not in shapes}
@@ -97,6 +95,7 @@ def _attention(keys: dict[str, Any]) -> tuple[int, int, int]:
     """Takes the model's width, its number of heads, and their width, which is the same for queries, keys and values."""
     dim, heads = _need(keys, "embedding_length"), _need(keys, "attention.head_count")
     common.check({"hidden_size": dim, "num_attention_heads": heads})
+    # llama.cpp allows other widths for values and for rotated parts; our attention has one.
     width = _take(keys, "attention.key_length", dim // heads)
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         _only(keys, key, width)
@@ -106,6 +105,7 @@ def _attention(keys: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _gpt2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    # Heads of another width than dim / heads have no place in a GPT-2.
     dim, heads, width = _attention(keys)
     _only({"attention.key_length": width}, "attention.key_length", dim // heads)
     _only(keys, "attention.head_count_kv", heads)
@@ -163,6 +163,7 @@ def _decoder(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape])
 def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
     """Takes the scaling of positions: linear unless another kind is named; YaRN's with a magnitude beside its own."""
     kind = _take(keys, "rope.scaling.type", "linear")
+    # Older files have a linear scale under a key of its own.
     factor = _take(keys, "rope.scaling.factor", _take(keys, "rope.scale_linear")) or 1.0
     original = _take(keys, "rope.scaling.original_context_length") or longest
     if kind not in ("none", "linear", "yarn"):
@@ -182,6 +183,7 @@ def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] |
 def _gemma(model_type: str, largest: int, keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Scores are divided by the root of the heads' dimension; of the largest, as its layers show, by dim / heads."""
     table = _decoder(model_type, keys, shapes)
+    # No key says it: llama.cpp, too, tells the 27B models by their number of layers.
     is_largest = table["num_hidden_layers"] == largest
     scalar = table["hidden_size"] // table["num_attention_heads"] if is_largest else table["head_dim"]
     cap = _take(keys, "final_logit_softcapping")
@@ -214,6 +216,7 @@ def _layer_types(keys: dict[str, Any], table: dict[str, Any], pattern: int) -> l
     """Takes which layers attend to a window, by the file's list; else all but every n-th do, or all, if n is 0."""
     local, layers = keys.pop("attention.sliding_window_pattern", pattern), table["num_hidden_layers"]
     common.check({"num_hidden_layers": layers})
+    # An integer n says that every n-th layer attends to all of the row.
     if not isinstance(local, list):
         local = [not local or (i + 1) % local != 0 for i in range(layers)]
     return ["sliding_attention" if x else "full_attention" for x in local]

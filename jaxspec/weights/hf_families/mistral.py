@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
+from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import Family
 
 
 def read(table: dict) -> DecoderConfig:
@@ -16,11 +15,8 @@ def read(table: dict) -> DecoderConfig:
     return decoders.read(table, **decoders.windows({"sliding_window": 4096, **table}, [True]))
 
 
-def write(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    form = uniform_decoder(config)
-    table = decoders.write(form, "mistral", "MistralForCausalLM")
-    return table | {"sliding_window": form.window if all(form.local) else None}
+def _keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"sliding_window": form.window if all(form.local) else None}
 
 
 _V1 = UniformDecoder(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
@@ -33,4 +29,4 @@ SIZES = configs(
     }
 )
 
-MISTRAL = Family("Mistral", ("mistral",), read, write, decoders.names, decoders.canonical, SIZES)
+MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _keys, SIZES)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs, uniform_decoder
+from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import Family
 
 
 def read_qwen2(table: dict) -> DecoderConfig:
@@ -23,19 +22,6 @@ def read_qwen3(table: dict) -> DecoderConfig:
     return decoders.read(table, head_norms=True, **decoders.attention_biases(table), **_windows(table))
 
 
-def write_qwen2(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    form = uniform_decoder(config)
-    return decoders.write(form, "qwen2", "Qwen2ForCausalLM") | _window_keys(form)
-
-
-def write_qwen3(config: DecoderConfig) -> dict[str, Any]:
-    """Writes the config.json of a network."""
-    form = uniform_decoder(config)
-    table = decoders.write(form, "qwen3", "Qwen3ForCausalLM") | _window_keys(form)
-    return table | {"attention_bias": form.qkv_bias}
-
-
 def _windows(table: dict) -> dict[str, Any]:
     if not table.get("use_sliding_window", False):
         return {}
@@ -47,6 +33,10 @@ def _windows(table: dict) -> dict[str, Any]:
 def _window_keys(config: UniformDecoder) -> dict[str, Any]:
     keys = {"use_sliding_window": config.window is not None, "layer_types": decoders.layer_types(config)}
     return keys if config.window is None else keys | {"sliding_window": config.window}
+
+
+def _qwen3_keys(config: UniformDecoder) -> dict[str, Any]:
+    return _window_keys(config) | {"attention_bias": config.qkv_bias}
 
 
 _0_5B = UniformDecoder(
@@ -93,13 +83,5 @@ QWEN3_SIZES = configs(
 )
 
 # MiMo (arXiv 2505.07608) is a Qwen 2 with a module for multi-token prediction beside it, which `load_drafter` reads.
-QWEN2 = Family(
-    "Qwen 2, MiMo",
-    ("qwen2", "mimo"),
-    read_qwen2,
-    write_qwen2,
-    decoders.names,
-    decoders.canonical,
-    QWEN2_SIZES,
-)
-QWEN3 = Family("Qwen 3", ("qwen3",), read_qwen3, write_qwen3, decoders.names, decoders.canonical, QWEN3_SIZES)
+QWEN2 = decoders.family("Qwen 2, MiMo", ("qwen2", "mimo"), "Qwen2ForCausalLM", read_qwen2, _window_keys, QWEN2_SIZES)
+QWEN3 = decoders.family("Qwen 3", ("qwen3",), "Qwen3ForCausalLM", read_qwen3, _qwen3_keys, QWEN3_SIZES)

@@ -6,8 +6,21 @@ from typing import Any
 
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, need
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, read_keys, write_keys
 
+KEYS = {  # the network's fields: those of config.json
+    "vocab_size": "vocab_size",
+    "dim": "d_model",
+    "ff_dim": "d_ff",
+    "heads": "num_heads",
+    "head_dim": "d_kv",
+    "encoder_layers": "num_layers",
+    "decoder_layers": "num_decoder_layers",
+    "buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+    "start_token": "decoder_start_token_id",
+    "epsilon": "layer_norm_epsilon",
+}
 FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether it is gated
     "relu": ("relu", False),
     "gated-gelu": ("gelu", True),  # by tanh
@@ -32,26 +45,13 @@ def read(table: dict) -> T5Config:
     activation, gated = FEED_FORWARD[kind]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
-    starts = (table.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
-    start = next((token for token in starts if token is not None), None)
-    layers = need(table, "num_layers")
-    shape = (
-        need(table, "vocab_size"),
-        need(table, "d_model"),
-        need(table, "d_ff"),
-        need(table, "num_heads"),
-        need(table, "d_kv"),
-        layers,
-        table.get("num_decoder_layers") or layers,
-        activation,
-        gated,
-        tied,
-        table.get("relative_attention_num_buckets", 32),
-        table.get("relative_attention_max_distance", 128),
-        need({"pad_token_id": 0, **table}, "pad_token_id") if start is None else start,
-    )
+    # transformers has the same order: the key itself, then bos_token_id, then what T5 pads with.
+    starts = (table.get(key) for key in (KEYS["start_token"], "bos_token_id"))
+    start = next((token for token in starts if token is not None), table.get("pad_token_id", 0))
+    table = table if start is None else {**table, KEYS["start_token"]: start}
+    fields = read_keys(table, KEYS, decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
     try:
-        return T5Config(*shape, scaled_head=scaled, epsilon=float(table.get("layer_norm_epsilon", 1e-6)))
+        return T5Config(**fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled)
     except ValueError as error:
         raise FamilyError(str(error)) from error
 
@@ -68,20 +68,10 @@ def write(config: T5Config) -> dict[str, Any]:
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
         "is_encoder_decoder": True,
-        "vocab_size": config.vocab_size,
-        "d_model": config.dim,
-        "d_ff": config.ff_dim,
-        "d_kv": config.head_dim,
-        "num_heads": config.heads,
-        "num_layers": config.encoder_layers,
-        "num_decoder_layers": config.decoder_layers,
+        **write_keys(config, KEYS),
         "feed_forward_proj": kinds[config.activation, config.gated],
         "tie_word_embeddings": config.tied_head,
         "scale_decoder_outputs": config.scaled_head,
-        "relative_attention_num_buckets": config.buckets,
-        "relative_attention_max_distance": config.max_distance,
-        "layer_norm_epsilon": config.epsilon,
-        "decoder_start_token_id": config.start_token,
     }
 
 
@@ -94,6 +84,7 @@ def names(config: T5Config) -> dict[str, Tensor]:
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         tensors[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
         tensors[f"{side}_bias/table"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        # PyTorch numbers the blocks of a layer; its last one is the feed-forward block.
         blocks = [("attention", "SelfAttention"), ("cross", "EncDecAttention")][: 1 if side == "encoder" else 2]
         for i in range(layers):
             ours, theirs = f"{side}_{i}", f"{side}.block.{i}.layer"
