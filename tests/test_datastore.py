@@ -69,7 +69,7 @@ def folder(tmp_path):
 
 def test_overwriting_needs_permission_and_a_crash_leaves_the_old_one(folder, monkeypatch):
     other = datastore.build([[1]], vocab_size=2)
-    with pytest.raises(DatastoreError, match="exists: pass overwrite=True"):
+    with pytest.raises(DatastoreError, match="exists: give overwrite"):
         datastore.save(folder, other, {})
     with pytest.raises(ValueError, match="a manifest holds strings"):
         datastore.save(folder, other, {"bad": None}, overwrite=True)

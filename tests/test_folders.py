@@ -177,7 +177,7 @@ def test_readers_find_what_a_kill_left_aside(tmp_path):
     folder.rename(old)
     assert datastore.load(folder).vocab_size == 2
     folder.rename(old)
-    assert "exists: pass overwrite=True" in folders.occupied(folder, "datastore", overwrite=False)
+    assert "exists: give overwrite" in folders.occupied(folder, "datastore", overwrite=False)
     old.mkdir()
     assert datastore.load(folder).vocab_size == 2
     assert old.exists()  # reading deletes nothing

@@ -73,13 +73,13 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 5_052,
-    "cli": 4_145,
+    "cli": 4_139,
     "core": 3_844,
     "decode": 4_695,
     "draft_heads": 3_573,
     "drafters": 4_746,
     "files": 646,
-    "jobs": 2_271,
+    "jobs": 2_097,
     "nets": 3_574,
     "policies": 579,
     "rules": 1_572,

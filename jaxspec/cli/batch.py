@@ -5,12 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import os
+import itertools
 import signal
-import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,31 +19,14 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec import progress as bars
-from jaxspec.cli import console, names, pair
-from jaxspec.cli.generate import COST_REPEATS
-from jaxspec.cli.main import INTERRUPTED, TERMINATED, leave
-from jaxspec.cli.options import (
-    PREFIX,
-    TARGET,
-    ChatTemplate,
-    Draft,
-    DraftDType,
-    DType,
-    Gamma,
-    MeshShape,
-    Policy,
-    Rule,
-    Stop,
-    flag,
-    group_of,
-    number,
-    sampling_options,
-    seed_number,
-    text,
-)
+from jaxspec.cli import console, drafter_names, names, options, signals
+from jaxspec.cli import pair as pairs
+from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
+from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, prepare
+from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.chunks import Chunks
 from jaxspec.jobs.files import Output, Shard, Source, Survey, check_paths, manifest_of
@@ -55,31 +37,22 @@ DESCRIBED = (  # options that a job's results depend on
     *("gamma", "policy", "rule", "max_new_tokens", "max_prompt_tokens", "too_long", "stop", "seed"),
     *("dtype", "draft_dtype", "tokens", "log_probs", "top_log_probs", "num_samples", "openai"),
 )
-
-
 ROWS_FAILED = 3  # exit code: some prompts have errors
-PATIENCE = 0.5  # seconds in which Ctrl-C may be answered in an orderly way
 GO_ON = "give the same command with --resume to go on; the rows that are done are kept"
 
 
 class Settings(NamedTuple):
-    """The options of `batch`, but for those of sampling."""
+    """The options of `batch` that a job's results depend on, but for those of sampling."""
 
     input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")]
     output: Annotated[Path, text("FOLDER", "Where the results are written.")]
-    target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
-    draft: Draft = None
-    gamma: Gamma = 3
-    policy: Policy = ""
-    rule: Rule = ""
+    pair: Pair = Pair()
     field: Annotated[str, text("NAME", "The field of a JSON line that has the prompt.")] = "prompt"
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
     prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
     slots: Annotated[int, number("Rows decoded at a time.")] = 16
-    max_new_tokens: Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
     max_prompt_tokens: Annotated[int | None, number("Longest prompt; by default what models read.")] = None
     too_long: Annotated[str, text("WHAT", "What becomes of longer prompts: error, truncate, skip.")] = "error"
-    stop: Stop = None
     chunk: Annotated[int, number("Lines of the input to a file of results.")] = 1024
     shard: Annotated[int, number("Which part of the input to decode.", least=0)] = 0
     num_shards: Annotated[int, number("Parts that the input is decoded in.")] = 1
@@ -88,11 +61,6 @@ class Settings(NamedTuple):
     tokens: Annotated[bool, flag("Write ids of tokens.", "--tokens")] = False
     num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
     openai: Annotated[bool, flag("Write lines in the form of OpenAI's batches.", "--openai")] = False
-    seed: Annotated[int, seed_number("Seed of sampling.")] = 0
-    dtype: DType = "float32"
-    draft_dtype: DraftDType = ""
-    mesh: MeshShape = None
-    chat_template: ChatTemplate = None
 
 
 @group_of("settings", Settings)
@@ -120,139 +88,154 @@ def batch(
             f"--shard is {settings.shard} of {settings.num_shards}: expected 0 to {settings.num_shards - 1}"
         )
     check_paths(settings.input)
-    draft = pair.draft_name(settings)
-    generation = pair.checked_options(settings, draft, sampling)
-    generation |= {name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")}
-    shard = Shard(settings.shard, settings.num_shards)
-    shared = None if settings.prefix is None else pair.prefix_text(settings.prefix)
-    system = shared if settings.chat else None
-    source = Source(settings.input, settings.field, settings.chat, shard, system)
-    output = Output(settings.output, shard, settings.chunk)
     err = Console(stderr=True, highlight=False)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_leaving_soon(err))
-        if output.manifest.exists():
-            stack.enter_context(output.locked())
-        output.check(resume=resume)
-        with err.status("looking through the lines"):
-            survey = source.survey()
-        total = source.count(survey.lines)
-        if survey.twice and settings.openai:
-            raise ValueError(f"{survey.twice}: expected each custom_id once")
-        if survey.twice:
-            err.print(Text(survey.twice, "yellow"), soft_wrap=True)
-        is_exact = generation["rule"] is None or generation["rule"].exact
-        if not is_exact:
-            said = f"The rule {settings.rule} is inexact: the texts need not have the target's distribution."
-            err.print(Text(said, "yellow"), soft_wrap=True)
-        with err.status("loading the models"):
-            target, drafter = pair.load(settings, draft)
-            if settings.chat:
-                inputs.check_template(target)
-            prefix = None if shared is None else pair.read_prefix(target, drafter, shared, settings.chat)
-        generation |= {"drafter": drafter, "prefix": prefix}
-        run = functools.partial(
-            generate_many,
-            target,
-            slots=settings.slots,
-            stop=settings.stop or (),
-            max_prompt_tokens=settings.max_prompt_tokens,
-            too_long=settings.too_long,
-            on_error="yield",
-            varying=survey.varying,
-        )
-        run([], **generation)  # refuses what is wrong while there is no manifest yet
-        is_new = not output.manifest.exists()
-        if is_new:
-            with err.status("looking for a line that can be decoded"):
-                _check_some_line(settings, source._replace(shard=Shard()).prompts(), survey, target, generation)
-            stack.enter_context(output.locked())
-            output.check(resume=resume)  # another process may have been faster
-        models = {"target": (settings.target, target)} | ({} if drafter is None else {"draft": (str(draft), drafter)})
-        described = {name: getattr(settings, name) for name in DESCRIBED} | sampling | {"prefix": shared}
-        output.begin(manifest_of(source, output, models, described))
-        if settings.policy.partition("=")[0] == "adaptive":
-            from jaxspec.analysis.cost import agreement
-
-            costs = output.costs(lambda: _costs(settings, source.prompts(), target, generation, err))
-            is_sampled = bool(sampling.get("temperature"))
-            together = agreement("slots", settings.slots, is_sampled, generation["rule"])
-            generation["policy"] = names.policy(settings.policy, **costs, together=together)
+    with signals.leaving_soon(lambda: _say_interrupted(err)), contextlib.ExitStack() as stack:
+        job = _prepared(settings, sampling, resume, err, stack)
         with err.status("reading the rows that are there"):
-            chunks, totals = Chunks(output, total), _Totals(max_errors)
-            for line in chunks.rows():
-                totals.add(openai.rows_of(line))
-        before, feed = chunks.num_done, _Feed(source.prompts(chunks))
-        with (
-            contextlib.closing(chunks),
-            _Bar(total, chunks) as bar,
-            _saying_how_to_go_on(err),
-            feed.until_terminated(),
-        ):
-            for rows in _by_prompt(run(feed, progress=bar.update, skipped=chunks.skip, **generation)):
-                totals.add(rows)
-                chunks.add(*_lines(rows, settings))
-                if totals.has_too_many_errors:
-                    break
+            chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
+            rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
+            before, totals = chunks.num_done, functools.reduce(Progress.plus, rows, Progress())
+        feed = _Feed(job.source.prompts(chunks))
+        with _Bar(job.total, chunks) as bar, _saying_how_to_go_on(err), feed.until_terminated():
+            totals = _decode(job, feed, chunks, totals, bar, max_errors)
         if chunks.is_complete:
-            output.finish(totals.counts.to_dict())
-    is_over = totals.has_too_many_errors and not chunks.is_complete
+            job.output.finish(totals.to_dict())
     if as_json:
-        counts = totals.counts.to_dict() | {"lines": chunks.num_done, "complete": chunks.is_complete, "exact": is_exact}
-        console.print_measured(output=str(settings.output), whole=counts, run=bar.report())
-    if before:
-        err.print(Text(f"{settings.output}: {before:,} of {total:,} lines were done before"), soft_wrap=True)
-    if chunks.is_complete and (skipped := total - totals.prompts):
-        err.print(f"{skipped:,} of {total:,} prompts are too long, and were skipped")
-    if totals.counts.truncated:
-        cut = f"{totals.counts.truncated:,} of {total:,} prompts are too long, and were cut"
-        err.print(f"{cut} (see `truncated` in their lines)")
-    if totals.first_error is not None:
-        err.print(Text(f"the first error: {totals.first_error[1]}"), soft_wrap=True)
+        counts = {"lines": chunks.num_done, "complete": chunks.is_complete, "exact": job.is_exact}
+        console.print_measured(output=str(settings.output), whole=totals.to_dict() | counts, run=bar.report())
+    is_over = max_errors is not None and totals.failed > max_errors and not chunks.is_complete
+    for sentence in _sentences(job, totals, before, chunks.is_complete):
+        err.print(Text(sentence), soft_wrap=True)
     if is_over:
         err.print(f"ended, since more than {max_errors} texts are errors: raise --max-errors, and {GO_ON}")
-    err.print(Text(bar.sentence(settings.output, totals.counts)), soft_wrap=True)
+    err.print(Text(bar.sentence(settings.output, totals)), soft_wrap=True)
     if feed.is_terminated and not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
-        raise typer.Exit(TERMINATED)
+        raise typer.Exit(signals.TERMINATED)
     if not chunks.is_complete and not is_over:
         raise ValueError(
-            f"the input had {total:,} lines when they were counted, and {chunks.num_done:,} when they were read: put "
-            f"back what it was, and {GO_ON}"
+            f"the input had {job.total:,} lines when they were counted, and {chunks.num_done:,} when they were read: "
+            f"put back what it was, and {GO_ON}"
         )
-    if totals.counts.failed:
+    if totals.failed:
         raise typer.Exit(ROWS_FAILED)
 
 
-class _Totals:
-    """The counts of the whole job, wherever it was stopped: they are those of all rows, in any order.
-
-    Args:
-        max_errors: most texts that may be errors; None for any number.
+class _Job(NamedTuple):
+    """A job that can begin.
 
     Attributes:
-        counts: the counts of texts.
-        prompts: how many prompts they are of.
-        first_error: number and error of the first prompt that has one; None if none has.
+        settings: the command's options.
+        source, output: the prompts, and the folder of the results.
+        survey: the input, looked through once.
+        target: the model.
+        generation: the options of `generate_many` that `prepare` takes, and `num_samples`.
     """
 
-    def __init__(self, max_errors: int | None):
-        self.counts, self.prompts, self._max_errors = Progress(), 0, max_errors
-        self.first_error: tuple[int, str] | None = None
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Counts the rows of a prompt."""
-        for row in rows:
-            self.counts = self.counts.plus(row)
-            self.prompts += row.get("sample", 0) == 0
-            if row["error"] is not None:
-                error = row["number"], row["error"]
-                self.first_error = min(self.first_error or error, error)
+    settings: Settings
+    source: Source
+    output: Output
+    survey: Survey
+    target: Model
+    generation: dict[str, Any]
 
     @property
-    def has_too_many_errors(self) -> bool:
-        """Says whether the job is to end."""
-        return self._max_errors is not None and self.counts.failed > self._max_errors
+    def total(self) -> int:
+        """Counts the lines of this part."""
+        return self.source.count(self.survey.lines)
+
+    @property
+    def is_exact(self) -> bool:
+        """Says whether texts have the target's distribution."""
+        return self.generation["rule"] is None or self.generation["rule"].exact
+
+    def results(self, prompts: Iterable[Any], **calls: Callable[..., Any]) -> Iterator[Completion]:
+        """Decodes prompts; `calls` are functions to be told of progress and of lines that are skipped."""
+        s = self.settings
+        fixed: dict[str, Any] = {"max_prompt_tokens": s.max_prompt_tokens, "too_long": s.too_long, "on_error": "yield"}
+        fixed |= {"slots": s.slots, "stop": s.pair.stop or (), "varying": self.survey.varying}
+        return generate_many(self.target, prompts, **fixed, **calls, **self.generation)
+
+    def prepared(self, rows: int, without: tuple[str, ...] = ()) -> Prepared:
+        """Prepares a generation of some rows, without some of the options."""
+        fixed = {name: value for name, value in self.generation.items() if name not in ("num_samples", *without)}
+        return prepare(self.target, [[0]] * rows, **fixed)
+
+    def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> Reader:
+        """Reads prompts as the job does, a block of as many as there are slots at a time."""
+        s = self.settings
+        limits = limits_of(prepared, s.pair.max_new_tokens, s.max_prompt_tokens, s.too_long)
+        return Reader(self.target, prompts, limits, s.slots, self.generation)
+
+
+def _prepared(
+    settings: Settings, sampling: dict[str, Any], resume: bool, err: Console, stack: contextlib.ExitStack
+) -> _Job:
+    """Checks all that can be wrong with a job before its first row, and writes its manifest; `stack` holds its lock."""
+    pair = pairs.with_drafter(settings.pair)
+    generation = pairs.checked_options(pair, sampling)
+    generation |= {name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")}
+    shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
+    shard, system = Shard(settings.shard, settings.num_shards), shared if settings.chat else None
+    source = Source(settings.input, settings.field, settings.chat, shard, system)
+    output = Output(settings.output, shard, settings.chunk)
+    if output.manifest.exists():
+        stack.enter_context(output.locked())
+    output.check(resume=resume)
+    with err.status("looking through the lines"):
+        survey = source.survey()
+    if survey.twice and settings.openai:
+        raise ValueError(f"{survey.twice}: expected each custom_id once")
+    if survey.twice:
+        err.print(Text(survey.twice, "yellow"), soft_wrap=True)
+    with err.status("loading the models"):
+        target, drafter = pairs.load(pair)
+        if settings.chat:
+            inputs.check_template(target)
+        prefix = None if shared is None else pairs.read_prefix(target, drafter, shared, settings.chat)
+    job = _Job(settings, source, output, survey, target, generation | {"drafter": drafter, "prefix": prefix})
+    if not job.is_exact:
+        inexact = f"The rule {pair.rule} is inexact: the texts need not have the target's distribution."
+        err.print(Text(inexact, "yellow"), soft_wrap=True)
+    job.results([])  # refuses what is wrong while there is no manifest yet
+    if not output.manifest.exists():
+        with err.status("looking for a line that can be decoded"):
+            _check_some_line(job)
+        stack.enter_context(output.locked())
+        output.check(resume=resume)  # another process may have been faster
+    with err.status("reading the models' files"):
+        output.begin(manifest_of(source, output, *_description(settings, pair, shared, sampling)))
+    if pair.policy.partition("=")[0] == "adaptive":
+        from jaxspec.analysis.cost import agreement
+
+        costs = output.costs(lambda: _costs(job, err))
+        together = agreement("slots", settings.slots, bool(sampling.get("temperature")), generation["rule"])
+        job = job._replace(
+            generation=job.generation | {"policy": names.policy(pair.policy, **costs, together=together)}
+        )
+    return job
+
+
+def _description(
+    settings: Settings, pair: Pair, shared: str | None, sampling: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a job's models, each as its name and the digests of its files, and its options."""
+    models: dict[str, Any] = {"target": [pair.target, drafter_names.digests_of(pair.target)]}
+    if pair.draft is not None:
+        models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
+    options_of_job = {name: value for name, value in options.flat(settings).items() if name in DESCRIBED}
+    template = None if pair.chat_template is None else digests.of_file(Path(pair.chat_template))
+    return models, options_of_job | sampling | {"prefix": shared, "chat_template": template}
+
+
+def _decode(job: _Job, feed: _Feed, chunks: Chunks, totals: Progress, bar: _Bar, max_errors: int | None) -> Progress:
+    """Decodes the prompts that are missing, and writes their rows; returns the counts of all."""
+    for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
+        totals = functools.reduce(Progress.plus, rows, totals)
+        chunks.add(*_lines(rows, job.settings))
+        if max_errors is not None and totals.failed > max_errors:
+            break
+    return totals
 
 
 def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
@@ -269,21 +252,26 @@ def _lines(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any
     """Returns the lines to write for a prompt."""
     if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
-    return [openai.response(rows, settings.target)] if settings.openai else rows
+    return [openai.response(rows, settings.pair.target)] if settings.openai else rows
 
 
-def _check_some_line(
-    settings: Settings, prompts: Iterator[Line], survey: Survey, target: Model, generation: dict[str, Any]
-) -> None:
-    """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a length.
+def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> Iterator[str]:
+    """Says what a user should know of a job that has ended, but for its counts."""
+    if before:
+        yield f"{job.settings.output}: {before:,} of {job.total:,} lines were done before"
+    if is_complete and (skipped := job.total - totals.prompts):
+        yield f"{skipped:,} of {job.total:,} prompts are too long, and were skipped"
+    if totals.truncated:
+        cut = f"{totals.truncated:,} of {job.total:,} prompts are too long, and were cut"
+        yield f"{cut} (see `truncated` in their lines)"
+    if totals.first_error is not None:
+        yield f"the first error: {totals.first_error[1]}"
 
-    Raises:
-        ValueError: what is wrong with the first line.
-    """
-    prepared = prepare(target, [[0]], **{name: value for name, value in generation.items() if name != "num_samples"})
-    limits = limits_of(prepared, settings.max_new_tokens, settings.max_prompt_tokens, settings.too_long)
-    reader, first = Reader(target, prompts, limits, settings.slots, generation), None
-    while ahead := reader.peek(settings.slots):
+
+def _check_some_line(job: _Job) -> None:
+    """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a length."""
+    reader, first = job.reader(job.prepared(1), job.source._replace(shard=Shard()).prompts()), None
+    while ahead := reader.peek(job.settings.slots):
         if any(request.error is None for request in ahead):
             return
         first = first or ahead[0].error
@@ -291,43 +279,14 @@ def _check_some_line(
     if reader.error is not None:
         raise reader.error
     raise ValueError(
-        f"none of the {survey.lines:,} lines can be decoded, and nothing was written. "
+        f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. "
         + ("All prompts are too long" if first is None else f"The first: {first}")
     )
 
 
-@contextlib.contextmanager
-def _leaving_soon(err: Console) -> Iterator[None]:
-    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a device.
-
-    Only the main thread answers signals, and only between two steps of Python. The operating system's own handler
-    writes them to a pipe at once. A thread reads it, and gives the main thread some time. Rows that are done are on the
-    disk by then, and what is half-written is dropped when the job goes on.
-    """
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield
-        return
-    source, sink = os.pipe()
-    os.set_blocking(sink, False)
-    has_left = threading.Event()
-
-    def watch() -> None:
-        while numbers := os.read(source, 64):
-            if signal.SIGINT in numbers and not has_left.wait(PATIENCE):
-                err.show_cursor()
-                err.print(f"interrupted: {GO_ON}")
-                leave(INTERRUPTED)
-
-    watcher, former = threading.Thread(target=watch, daemon=True), signal.set_wakeup_fd(sink)
-    watcher.start()
-    try:
-        yield
-    finally:
-        has_left.set()
-        signal.set_wakeup_fd(former)
-        os.close(sink)  # which ends the thread
-        watcher.join()
-        os.close(source)
+def _say_interrupted(err: Console) -> None:
+    err.show_cursor()
+    err.print(f"interrupted: {GO_ON}")
 
 
 @contextlib.contextmanager
@@ -335,47 +294,43 @@ def _saying_how_to_go_on(err: Console) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"interrupted: {GO_ON}")
+        _say_interrupted(err)
         raise
 
 
-def _costs(
-    settings: Settings, prompts: Iterator[Any], target: Model, options: dict[str, Any], err: Console
-) -> dict[str, Any]:
+def _costs(job: _Job, err: Console) -> dict[str, Any]:
     """Measures what rounds cost when the slots are full of the job's first prompts."""
     from jaxspec.analysis.cost import policy_costs
 
-    prefix = options["prefix"]
-    fixed: dict[str, Any] = {name: value for name, value in options.items() if name not in ("policy", "num_samples")}
-    prepared = prepare(target, [[0]] * settings.slots, **fixed)
-    limits = limits_of(prepared, settings.max_new_tokens, settings.max_prompt_tokens, settings.too_long)
-    ahead = Reader(target, prompts, limits, settings.slots, options).peek(settings.slots)
-    rows = [request.row._replace(max_new_tokens=prepared.max_new_tokens) for request in ahead if not request.error]
+    slots, prefix = job.settings.slots, job.generation["prefix"]
+    prepared = job.prepared(slots, without=("policy",))
+    reader = job.reader(prepared, job.source.prompts())
+    rows = [request.row for request in reader.peek(slots) if not request.error]
+    rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
     if not rows:
         rows = [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
 
     def width_of(tokens: int) -> int:
         return prepared.widths(tokens)[0]
 
-    most = limits.prompt if settings.max_prompt_tokens else None
+    most = reader.limits.prompt if job.settings.max_prompt_tokens else None
 
     def begin(prepared: Prepared) -> State:
         of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
         width = width_of(most or max(len(row.tokens) for row in rows))
-        return Slots(prepared._replace(request=of_a_row), width, settings.slots, group=1, rounds=1).fill(rows)
+        return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(rows)
 
     while True:
         try:
             with err.status("measuring what passes cost"):
                 costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
-            break
+            return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
         except inputs.NotEnoughMemory:  # of the widest prompts, which will be errors of the job
             widest = max(width_of(len(row.tokens)) for row in rows)
             narrower = [row for row in rows if width_of(len(row.tokens)) < widest]
             if most or not narrower:
                 raise
             rows = narrower
-    return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 
 class _Feed:
@@ -390,21 +345,12 @@ class _Feed:
             if self.is_terminated:
                 return
 
-    @contextlib.contextmanager
-    def until_terminated(self) -> Iterator[None]:
+    def until_terminated(self) -> contextlib.AbstractContextManager[None]:
         """Has SIGTERM end the prompts, while the block runs."""
+        return signals.answered(signal.SIGTERM, self._end)
 
-        def terminate(*_: Any) -> None:
-            self.is_terminated = True
-
-        if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-            yield
-            return
-        former = signal.signal(signal.SIGTERM, terminate)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, former)
+    def _end(self) -> None:
+        self.is_terminated = True
 
 
 class _Bar:

@@ -11,58 +11,31 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from jaxspec import files
-from jaxspec.cli import console, entries, pair
-from jaxspec.cli.options import (
-    TARGET,
-    ChatTemplate,
-    Draft,
-    DraftDType,
-    DType,
-    Gamma,
-    MeshShape,
-    Policy,
-    Rule,
-    Stop,
-    group_of,
-    number,
-    sampling_options,
-    seed_number,
-    text,
-)
+from jaxspec.cli import console, entries, signals
+from jaxspec.cli import pair as pairs
+from jaxspec.cli.options import group_of, sampling_options, text
+from jaxspec.cli.pair import Pair
 from jaxspec.cli.prefill import LONG
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
 from jaxspec.decode.generate import Piece
 
 
-class Settings(NamedTuple):
-    """The options of `chat`, but for those of sampling."""
-
-    target: Annotated[str, text("MODEL", "A model tuned to chat: a folder, a hub id, a .gguf file.")] = TARGET
-    draft: Draft = None
-    gamma: Gamma = 3
-    policy: Policy = ""
-    rule: Rule = ""
-    system: Annotated[str | None, text("TEXT", "The system's message.")] = None
-    max_new_tokens: Annotated[int, number("Most tokens of an answer.", "--max-new-tokens", "-n")] = 512
-    stop: Stop = None
-    seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same answers.")] = 0
-    dtype: DType = "float32"
-    draft_dtype: DraftDType = ""
-    mesh: MeshShape = None
-    chat_template: ChatTemplate = None
-
-
-@group_of("settings", Settings)
+@group_of("pair", Pair, max_new_tokens=512)
 @sampling_options
-def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
+def chat(
+    pair: Pair,
+    system: Annotated[str | None, text("TEXT", "The system's message.")] = None,
+    *,
+    sampling: dict[str, Any],
+) -> None:
     """Talk with a model: each line is a message, and its answer is printed as it comes.
 
     The chat keeps what it has read of the conversation. A line after each answer says what the answer took. Ctrl-C ends
@@ -73,18 +46,16 @@ def chat(settings: Settings, *, sampling: dict[str, Any]) -> None:
         jaxspec chat --target google/gemma-3-1b-it --draft google/gemma-3-270m-it
         jaxspec chat --target model.gguf -d prompt_lookup --system "Be brief."
     """
-    draft = pair.draft_name(settings)
-    generation = pair.checked_options(settings, draft, sampling)
+    pair = pairs.with_drafter(pair)
+    generation = pairs.checked_options(pair, sampling)
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        target, drafter = pair.load(settings, draft)
-        talk = begin(target, drafter=drafter, system=settings.system, stop=settings.stop or (), **generation)
+        target, drafter = pairs.load(pair)
+        talk = begin(target, drafter=drafter, system=system, stop=pair.stop or (), **generation)
     is_typed = sys.stdin.isatty()
     if is_typed:
-        drafts = f" with {draft}" if draft else ""
-        err.print(
-            Text(f"{settings.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the chat.", "dim")
-        )
+        drafts = f" with {pair.draft}" if pair.draft else ""
+        err.print(Text(f"{pair.target}{drafts}. /help lists commands; Ctrl-C ends an answer, Ctrl-D the chat.", "dim"))
     is_greedy = not sampling.get("temperature")
     try:
         for entry in entries.typed() if is_typed else entries.piped(sys.stdin.buffer):
@@ -120,7 +91,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
         systems = [message for message in talk.messages[:1] if message["role"] == "system"]
         if not argument:
             return str(systems[0]["content"]) if systems else "There is no system's message."
-        talk.messages[: len(systems)] = pair.system_message(argument)
+        talk.messages[: len(systems)] = pairs.system_message(argument)
         return "The next answers follow this system's message."
     if name in ("save", "load") and not argument:
         raise ValueError(f"/{name} has no FILE: expected /{name} FILE")
@@ -138,11 +109,7 @@ def command(talk: Chat, entry: entries.Entry) -> str:
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its content.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
+    """Reads a conversation that /save wrote: a JSON list of messages, each with a role and its content."""
     try:
         messages = json.loads(files.read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -191,20 +158,14 @@ def _interruption(is_typed: bool) -> Iterator[threading.Event]:
     Of a pipe no message could be typed after that: each Ctrl-C is an exception there.
     """
     event = threading.Event()
-    if not is_typed or threading.current_thread() is not threading.main_thread():
-        yield event
-        return
 
-    def interrupt(*_: Any) -> None:
+    def interrupt() -> None:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
 
-    former = signal.signal(signal.SIGINT, interrupt)
-    try:
+    with signals.answered(signal.SIGINT, interrupt, is_typed):
         yield event
-    finally:
-        signal.signal(signal.SIGINT, former)
 
 
 class Writer:

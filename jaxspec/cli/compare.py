@@ -15,7 +15,7 @@ from jaxspec.decode.generate import complete
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import BenchResult
-    from jaxspec.cli.pair import Settings
+    from jaxspec.cli.pair import Pair
     from jaxspec.decode.request import Prepared
 
 REPEATS = 5  # of each side, interleaved
@@ -23,32 +23,27 @@ CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
 IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
 
 
-def compare(prepared: Prepared, settings: Settings) -> tuple[BenchResult, BenchResult]:
+def compare(prepared: Prepared, pair: Pair, batch: int) -> tuple[BenchResult, BenchResult]:
     """Times plain and speculative decoding of prompts, a batch at a time."""
     from jaxspec.analysis import bench
     from jaxspec.analysis.result import setting_of
 
     texts = len(prepared.prompt.length)
-    setting = setting_of(prepared.replace(prefix=None), "prompts", min(settings.batch, texts))  # of whole prompts
-    setting = setting._replace(name=settings.draft or "", policy_name=settings.policy)
-    config = bench.Config(texts, REPEATS, settings.seed, ("speed", "alpha", "costs"))
+    setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))  # of whole prompts
+    setting = setting._replace(name=pair.draft or "", policy_name=pair.policy)
+    config = bench.Config(texts, REPEATS, pair.seed, ("speed", "alpha", "costs"))
     plain, speculative = bench.run(prepared.target, [setting], config=config)
     if speculative.error is not None:
         raise FloatingPointError(speculative.error)
     return plain, speculative
 
 
-def in_a_sentence(prepared: Prepared, settings: Settings, tokens: Sequence[list[int]]) -> str:
-    """Times speculative and plain decoding of the same prompts, interleaved, and reports their ratio.
-
-    Args:
-        prepared, settings: of the speculative side.
-        tokens: the texts' tokens, row by row.
-    """
+def in_a_sentence(prepared: Prepared, batch: int, tokens: Sequence[list[int]]) -> str:
+    """Times speculative and plain decoding, interleaved, and reports their ratio; `tokens` are of speculative texts."""
     from jaxspec.analysis.cost import interleave, run_all
     from jaxspec.analysis.statistics import Spread
 
-    parts = list(in_batches(prepared, settings.batch))
+    parts = list(in_batches(prepared, batch))
     sides = [[part.prepared.plain() for part in parts], [part.prepared for part in parts]]
     plain = [row for part in parts for row in complete(part.prepared.plain()).records()[: part.real]]
     run_all(sides[1])  # compiles; plain decoding has run
@@ -95,12 +90,7 @@ def agreement(result: BenchResult, tokenizer: Any) -> Text:
 
 
 def conclusion(result: BenchResult, cached: bool) -> str:
-    """Says whether speculation pays, and if not, why.
-
-    Args:
-        result: the speculative result.
-        cached: whether the target is small enough to live in a CPU's cache, and on a CPU.
-    """
+    """Says whether speculation pays, and if not, why; `cached`: the target lives in a CPU's cache."""
     speed = result.speed
     assert speed is not None
     promised = None if result.predicted is None else result.predicted.rounds

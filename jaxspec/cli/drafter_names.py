@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,57 +16,14 @@ if TYPE_CHECKING:
     from jaxspec.core import BoundDrafter, Model
 
 COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}  # orders of tables of held-out references
-OF_TARGET = ("head", "early_exit", "skip_layers")  # made of the target, whose head may be trimmed
-
-
-class Kind(NamedTuple):
-    """The form of a kind of drafter, NAME=NUMBERS:INNER.
-
-    Attributes:
-        usage: what messages say.
-        inner: how many names follow the colon.
-        models: how many of them, from the first on, must be models.
-        least, most: how many numbers may follow the =.
-    """
-
-    usage: str
-    inner: int = 0
-    models: int = 0
-    least: int = 0
-    most: int = 0
-
-
-_TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
-_TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
-_HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
-KINDS = {  # `jaxspec.drafters` has a factory of each name, which `drafter` calls with inner drafters and numbers
-    "prompt_lookup": Kind("prompt_lookup=NUMBER, the fewest tokens to match", most=1),
-    "online_ngram": Kind("online_ngram"),
-    "token_recycling": Kind("token_recycling"),
-    "suffix": Kind("suffix"),
-    "lookahead": Kind("lookahead"),
-    "jacobi": Kind("jacobi"),
-    "retrieval": Kind("retrieval:FOLDER", inner=1),
-    "head": Kind("head:FOLDER", inner=1),
-    "greedy": Kind("greedy:NAME", inner=1),
-    "share": Kind("share:NAME", inner=1, models=1),
-    "trim": Kind(_TRIM, inner=1, models=1, least=1, most=1),
-    "without_backoff": Kind("without_backoff:NAME or without_backoff=NUMBER:NAME", inner=1, models=1, most=1),
-    "tree": Kind(_TREE, inner=1, most=9),
-    "dynamic_tree": Kind("dynamic_tree:NAME or dynamic_tree=32:NAME", inner=1, most=1),
-    "sequences": Kind("sequences:NAME or sequences=4:NAME", inner=1, most=1),
-    "cascade": Kind("cascade:NAME:INNER or cascade=3:NAME:INNER", inner=2, models=1, most=1),
-    "horizontal_cascade": Kind(_HORIZONTAL, inner=2, most=1),
-    "early_exit": Kind("early_exit=4", least=1, most=1),
-    "quantised": Kind("quantised or quantised=4 (bits)", most=1),
-    "skip_layers": Kind("skip_layers=5x7:6 (attention:mlp)"),
-}
+MODEL, DRAFTER, HEAD, STORE = "model", "drafter", "head", "store"  # what the names after a colon are
 
 
 class Written(NamedTuple):
     """A drafter's name in parts: its kind, numbers after the =, names after the colon (of `skip_layers` the layers on
     either side of it), and, of a tree, how children are drawn."""
 
+    name: str
     kind: str
     numbers: tuple[int, ...] = ()
     inner: tuple[str, ...] = ()
@@ -76,8 +33,8 @@ class Written(NamedTuple):
 def parse(name: str) -> Written | None:
     """Takes a name apart; returns None if it is that of a model, and refuses what is nearly another and no path.
 
-    >>> parse("tree=4x2-mixed:debian-t5-draft")
-    Written(kind='tree', numbers=(4, 2), inner=('debian-t5-draft',), draw='mixed')
+    >>> parse("tree=4x2-mixed:debian-t5-draft")[1:]
+    ('tree', (4, 2), ('debian-t5-draft',), 'mixed')
     >>> parse("skip_layers=5x7:6").inner, parse("debian-t5-draft")
     (('5x7', '6'), None)
     >>> parse("prompt_lookp=2")
@@ -100,13 +57,13 @@ def parse(name: str) -> Written | None:
         sides = tuple(f"{written}{colon}{rest}".split(":"))
         if len(sides) > 2 or not any(sides) or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides):
             raise wrong
-        return Written(kind, inner=sides)
+        return Written(name, kind, inner=sides)
     written, _, draw = written.partition("-") if kind == "tree" else (written, "", "")
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in written.split("x")) if written else ()
-    inner = tuple(rest.split(":", form.inner - 1)) if colon else ()
-    if 0 in numbers or not form.least <= len(numbers) <= form.most or len(inner) != form.inner or "" in inner:
+    inner = tuple(rest.split(":", len(form.inner) - 1)) if colon else ()
+    if 0 in numbers or not form.least <= len(numbers) <= form.most or len(inner) != len(form.inner) or "" in inner:
         raise wrong
-    return Written(kind, numbers, inner, draw)
+    return Written(name, kind, numbers, inner, draw)
 
 
 def is_model(name: str) -> bool:
@@ -172,19 +129,43 @@ def check(name: str, dtype: str = "float32") -> None:
     from jaxspec.drafters.lookups import datastore
     from jaxspec.weights import loading
 
+    for role, inner in _leaves(name):
+        if role == MODEL:
+            names.check_model(inner, dtype)
+        elif role == STORE:
+            datastore.read_manifest(Path(inner))
+        elif not loading.is_hub_id(inner):
+            load.find(inner)
+
+
+def digests_of(name: str) -> dict[str, dict[str, str]]:
+    """Returns the digests of the files of a model or a drafter, by the names of what it is made of.
+
+    Random weights have no files: their name tells all.
+    """
+    from jaxspec.draft_heads import load
+    from jaxspec.jobs import files
+    from jaxspec.weights import loading
+
+    find = {MODEL: loading.find, STORE: Path, HEAD: load.find}
+    leaves = [(role, inner) for role, inner in _leaves(name) if not inner.startswith(names.RANDOM)]
+    return {inner: files.digests_of(find[role](inner)) for role, inner in leaves}
+
+
+def _leaves(name: str) -> Iterator[tuple[str, str]]:
+    """Yields the models, heads and datastores in a drafter's name, each with its role.
+
+    >>> list(_leaves("tree=4x2:debian-t5-draft+cascade:debian-t5-small:prompt_lookup+head:a"))
+    [('model', 'debian-t5-draft'), ('model', 'debian-t5-small'), ('head', 'a')]
+    """
     for part in parts(name):
         if part in (*COUNTED, "retrieval"):
             continue
         if (written := parse(part)) is None:
-            names.check_model(part, dtype)
-        elif written.kind == "retrieval":
-            datastore.read_manifest(Path(written.inner[0]))
-        elif written.kind == "head":
-            if not loading.is_hub_id(written.inner[0]):
-                load.find(written.inner[0])
-        elif written.kind != "skip_layers":
-            for inner in written.inner:
-                check(inner, dtype)
+            yield MODEL, part
+            continue
+        for role, inner in zip(KINDS[written.kind].inner, written.inner, strict=False):
+            yield from _leaves(inner) if role in (MODEL, DRAFTER) else [(role, inner)]
 
 
 def drafter(
@@ -202,70 +183,144 @@ def drafter(
         references: texts that n-grams are counted on, and a datastore without a folder is built of; None: both
             are refused.
     """
-    from jaxspec import drafters
-    from jaxspec.core import Model
-    from jaxspec.drafters.share_encoder import with_shared_encoder
-    from jaxspec.vocab import cross_tokenizer, trim
-
-    def model(name: str) -> Model:
-        return load(name) if target is None else with_shared_encoder(load(name), target)
-
-    if len(several := parts(name)) > 1:
-        return drafters.fallback(*[drafter(part, load, target, references) for part in several])
-    if name in (*COUNTED, "retrieval") and target is not None:
-        return _counted(name, target, references)
-    written = parse(name)
-    if written is None:
-        return model(name)
-    kind, numbers, inner, draw = written
-    if kind in OF_TARGET:
-        return _of_target(name, written, target)
-    if kind == "trim" and (trimmed := parse(inner[0])) is not None and trimmed.kind in OF_TARGET:
-        return _of_target(name, trimmed, target, head_size=numbers[0])
-    if kind == "quantised":
-        if target is None:
-            raise ValueError(f"the drafter is {name!r}, a quantised copy of the target: expected a target")
-        return drafters.quantised(target, bits=(*numbers, 8)[0]).models[0]  # the model, which others can be made of
-    if kind == "retrieval":
-        return drafters.retrieval(inner[0], target)
-    if kind == "prompt_lookup":
-        return drafters.prompt_lookup(max(3, *numbers), *numbers) if numbers else drafters.prompt_lookup()
-    if kind == "cascade":
-        middle = model(inner[0])  # for which the inner one drafts
-        return drafters.cascade(middle, drafter(inner[1], load, middle, references), gamma=(*numbers, 3)[0])
-    made_of: list[Any] = [drafter(part, load, target, references) for part in inner]
-    if not all(isinstance(part, Model) for part in made_of[: KINDS[kind].models]):
-        raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
-    if kind == "tree":
-        how: dict[str, Any] = {"draw": draw} if draw else {}
-        return drafters.tree(made_of[0], numbers or None, **how)
-    if kind == "share":
-        return made_of[0] if target is None else cross_tokenizer.share_vocabulary(made_of[0], target)
-    if kind == "trim":
-        try:
-            return trim.trim_vocabulary(made_of[0], size=numbers[0])
-        except ValueError as error:
-            raise ValueError(f"the drafter is {name!r}: {error}") from None
-    return getattr(drafters, kind)(*made_of, *numbers)
+    return Maker(load, target, references).drafter(name)
 
 
-def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> BoundDrafter:
-    """Makes a drafter that reads the target's hidden states, or has its layers, with a head of `head_size` tokens."""
-    from jaxspec import drafters
+class Maker(NamedTuple):
+    """Makes drafters by their names, with what `drafter` gets, and the target's `head` where it is trimmed."""
+
+    load: Callable[[str], Model]
+    target: Model | None
+    references: Callable[[], Sequence[str]] | None
+    head: Any = None
+
+    def drafter(self, name: str) -> Model | BoundDrafter:
+        """Makes a drafter by its name."""
+        from jaxspec import drafters
+        from jaxspec.drafters.share_encoder import with_shared_encoder
+
+        if len(several := parts(name)) > 1:
+            return drafters.fallback(*map(self.drafter, several))
+        if name in (*COUNTED, "retrieval") and self.target is not None:
+            return _counted(name, self.target, self.references)
+        if (written := parse(name)) is None:
+            return self.load(name) if self.target is None else with_shared_encoder(self.load(name), self.target)
+        if KINDS[written.kind].of_target and self.target is None:
+            raise ValueError(f"the drafter is {name!r}, which is made of the target: expected a target")
+        return KINDS[written.kind].make(drafters, self, written)
+
+    def inner(self, written: Written, index: int = 0) -> Any:
+        """Makes what a name after the colon says."""
+        from jaxspec.core import Model
+
+        inner = self.drafter(written.inner[index])
+        if KINDS[written.kind].inner[index] == MODEL and not isinstance(inner, Model):
+            raise ValueError(f"the drafter is {written.name!r}: expected a model after the colon")
+        return inner
+
+
+def _usual(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    """Calls the factory of the name with the inner drafters and the numbers; `d` is `jaxspec.drafters`."""
+    return getattr(d, w.kind)(*(m.inner(w, index) for index in range(len(w.inner))), *w.numbers)
+
+
+def _prompt_lookup(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    return d.prompt_lookup(max(3, *w.numbers), *w.numbers) if w.numbers else d.prompt_lookup()
+
+
+def _head(d: Any, m: Maker, w: Written) -> BoundDrafter:
     from jaxspec.draft_heads.load import load_drafter
+
+    assert m.target is not None
+    return load_drafter(w.inner[0], target=m.target, head=m.head)
+
+
+def _share(d: Any, m: Maker, w: Written) -> Model:
+    from jaxspec.vocab import cross_tokenizer
+
+    return m.inner(w) if m.target is None else cross_tokenizer.share_vocabulary(m.inner(w), m.target)
+
+
+def _trim(d: Any, m: Maker, w: Written) -> Model | BoundDrafter:
     from jaxspec.vocab import trim
 
-    if target is None and written.kind == "head":
-        raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
-    if target is None:
-        raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
-    head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
-    if written.kind == "head":
-        return load_drafter(written.inner[0], target=target, head=head)
-    if written.kind == "early_exit":
-        return drafters.early_exit(target, written.numbers[0], head=head)
-    layers = [tuple(map(int, side.split("x"))) if side else () for side in written.inner]
-    return drafters.skip_layers(target, *layers, head=head)
+    form = parse(w.inner[0])
+    if form is not None and form.kind in WITH_HEAD and m.target is not None:
+        return m._replace(head=trim.trim_vocabulary(m.target, size=w.numbers[0])).drafter(w.inner[0])
+    model = m.inner(w)
+    try:
+        return trim.trim_vocabulary(model, size=w.numbers[0])
+    except ValueError as error:
+        raise ValueError(f"the drafter is {w.name!r}: {error}") from None
+
+
+def _tree(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    return d.tree(m.inner(w), w.numbers or None, **({"draw": w.draw} if w.draw else {}))
+
+
+def _cascade(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    middle = m.inner(w)  # for which the other one drafts
+    return d.cascade(middle, m._replace(target=middle).inner(w, 1), gamma=(*w.numbers, 3)[0])
+
+
+def _early_exit(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    return d.early_exit(m.target, w.numbers[0], head=m.head)
+
+
+def _quantised(d: Any, m: Maker, w: Written) -> Model:
+    return d.quantised(m.target, bits=(*w.numbers, 8)[0]).models[0]  # which others can be made of
+
+
+def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
+    layers = [tuple(map(int, side.split("x"))) if side else () for side in w.inner]
+    return d.skip_layers(m.target, *layers, head=m.head)
+
+
+class Kind(NamedTuple):
+    """A kind of drafter, written NAME=NUMBERS:INNER.
+
+    Attributes:
+        usage: what messages say.
+        inner: the role of each name after the colon.
+        least, most: how many numbers may follow the =.
+        make: makes the drafter by `jaxspec.drafters`, a `Maker` and the name in parts.
+        of_target: whether it is made of the target.
+    """
+
+    usage: str
+    inner: tuple[str, ...] = ()
+    least: int = 0
+    most: int = 0
+    make: Callable[[Any, Maker, Written], Any] = _usual
+    of_target: bool = False
+
+
+_TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
+_TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
+_HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
+WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
+KINDS = {
+    "prompt_lookup": Kind("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
+    "online_ngram": Kind("online_ngram"),
+    "token_recycling": Kind("token_recycling"),
+    "suffix": Kind("suffix"),
+    "lookahead": Kind("lookahead"),
+    "jacobi": Kind("jacobi"),
+    "retrieval": Kind("retrieval:FOLDER", (STORE,), make=lambda d, m, w: d.retrieval(w.inner[0], m.target)),
+    "head": Kind("head:FOLDER", (HEAD,), make=_head, of_target=True),
+    "greedy": Kind("greedy:NAME", (DRAFTER,)),
+    "share": Kind("share:NAME", (MODEL,), make=_share),
+    "trim": Kind(_TRIM, (MODEL,), least=1, most=1, make=_trim),
+    "without_backoff": Kind("without_backoff:NAME or without_backoff=NUMBER:NAME", (MODEL,), most=1),
+    "tree": Kind(_TREE, (DRAFTER,), most=9, make=_tree),
+    "dynamic_tree": Kind("dynamic_tree:NAME or dynamic_tree=32:NAME", (DRAFTER,), most=1),
+    "sequences": Kind("sequences:NAME or sequences=4:NAME", (DRAFTER,), most=1),
+    "cascade": Kind("cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade),
+    "horizontal_cascade": Kind(_HORIZONTAL, (DRAFTER, DRAFTER), most=1),
+    "early_exit": Kind("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
+    "quantised": Kind("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
+    "skip_layers": Kind("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
+}
 
 
 def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> BoundDrafter | Model:

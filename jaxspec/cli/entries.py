@@ -63,11 +63,7 @@ def is_unfinished(written: str) -> bool:
 
 
 def check(entry: Entry) -> None:
-    """Refuses an entry whose bytes were not UTF-8, which its reader has turned into halves of characters.
-
-    Raises:
-        ValueError: with the first of these bytes.
-    """
+    """Refuses an entry whose bytes were not UTF-8, which its reader has turned into halves of characters."""
     try:
         entry.text.encode()
     except UnicodeEncodeError as error:
@@ -78,11 +74,7 @@ def check(entry: Entry) -> None:
 
 
 def piped(lines: Iterable[bytes]) -> Iterator[Entry]:
-    """Yields the entries of a pipe or a file: one a line, but for those that go on in the next. Blank ones are skipped.
-
-    Raises:
-        ValueError: quotes are open at the end.
-    """
+    """Yields the entries of a pipe or a file: a line each, unless it goes on in the next. Blank ones are skipped."""
     written = ""
     for line in lines:
         written += line.decode(files.ENCODING, "surrogateescape").rstrip("\r\n")

@@ -13,23 +13,37 @@ from rich.text import Text
 
 from jaxspec import trace as tracing
 from jaxspec.cli import compare as comparing
-from jaxspec.cli import console, names, options, pair, show
+from jaxspec.cli import console, names, options, show
+from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
-from jaxspec.cli.options import flag, group_of, number, sampling_options, text
-from jaxspec.cli.pair import Settings
+from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
+from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.cli.prefill import Prefill, cut, read_tokens
 from jaxspec.core import Model
+from jaxspec.core.checks import one_of
 from jaxspec.decode import beam_search, loop
 from jaxspec.decode.batches import Batch, in_batches
 from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.trace import Prefix, TracedRound
 
-COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 NEXT = """\
 Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
 Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"""
 STOPS = {"no": False, "yes": True, "never": "never"}
+
+
+class Settings(NamedTuple):
+    """The options of `generate`, but for those of sampling, of a search and of what is printed."""
+
+    pair: Pair = Pair()
+    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
+    batch: Annotated[int, number("Prompts decoded at a time.")] = 1
+    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
+    ban: Annotated[list[int] | None, text("ID", "A token id that is never generated; repeatable.")] = None
+    log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
+    top_log_probs: Annotated[int | None, number("With --json: also the N best tokens at each place.", least=0)] = None
+    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
 
 
 class Search(NamedTuple):
@@ -40,18 +54,25 @@ class Search(NamedTuple):
     early_stopping: Annotated[str, text("WHEN", "With --beams: no, yes or never.")] = "no"
 
 
+class Shown(NamedTuple):
+    """Options that print more than the texts."""
+
+    trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False
+    compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False
+    stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False
+
+
 @group_of("settings", Settings)
 @group_of("search", Search)
+@group_of("shown", Shown)
 @sampling_options
 def generate(
     settings: Settings,
     search: Search,
+    shown: Shown,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
     count: Annotated[int | None, number("Held-out prompts, if none are given; by default 3 short ones.")] = None,
-    trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
-    compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
-    stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
     as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False,
     *,
@@ -69,112 +90,137 @@ def generate(
         jaxspec generate --prompts prompts.txt --batch 8 --json
     """
     # A pass over the drafted beams pays on accelerators only.
-    settings = settings._replace(draft=pair.draft_name(settings, default=pair.NONE if search.beams else None))
-    if settings.prefix is not None:
-        settings = settings._replace(prefix=pair.prefix_text(settings.prefix))
-    if compare and (settings.draft is None or settings.gamma == 0):
-        raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
-    if compare and settings.stop:
-        raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
-    if (settings.log_probs or settings.top_log_probs is not None) and not as_json:
-        raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
-    if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
-        raise ValueError(f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: set -t")
-    if search.beams:
-        _check_search(search, settings, sampling, {"--trace": trace, "--compare": compare, "--stats": stats})
-    else:
-        options.refuse(options.typed(context, Search._fields), "generate without --beams")
+    pair = pairs.with_drafter(settings.pair, default=pairs.NONE if search.beams else None)
+    prefix = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
+    settings = settings._replace(pair=pair, prefix=prefix)
+    _refuse(settings, search, shown, as_json, sampling, context)
     texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
-    is_example = not texts and not (compare or settings.stop)
-    if settings.chat_template is not None and not settings.chat:
-        raise ValueError("--chat-template is for prompts that are messages: add --chat")
-    generation = pair.checked_options(settings, settings.draft, sampling)
+    is_example = not (texts or shown.compare or pair.stop)
+    generation = pairs.checked_options(pair, sampling)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         texts, prepared = _load(settings, generation, texts, count)
     if check:
-        _check_head(prepared, settings, err)
+        _check_head(prepared, pair, err)
     if search.beams:
         return _search(texts, prepared, settings, search, as_json, as_lines, out)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
-    streamed, prefill = settings.batch == 1 and not as_json, Prefill(prepared, err)
-    begin = prefill if stats or prefill.is_watched else None
-    with err.status("compiling (stored for the next call)"):
-        _warm_up(prepared, settings, streamed, begin and begin.quietly)
-    decoded, reports = decode_all(prepared, settings, streamed, begin), []
+    decoded = _decoded(prepared, settings, as_json, shown.stats, err)
     if as_json:
-        records = []
-        for prompt, (record,) in zip(texts, decoded, strict=True):
-            records.append(record)
-            reports.append(show.row_report(prompt, record, trace))
-            if as_lines:
-                console.print_json(reports[-1])
+        reports, records = _reported(texts, decoded, shown.trace, as_lines)
     else:
-        out.print(show.headline(prepared, settings))
-        if trace:
-            records = show.show_trace(texts, decoded, prepared.target, out)
-        else:
-            records = show.show_text(texts, decoded, prepared.target, out, streamed)
-        drafter = settings.draft if prepared.drafter is not None else None
-        totals = show.total(records)
-        out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
-        if stats:
-            out.print(Text(show.halves_sentence(totals)))
-        if is_example and drafter is not None:
-            with err.status("timing plain decoding beside it"):
-                sentence = comparing.in_a_sentence(prepared, settings, [record["tokens"] for record in records])
-            out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
+        records = _printed(texts, decoded, prepared, pair, shown, out)
+    if is_example and not as_json and prepared.drafter is not None:
+        with err.status("timing plain decoding beside it"):
+            sentence = comparing.in_a_sentence(prepared, settings.batch, [record["tokens"] for record in records])
+        out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
     results = None
-    if compare:
+    if shown.compare:
         with err.status("comparing with plain decoding"):
-            results = comparing.compare(prepared, settings)
+            results = comparing.compare(prepared, pair, settings.batch)
     if as_json:
-        described = settings._asdict() | {"temperature": 0.0} | sampling
+        described = options.flat(settings) | {"temperature": 0.0} | sampling
         totals = show.totals_report(prepared, described, records, results)
         console.print_json(totals if as_lines else show.whole_report(reports, totals))
     elif results is not None:
         comparing.show(*results, prepared, out)
 
 
-def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Refuses options that a search does not have."""
-    refused = shown | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
-    refused |= {"--prefix": settings.prefix is not None, "--ban": settings.ban}
-    refused |= {"--num-samples": settings.num_samples > 1}
-    refused |= {options.spelling(name): True for name in sampling}
-    if any(refused.values()):
-        named = ", ".join(name for name, value in refused.items() if value)
-        raise ValueError(f"--beams does not sample, and shows no rounds: drop {named}")
-    if search.early_stopping not in STOPS:
-        raise ValueError(f"--early-stopping is {search.early_stopping!r}: expected one of {', '.join(STOPS)}")
+def _refuse(
+    settings: Settings,
+    search: Search,
+    shown: Shown,
+    as_json: bool,
+    sampling: dict[str, Any],
+    context: typer.Context,
+) -> None:
+    """Refuses options that would be ignored, or contradict each other."""
+    pair = settings.pair
+    if shown.compare and (pair.draft is None or pair.gamma == 0):
+        raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
+    if shown.compare and pair.stop:
+        raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
+    if (settings.log_probs or settings.top_log_probs is not None) and not as_json:
+        raise ValueError("--log-probs and --top-log-probs are reported as JSON only: add --json")
+    if settings.num_samples > 1 and not sampling.get("temperature") and not search.beams:
+        raise ValueError(f"--num-samples is {settings.num_samples} at temperature 0, where all texts are one: set -t")
+    if pair.chat_template is not None and not settings.chat:
+        raise ValueError("--chat-template is for prompts that are messages: add --chat")
+    if not search.beams:
+        return options.refuse(options.typed(context, Search._fields), "generate without --beams")
+    others = ("policy", "rule", "stop", "prefix", "ban", "num_samples", *Shown._fields, *sampling)
+    options.refuse(options.typed(context, others), "--beams, which does not sample, and shows no rounds,")
+    one_of(search.early_stopping, "--early-stopping", STOPS)
+
+
+def _decoded(
+    prepared: Prepared, settings: Settings, as_json: bool, stats: bool, err: Console
+) -> Iterator[Iterable[dict[str, Any]]]:
+    """Compiles what decoding runs, and decodes; see `decode_all`."""
+    streamed, prefill = settings.batch == 1 and not as_json, Prefill(prepared, err)
+    begin = prefill if stats or prefill.is_watched else None
+    with err.status("compiling (stored for the next call)"):
+        _warm_up(prepared, settings, streamed, begin and begin.quietly)
+    return decode_all(prepared, settings, streamed, begin)
+
+
+def _reported(
+    texts: Sequence[str], decoded: Iterable[Iterable[dict[str, Any]]], trace: bool, as_lines: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the reports and the records of all prompts; prints each report as soon as it is there, if asked to."""
+    reports, records = list[dict[str, Any]](), list[dict[str, Any]]()
+    for prompt, (record,) in zip(texts, decoded, strict=True):
+        records.append(record)
+        reports.append(show.row_report(prompt, record, trace))
+        if as_lines:
+            console.print_json(reports[-1])
+    return reports, records
+
+
+def _printed(
+    texts: Sequence[str],
+    decoded: Iterable[Iterable[dict[str, Any]]],
+    prepared: Prepared,
+    pair: Pair,
+    shown: Shown,
+    out: Console,
+) -> list[dict[str, Any]]:
+    """Prints prompts with their texts, or rounds, and the counts of all; returns the records."""
+    out.print(show.headline(prepared, pair))
+    records = (show.show_trace if shown.trace else show.show_text)(texts, decoded, prepared.target, out)
+    totals = show.total(records)
+    drafter = pair.draft if prepared.drafter is not None else None
+    out.print(Text(show.totals_sentence(totals, prepared.target.name, drafter)))
+    if shown.stats:
+        out.print(Text(show.halves_sentence(totals)))
+    return records
 
 
 def _load(
     settings: Settings, generation: dict[str, Any], texts: list[str], count: int | None
 ) -> tuple[list[str], Prepared]:
     """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
-    target, drafter = pair.load(settings, settings.draft)
+    target, drafter = pairs.load(settings.pair)
     if not texts:
         texts = prompting.examples_for(target) if count is None else prompting.heldout_for(target, count)
+    texts = [text for text in texts for _ in range(settings.num_samples)]  # each is a row of its own
     generation = generation | {name: getattr(settings, name) for name in ("log_probs", "top_log_probs")}
-    if settings.num_samples > 1:
-        texts = [text for text in texts for _ in range(settings.num_samples)]  # each is then a row of its own
     if settings.ban:
         generation["banned"] = tuple(settings.ban)
     prompts: Any = texts
     if settings.chat:
-        prompts = [[*pair.system_message(settings.prefix), {"role": "user", "content": text}] for text in texts]
+        prompts = [[*pairs.system_message(settings.prefix), {"role": "user", "content": text}] for text in texts]
     if settings.prefix is not None:
-        generation["prefix"] = pair.read_prefix(target, drafter, settings.prefix, settings.chat)
+        generation["prefix"] = pairs.read_prefix(target, drafter, settings.prefix, settings.chat)
     return texts, prepare(target, prompts, drafter=drafter, **generation)
 
 
-def _check_head(prepared: Prepared, settings: Settings, err: Console) -> None:
+def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     """Measures a head's acceptance rate, and prints it."""
     from jaxspec.draft_heads import load
 
-    drafter, name = prepared.options["drafter"], settings.draft
+    drafter, name = prepared.options["drafter"], pair.draft
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
     with err.status("checking the head"):
@@ -186,13 +232,13 @@ def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
     """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
     from jaxspec.analysis.cost import agreement, policy_costs
 
-    if settings.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
+    if settings.pair.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
         return prepared
     batch = next(in_batches(prepared, settings.batch)).prepared
     costs = policy_costs(batch, repeats=COST_REPEATS)
     rows = len(batch.request.max_new_tokens)
     together = agreement("batch", rows, prepared.is_sampled, prepared.options["rule"])
-    return prepared.replace(policy=names.policy(settings.policy, **costs._asdict(), together=together))
+    return prepared.replace(policy=names.policy(settings.pair.policy, **costs._asdict(), together=together))
 
 
 def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop.Begin | None = None) -> None:
@@ -201,9 +247,9 @@ def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
     first = first._replace(request=first.request._replace(max_new_tokens=limit))
     if streamed:
-        list(pieces(first, settings.stop or (), begin=begin or loop.begin))
+        list(pieces(first, settings.pair.stop or (), begin=begin or loop.begin))
     else:
-        complete(first, settings.stop or (), begin)
+        complete(first, settings.pair.stop or (), begin)
 
 
 def decode_all(
@@ -224,9 +270,9 @@ def decode_all(
     """
     for part in in_batches(prepared, settings.batch):
         if streamed:
-            yield _stream(part.prepared, settings.stop or (), begin)
+            yield _stream(part.prepared, settings.pair.stop or (), begin)
         else:
-            yield from ((record,) for record in _complete(part, settings.stop or (), begin))
+            yield from ((record,) for record in _complete(part, settings.pair.stop or (), begin))
 
 
 def _complete(part: Batch, stop: Sequence[str], begin: Prefill | None) -> list[dict[str, Any]]:
@@ -279,7 +325,7 @@ def _search(
     """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, or as a line a prompt."""
     drafter = prepared.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):
-        raise ValueError(f"--beams takes a model that drafts, not {settings.draft}: or --draft none")
+        raise ValueError(f"--beams takes a model that drafts, not {settings.pair.draft}: or --draft none")
     stopping: Any = STOPS[search.early_stopping]
     assert search.beams is not None
     shared = {"beams": search.beams, "length_penalty": search.length_penalty, "early_stopping": stopping}
@@ -288,7 +334,7 @@ def _search(
     parts = list(in_batches(prepared, settings.batch))
     beam_search(prepared.target, parts[0].prepared.prompt, **shared)  # compiles
     if not as_json:
-        out.print(show.headline(prepared, settings), "", sep="\n")
+        out.print(show.headline(prepared, settings.pair), "", sep="\n")
     hypotheses: list[list[dict[str, Any]]] = []
     steps, passes, seconds = 0, 0, 0.0
     for part in parts:
@@ -304,7 +350,7 @@ def _search(
                 console.print_json({"prompt": texts[number], "hypotheses": hypotheses[-1]})
             elif not as_json:
                 out.print(show.hypotheses(texts[number], hypotheses[-1]), "")
-    totals = {"seconds": seconds, "settings": settings._asdict() | search._asdict()}
+    totals = {"seconds": seconds, "settings": options.flat(settings) | search._asdict()}
     if as_lines:
         console.print_json(totals)
     elif as_json:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import io
 import logging
 import os
-import re
 import signal
 import sys
-import threading
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from jaxspec.cli import console, options
+from jaxspec.cli import console, options, signals
+from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
@@ -38,7 +36,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
 }
 HELP_COLUMN = 28  # characters of an option before its help begins
 ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
-INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
+REFUSED = 2  # exit code: unusable input
 
 
 class Command(TyperCommand):
@@ -122,21 +120,11 @@ class App(typer.Typer):
         try:
             return super().__call__(*arguments, **options)
         except KeyboardInterrupt:
-            leave(INTERRUPTED)
+            signals.leave(INTERRUPTED)
         except SystemExit as end:
             if end.code in (INTERRUPTED, TERMINATED):
-                leave(end.code)
+                signals.leave(end.code)
             raise
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process with an exit code, without the interpreter's own end."""
-    with contextlib.suppress(ValueError):  # another thread than the main one ends the process
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # its reader has gone, or it is closed
-            stream.flush()
-    os._exit(code)
 
 
 app = App(
@@ -176,18 +164,17 @@ def _debugging(ctx: typer.Context) -> bool:
 
 
 def _message(error: Exception, command: Any) -> str:
-    """Writes an error with the command's options for the library's arguments."""
+    """Writes an error; one that begins with the name of an argument of the library begins with the option's."""
     flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
-    text = console.message(error).replace("pass overwrite=True", "pass --overwrite")
-    text = re.sub(r", or None( to .*)?$", "", text)  # an option is left out instead
+    text = console.message(error)
     argument, _, rest = text.partition(" ")
     return f"{flags[argument]} {rest}" if argument in flags and rest.startswith(("is ", "are ", "has ")) else text
 
 
 def prepare(environment: Mapping[str, str]) -> None:
     """Sets up signals, libraries that would print, and the cache of compiled programs; --help needs none of it."""
-    if threading.current_thread() is threading.main_thread():
+    if signals.is_main_thread():
         # so that what is half written is cleared away
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,19 +94,14 @@ def policy(text: str, **costs: Any) -> BoundPolicy:
     """
     from jaxspec import policies
 
-    name, _, number = text.partition("=")
-    if name not in POLICIES:
-        raise ValueError(f"--policy is {text!r}: expected one of {', '.join(POLICIES)}, as NAME or NAME=NUMBER")
-    if name == "constant" and not number:
-        raise ValueError("--policy constant needs a number of draft tokens: constant=3")
-    try:
-        value = {POLICIES[name]: int(number) if name == "constant" else float(number)} if number else {}
-    except ValueError:
-        raise ValueError(f"--policy is {text!r}: {number!r} is not a number of the right kind") from None
-    try:
-        return getattr(policies, name)(**(costs if name == "adaptive" else {}) | value)
-    except ValueError as error:
-        raise ValueError(f"--policy is {text!r}: {error}") from None
+    def make(name: str, *number: float) -> BoundPolicy:
+        if name == "constant" and not number:
+            raise ValueError("expected a number of draft tokens, such as constant=3")
+        is_count = name == "constant" and number[0].is_integer()
+        first = {POLICIES[name]: int(number[0]) if is_count else number[0]} if number else {}
+        return getattr(policies, name)(**(costs if name == "adaptive" else {}) | first)
+
+    return _made("--policy", text, POLICIES, make)
 
 
 def rule(text: str) -> Rule:
@@ -117,14 +113,22 @@ def rule(text: str) -> Rule:
     from jaxspec import rules
     from jaxspec.rules import catalogue
 
-    name, _, number = text.partition("=")
+    def make(name: str, *number: float) -> Rule:
+        return getattr(rules, name)(*number) if number else catalogue.RULES[name].rule
+
+    return _made("--rule", text, catalogue.RULES, make)
+
+
+def _made(option: str, text: str, expected: Iterable[str], make: Callable[..., Any]) -> Any:
+    """Makes what NAME or NAME=NUMBER says; `make` gets the name, and the number if there is one."""
+    name, _, written = text.partition("=")
+    if name not in expected:
+        raise ValueError(f"{option} is {text!r}: expected one of {', '.join(expected)}, as NAME or NAME=NUMBER")
     try:
-        value = [float(number)] if number else []
+        numbers = [float(written)] if written else []
     except ValueError:
-        name, value = "", []
-    if name not in catalogue.RULES:
-        raise ValueError(f"--rule has {text!r}: expected one of {', '.join(catalogue.RULES)}, or NAME=NUMBER")
+        raise ValueError(f"{option} is {text!r}: {written!r} is not a number") from None
     try:
-        return getattr(rules, name)(*value) if value else catalogue.RULES[name].rule
+        return make(name, *numbers)
     except ValueError as error:
-        raise ValueError(f"--rule is {text!r}: {error}") from None
+        raise ValueError(f"{option} is {text!r}: {error}") from None

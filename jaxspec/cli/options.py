@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +14,6 @@ import typer
 
 TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 PREFIX = "What all prompts begin with, read once."
-DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
-GAMMA = "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is 5."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
 GROUPS = {  # of a command with many options, by the names of their values, in the order in which help shows them
     "Prompts": (
@@ -73,14 +71,6 @@ def flag(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
-Draft = Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")]
-Gamma = Annotated[int, text("N", GAMMA, "--gamma", "-g")]
-Policy = Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, confidence=0.4, ...")]
-Rule = Annotated[str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")]
-Stop = Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")]
-DType = Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")]
-DraftDType = Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")]
-MeshShape = Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")]
 NewTokens = Annotated[int, number(NEW_TOKENS, "--max-new-tokens", "-n", least=2)]
 Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
 Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with prompts; else held-out ones.")]
@@ -173,11 +163,36 @@ def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[
 def group_of(name: str, kind: Any, **defaults: Any) -> Callable[..., Any]:
     """Adds an option for each field of a NamedTuple, as `group`; its annotations say what typer should know.
 
-    A field without a default is an option that must be given.
+    A field that is a NamedTuple itself adds its own fields. A field without a default is an option that must be given.
     """
-    hints, usual = typing.get_type_hints(kind, include_extras=True), kind._field_defaults | defaults
-    members = [_option(field, hints[field], usual.get(field, inspect.Parameter.empty)) for field in kind._fields]
-    return group(name, members, lambda group_values: kind(**group_values))
+    return group(name, _options_of(kind, defaults), functools.partial(_joined, kind))
+
+
+def _options_of(kind: Any, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+    hints, usual, members = _hints(kind), kind._field_defaults | defaults, list[inspect.Parameter]()
+    for field, hint in hints.items():
+        if hasattr(hint, "_fields"):
+            members += _options_of(hint, defaults)
+        else:
+            members.append(_option(field, hint, usual.get(field, inspect.Parameter.empty)))
+    return members
+
+
+def _joined(kind: Any, values: Mapping[str, Any]) -> Any:
+    parts = {field: _joined(hint, values) for field, hint in _hints(kind).items() if hasattr(hint, "_fields")}
+    return kind(**{field: values[field] for field in kind._fields if field not in parts}, **parts)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def flat(settings: Any) -> dict[str, Any]:
+    """Returns the values of a NamedTuple of options, and of those within it, by their names."""
+    names = dict[str, Any]()
+    for name, value in settings._asdict().items():
+        names |= flat(value) if hasattr(value, "_fields") else {name: value}
+    return names
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,142 +5,82 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import (
-    PREFIX,
-    TARGET,
-    ChatTemplate,
-    Draft,
-    DraftDType,
-    DType,
-    Gamma,
-    MeshShape,
-    Policy,
-    Rule,
-    Stop,
-    flag,
-    number,
-    refuse,
-    seed_number,
-    text,
-)
+from jaxspec.cli.options import TARGET, ChatTemplate, refuse, seed_number, text
 from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
     from jaxspec.core import BoundDrafter, Model
     from jaxspec.decode.shared_prefix import SharedPrefix
 
+COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 NONE = "none"  # as the name of a drafter: plain decoding
+DRAFTS = "What drafts: a model, prompt_lookup, head:DIR, tree:MODEL, ...; none."
+GAMMA = "Draft tokens a round (at most, with --policy). 3 suits the shipped pair; Python's default is 5."
 
 
-class PairSettings(Protocol):
-    """The options that the commands which generate have in common."""
-
-    @property
-    def target(self) -> str: ...
-    @property
-    def draft(self) -> str | None: ...
-    @property
-    def gamma(self) -> int: ...
-    @property
-    def policy(self) -> str: ...
-    @property
-    def rule(self) -> str: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def draft_dtype(self) -> str: ...
-    @property
-    def mesh(self) -> str | None: ...
-    @property
-    def chat_template(self) -> str | None: ...
-
-
-class Settings(NamedTuple):
-    """The options of `generate`, but for those of sampling."""
+class Pair(NamedTuple):
+    """The options of the commands that generate: models, drafting, and where a text ends."""
 
     target: Annotated[str, text("MODEL", "A shipped model, a folder, a hub id or a .gguf file.")] = TARGET
-    draft: Draft = None
-    gamma: Gamma = 3
-    policy: Policy = ""
-    rule: Rule = ""
-    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 128
-    num_samples: Annotated[int, number("Texts of each prompt; they need a temperature.")] = 1
-    batch: Annotated[int, number("Prompts decoded at a time.")] = 1
-    stop: Stop = None
-    prefix: Annotated[str | None, text("TEXT|FILE", PREFIX)] = None
-    ban: Annotated[list[int] | None, text("ID", "A token id that is never generated; repeatable.")] = None
-    log_probs: Annotated[bool, flag("With --json: log probabilities of the tokens.", "--log-probs")] = False
-    top_log_probs: Annotated[int | None, number("With --json: also the N best tokens at each place.", least=0)] = None
+    draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
+    gamma: Annotated[int, text("N", GAMMA, "--gamma", "-g")] = 3
+    policy: Annotated[str, text("NAME", "How many to draft: adaptive, heuristic, confidence=0.4, ...")] = ""
+    rule: Annotated[str, text("NAME", "Which drafts are accepted: rejection, block, lenient=0.3, ...")] = ""
+    max_new_tokens: Annotated[int, text("N", "Most new tokens of each text.", "--max-new-tokens", "-n")] = 128
+    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
     seed: Annotated[int, seed_number("Seed of sampling; the same seed gives the same text.")] = 0
-    dtype: DType = "float32"
-    draft_dtype: DraftDType = ""
-    mesh: MeshShape = None
-    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
+    draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
+    mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None
     chat_template: ChatTemplate = None
 
 
-def draft_name(settings: PairSettings, default: str | None = None) -> str | None:
-    """Returns the name of the drafter, by default the target's usual one; None for plain decoding.
-
-    Raises:
-        ValueError: there is no such target.
-    """
-    names.check_model(settings.target, settings.dtype)
-    draft = settings.draft
-    if draft is None:
-        draft = drafter_names.default(settings.target) if default is None else default
-    return None if draft == NONE else draft
+def with_drafter(pair: Pair, default: str | None = None) -> Pair:
+    """Returns the options with the name of the drafter, by default the target's usual one; None for plain decoding."""
+    names.check_model(pair.target, pair.dtype)
+    draft = default if pair.draft is None else pair.draft
+    draft = drafter_names.default(pair.target) if draft is None else draft
+    return pair._replace(draft=None if draft == NONE else draft)
 
 
-def checked_options(settings: PairSettings, draft: str | None, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for drafter and token ids.
-
-    Raises:
-        ValueError: there is no such drafter, or an option is wrong whatever the models are.
-    """
-    if draft is not None:
-        drafter_names.check(draft, settings.draft_dtype or settings.dtype)
-    elif settings.rule or settings.draft_dtype:
-        refuse([name for name in ("rule", "draft_dtype") if getattr(settings, name)], "plain decoding (no --draft)")
+def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Checks the drafter's name and all options; returns those of `jaxspec.generate`, but for drafter and token ids."""
+    if pair.draft is not None:
+        drafter_names.check(pair.draft, pair.draft_dtype or pair.dtype)
+    else:
+        refuse([name for name in ("rule", "draft_dtype") if getattr(pair, name)], "plain decoding (no --draft)")
     generation = {
-        "gamma": settings.gamma,
-        "rule": names.rule(settings.rule) if settings.rule else None,
-        "policy": names.policy(settings.policy) if settings.policy else None,
-        "max_new_tokens": settings.max_new_tokens,
-        "key": jax.random.key(settings.seed),
+        "gamma": pair.gamma,
+        "rule": names.rule(pair.rule) if pair.rule else None,
+        "policy": names.policy(pair.policy) if pair.policy else None,
+        "max_new_tokens": pair.max_new_tokens,
+        "key": jax.random.key(pair.seed),
         **sampling,
     }
-    names.check_options(draft is not None, **generation)
+    names.check_options(pair.draft is not None, **generation)
     return generation
 
 
-def load(settings: PairSettings, draft: str | None) -> tuple[Model, Model | BoundDrafter | None]:
+def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target, and the drafter if there is one."""
-    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
-    target = names.model(settings.target, settings.dtype, mesh, chat_template=settings.chat_template)
-    if draft is None:
+    mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
+    target = names.model(pair.target, pair.dtype, mesh, chat_template=pair.chat_template)
+    if pair.draft is None:
         return target, None
-    load_draft = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
-    return target, drafter_names.drafter(draft, load_draft, target)
+    load_draft = functools.partial(names.model, dtype=pair.draft_dtype or pair.dtype, mesh=mesh)
+    return target, drafter_names.drafter(pair.draft, load_draft, target)
 
 
 def prefix_text(option: str) -> str:
     """Returns what all prompts follow: the text itself, or that of the file that is so called.
 
     The line break with which a file ends is no part of it.
-
-    Raises:
-        ValueError: there is no text.
     """
     try:
         is_file = Path(option).is_file()

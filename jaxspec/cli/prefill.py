@@ -27,10 +27,6 @@ class Prefill:
     while it runs. Where the models cannot be so read (an encoder; a drafter without `before`), a line says what is
     being done.
 
-    Args:
-        prepared: all prompts.
-        err: where to show progress, if it is a terminal.
-
     Attributes:
         is_watched: whether progress is shown.
         seconds: the time of the last beginning.

@@ -115,13 +115,7 @@ def references(target: Model, skip: int) -> list[str]:
 def prepared_pair(
     target: str, draft: str, dtype: str, prompts: Path | None, count: int, seed: int = 0, **options: Any
 ) -> Prepared:
-    """Prepares two models on the first prompts of a file, or on held-out ones.
-
-    Args:
-        target, draft, dtype: of the models.
-        prompts, count: a file or None, and how many of its prompts.
-        seed, **options: as `jaxspec.generate` takes them.
-    """
+    """Prepares two models on the first prompts of a file, or on held-out ones; `options` are those of `generate`."""
     import jax
 
     from jaxspec.decode.request import prepare

@@ -97,11 +97,7 @@ def score(
 
 
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
-    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it.
-
-    Raises:
-        ValueError: a line is not of the form that is expected; the message has the file and the line.
-    """
+    """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it."""
     for path in paths:
         with files.opened(path) as file, io.TextIOWrapper(file, files.ENCODING) as lines:
             for where, line in files.numbered(lines, path):

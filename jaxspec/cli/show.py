@@ -20,21 +20,21 @@ from jaxspec.weights import quantisation
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import BenchResult
-    from jaxspec.cli.pair import Settings
+    from jaxspec.cli.pair import Pair
     from jaxspec.decode.request import Prepared
 
 REPORTED = ("text", "tokens", "finish", "raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
 Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate.decode_all`
 
 
-def headline(prepared: Prepared, settings: Settings) -> Text:
+def headline(prepared: Prepared, pair: Pair) -> Text:
     """Names models, draft and device, and what a mesh cannot split as it should."""
     import jax
 
     def name(model: Model) -> str:
         return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"
 
-    s, target, drafter, drafted = settings, prepared.target, prepared.options["drafter"], "plain decoding"
+    s, target, drafter, drafted = pair, prepared.target, prepared.options["drafter"], "plain decoding"
     if drafter is not None:
         tree = drafter.functions.tree if isinstance(drafter, BoundDrafter) else None
         most = tree.nodes if tree else s.gamma
@@ -57,16 +57,14 @@ def headline(prepared: Prepared, settings: Settings) -> Text:
     return Text("\n").join([*lines, Text()])
 
 
-def show_text(
-    prompts: Sequence[str], decoded: Records, target: Model, out: Console, streamed: bool
-) -> list[dict[str, Any]]:
-    """Prints each prompt with its text, which grows if it is streamed, and counts; returns the last record of each."""
-    continues, growing, lasts = target.lm.limits.start_token is None, streamed and out.is_terminal, []
+def show_text(prompts: Sequence[str], decoded: Records, target: Model, out: Console) -> list[dict[str, Any]]:
+    """Prints each prompt with its text, which grows where records are streamed; returns the last record of each."""
+    continues, lasts = target.lm.limits.start_token is None, []
     for prompt, records in zip(prompts, decoded, strict=True):
         shown, record = "", {}
         with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
             for record in records:
-                if growing:
+                if out.is_terminal:
                     live.update(exchange(prompt, shown, record["text"][len(shown) :], continues), refresh=True)
                 shown = record["text"]
         out.print(exchange(prompt, shown, "", continues, note(record)), "")

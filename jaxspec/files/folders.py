@@ -214,7 +214,7 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
     if not folder.exists():
         return ""
     if not overwrite:
-        return f"{folder} exists: pass overwrite=True to replace it, or choose another name"
+        return f"{folder} exists: give overwrite to replace it, or choose another name"
     if not (folder / marker).is_file():
         return f"{folder} is no {kind} (it has no {marker}): it will not be overwritten"
     return ""

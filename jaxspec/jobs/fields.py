@@ -110,9 +110,6 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
         fields: all of the prompt's fields by their names.
         most: the job's limit of new tokens.
 
-    Raises:
-        ValueError: a field cannot be obeyed, or is given twice under two names, or its value is wrong.
-
     >>> settings = read({"prompt": "a", "temperature": 0.5, "max_tokens": 7, "label": "x"})
     >>> settings.max_new_tokens, settings.sampling
     (7, {'temperature': 0.5})

@@ -17,13 +17,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from jaxspec import files
-from jaxspec.core import BoundDrafter, Model
 from jaxspec.files import digests, folders
 from jaxspec.jobs import fields, openai
 from jaxspec.jobs.prompts import Line
@@ -80,17 +76,12 @@ class Source(NamedTuple):
     system: str | None = None
 
     def survey(self) -> Survey:
-        """Looks through all lines of all parts.
-
-        Raises:
-            ValueError: a compressed file is damaged, a file is UTF-16, or all are empty.
-        """
-        total, varying, ids = 0, dict[str, Any](), array.array("q")
-        for total, (path, _, line) in enumerate(self._lines(), 1):
-            described = self._line(total - 1, "", path, line)
-            ids.append(_digest(total - 1 if described.id is None else described.id))
+        """Looks through all lines of all parts."""
+        varying, ids = dict[str, Any](), array.array("q")
+        for line in self.lines():
+            ids.append(_digest(line.number if line.id is None else line.id))
             try:
-                sampling = fields.read(described.fields).sampling if isinstance(described.fields, Mapping) else {}
+                sampling = fields.read(line.fields).sampling if isinstance(line.fields, Mapping) else {}
                 for name, value in sampling.items():
                     if OPTIONS[name].field == "bias":  # any value will do
                         varying[name] = value
@@ -99,37 +90,34 @@ class Source(NamedTuple):
                         varying[name] = max(varying.get(name, value), value)
             except (ValueError, TypeError):  # the line's own error, when it is decoded
                 pass
-        if not total:
+        if not ids:
             raise ValueError(f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line")
-        return Survey(total, varying, self._twice(np.frombuffer(ids, np.int64)))
+        return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
 
     def count(self, lines: int) -> int:
         """Counts the lines of the part, of so many in all."""
         return max(0, -(-(lines - self.shard.index) // self.shard.count))
 
     def prompts(self, done: Container[int] = ()) -> Iterator[Line]:
-        """Yields prompts as `generate_many` takes them, but those whose number is in `done`."""
-        numbered = itertools.islice(enumerate(self._lines()), self.shard.index, None, self.shard.count)
-        for number, (path, at, line) in numbered:
-            if number not in done:
-                yield self._line(number, f"{self._name(path)}: line {at}", path, line)
+        """Yields the prompts of the part as `generate_many` takes them, but those whose number is in `done`."""
+        part = itertools.islice(self.lines(), self.shard.index, None, self.shard.count)
+        return (line for line in part if line.number not in done)
 
-    def _lines(self) -> Iterator[tuple[Path, int, bytes]]:
-        """Yields every line of every file that is not blank, with its file and its place there, from 1.
+    def lines(self) -> Iterator[Line]:
+        """Reads every line of every file that is not blank.
 
         A byte order mark, which Windows' editors put first, is no part of a file's first line.
         """
-        for path in self.paths:
+        numbers = itertools.count()
+        for path in self.paths:  # named by their folders only where another file has the same name
+            name = path.name if sum(path.name == other.name for other in self.paths) == 1 else str(path)
             with files.opened(path) as file:
                 first = file.readline().removeprefix(codecs.BOM_UTF8)
                 if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     raise ValueError(f"{path} is not UTF-8 text but UTF-16: save it as UTF-8")
-                lines = enumerate(itertools.chain([first], file), 1)
-                yield from ((path, at, line) for at, line in lines if line.strip())
-
-    def _name(self, path: Path) -> str:
-        """Names a file in messages, by its folders only where another file has the same name."""
-        return path.name if sum(path.name == other.name for other in self.paths) == 1 else str(path)
+                for number, line in enumerate(itertools.chain([first], file), 1):
+                    if line.strip():
+                        yield self._line(next(numbers), f"{name}: line {number}", files.is_json_lines(path.name), line)
 
     def _twice(self, ids: np.ndarray) -> str:
         """Says which lines have the same id: the first two, and how many others there are."""
@@ -139,17 +127,13 @@ class Source(NamedTuple):
             return ""
         second = int(repeated.min())
         numbers = int(np.flatnonzero(ids == ids[second])[0]), second
-        wheres, name = [], None
-        for number, (path, at, line) in itertools.islice(enumerate(self._lines()), second + 1):
-            if number in numbers:
-                wheres.append(f"{self._name(path)}: line {at}")
-                name = self._line(number, "", path, line).id
+        first, again = (line for line in itertools.islice(self.lines(), second + 1) if line.number in numbers)
         more = f" ({len(repeated) - 1:,} more lines repeat an id)" if len(repeated) > 1 else ""
-        return (
-            f"the id {name!r} stands twice, at {wheres[0]} and {wheres[1]}{more}: results differ by their numbers only"
-        )
+        name = first.number if first.id is None else first.id
+        twice = f"the id {name!r} stands twice, at {first.where} and {again.where}{more}"
+        return f"{twice}: results differ by their numbers only"
 
-    def _line(self, number: int, where: str, path: Path, line: bytes) -> Line:
+    def _line(self, number: int, where: str, is_json: bool, line: bytes) -> Line:
         """Reads a line; what is wrong with it is in place of its fields."""
         try:
             text = line.decode().rstrip("\r\n")
@@ -157,7 +141,7 @@ class Source(NamedTuple):
             return Line(number, where, ValueError(f"the line is not UTF-8 ({error.reason} at byte {error.start})"))
         if "\0" in text:
             return Line(number, where, ValueError("the line has a NUL character: is the file UTF-16? Save it as UTF-8"))
-        if not files.is_json_lines(path.name):
+        if not is_json:
             return Line(number, where, self._messages({PROMPT: text}))
         try:
             row = json.loads(text)
@@ -181,11 +165,7 @@ class Source(NamedTuple):
             return Line(number, where, error, id=name)
 
     def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a line, with the prompt under its usual name, and those that only look like fields.
-
-        Raises:
-            ValueError: there is no prompt.
-        """
+        """Returns the fields of a line, with the prompt under its usual name, and those that only look like fields."""
         is_default = self.field == PROMPT  # another one was chosen, whatever else there is
         alike = {"number"} if is_default else {"number", *fields.CONTENT} - {self.field}
         others = {name: row.pop(name) for name in alike & row.keys()}
@@ -243,20 +223,12 @@ class Output(NamedTuple):
         return self.folder / f"summary-{self.shard.suffix}.json"
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds this part for this process; see `folders.locked`.
-
-        Raises:
-            OSError: another process holds it.
-        """
+        """Holds this part for this process; see `folders.locked`."""
         part = f"a process that decodes part {self.shard.index} of {self.shard.count}"
         return folders.locked(self.folder, part, f".lock-{self.shard.suffix}")
 
     def check(self, *, resume: bool) -> None:
-        """Refuses a folder that cannot be written, or holds a job that is not to be resumed.
-
-        Raises:
-            ValueError, OSError: the one or the other.
-        """
+        """Refuses a folder that cannot be written, or holds a job that is not to be resumed."""
         files.check_writable(self.manifest)
         if self.manifest.exists() and not resume:
             raise ValueError(f"{self.folder} holds a job already: give --resume to go on with it, or another folder")
@@ -279,11 +251,7 @@ class Output(NamedTuple):
         return files.read_json(path, ANOTHER_FOLDER)
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Writes the manifest, or compares it with that of the job to go on with.
-
-        Raises:
-            ValueError: the job in the folder is another one.
-        """
+        """Writes the manifest, or compares it with that of the job to go on with."""
         wanted = json.loads(json.dumps(manifest))
         for path in [self.manifest] if self.manifest.exists() else sorted(self.folder.glob("manifest-*.json"))[:1]:
             _compare(files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, wanted, path)
@@ -293,11 +261,7 @@ class Output(NamedTuple):
             self._write_whole(self.manifest, manifest, "no chunk was begun")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary of a job whose chunks are all there.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Writes the summary of a job whose chunks are all there."""
         self._write_whole(self.summary, summary, "all chunks are whole")
 
     def _write_whole(self, path: Path, report: Mapping[str, Any], outcome: str) -> None:
@@ -306,18 +270,18 @@ class Output(NamedTuple):
 
 
 def manifest_of(
-    source: Source, output: Output, models: Mapping[str, tuple[str, Model | BoundDrafter]], options: Mapping[str, Any]
+    source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Describes a job: everything that its texts depend on.
 
     Args:
         source, output: what is read, and how it is cut into chunks.
-        models: target and drafter, each with its name.
+        models: target and drafter, as plain values: names, and `digests_of` their files.
         options: plain values.
     """
     return {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
-        "models": {role: [name, digest(model)] for role, (name, model) in models.items()},
+        "models": dict(models),
         "options": dict(options),
         "input": [[path.name, digests.of_file(path)] for path in source.paths],  # whose order is that of the lines
         "field": source.field,
@@ -328,56 +292,21 @@ def manifest_of(
     }
 
 
-def digest(model: Model | BoundDrafter) -> str:
-    """Returns a digest of all that tells models apart: every bit of the parameters, configurations, tokenizers.
+def digests_of(path: Path) -> dict[str, str]:
+    """Returns the SHA-256 of a file, or of each file of a folder by its name there; hidden files are left out.
 
-    It is the same on any mesh, and parameters stay where they are.
-
-    >>> from jaxspec.testing import table_model
-    >>> table = table_model(jax.random.key(1), vocab=5)
-    >>> [digest(table) == digest(table._replace(params=p)) for p in (table.params + 0, table.params.at[-1, -1].add(1))]
-    [True, False]
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("weights", ".lock"):
+    ...     _ = (folder / name).write_text(name)
+    >>> digests_of(folder).keys() == {"weights"} and digests_of(folder) == digests_of(folder / "weights")
+    True
     """
-    hashed = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
-        summed = digests.of_arrays([leaf]) if isinstance(leaf, np.ndarray) else np.asarray(_checksum(leaf)).tolist()
-        hashed.update(f"{jax.tree_util.keystr(path)} {jnp.result_type(leaf)} {np.shape(leaf)} {summed}\n".encode())
-    for part in (model,) if isinstance(model, Model) else model.models:
-        hashed.update(f"{part.config} {_spelled(part.tokenizer)}\n".encode("utf-8", "surrogatepass"))
-    return hashed.hexdigest()
-
-
-@jax.jit
-def _checksum(array: Array) -> Array:
-    """Sums an array's entries, each mixed with its place: two numbers, as integers are added in any order."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    if array.dtype in (jnp.bool_, jnp.int4, jnp.uint4):
-        array = array.astype(jnp.int8)
-    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * min(array.dtype.itemsize, 4)}").astype(jnp.uint32)
-    place = jnp.zeros_like(bits)
-    for axis, size in enumerate(bits.shape):  # not by reshaping, which would move what lies on several devices
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-    mixed = (_mixed(bits ^ _mixed(place + jnp.uint32(seed))) for seed in (1, 2**31))
-    return jnp.stack([jnp.sum(numbers, dtype=jnp.uint32) for numbers in mixed])
-
-
-def _mixed(bits: Array) -> Array:
-    """The last steps of MurmurHash3: any bit that differs changes about half of the result's."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = (bits ^ (bits >> jnp.uint32(shift))) * jnp.uint32(factor)
-    return bits ^ (bits >> jnp.uint32(16))
-
-
-def _spelled(tokenizer: Any) -> str:
-    """Writes down what a tokenizer does; none is an empty text."""
-    if tokenizer is None:
-        return ""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    # Calls may change what is cut off or padded; they are no part of it.
-    how = json.loads(backend.to_str()) | {"truncation": None, "padding": None} if backend else tokenizer.get_vocab()
-    special = getattr(tokenizer, "special_tokens_map", None), getattr(tokenizer, "chat_template", None)
-    return json.dumps([how, repr(special)], sort_keys=True)
+    if path.is_file():
+        return {path.name: digests.of_file(path)}
+    names = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
+    visible = {name: file for name, file in names.items() if not any(part.startswith(".") for part in name.parts)}
+    return {name.as_posix(): digests.of_file(file) for name, file in visible.items()}
 
 
 def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, within: str = "") -> None:
@@ -395,10 +324,6 @@ def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, w
 
 def check_paths(paths: Sequence[Path]) -> None:
     """Refuses input files that are not there, or would be read as lines and are something else.
-
-    Raises:
-        OSError: as the operating system says it.
-        ValueError: by its name a file is none of lines.
 
     >>> check_paths([Path("prompts.json")])  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -15,7 +15,7 @@ from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
-from jaxspec.core.checks import integer, one_of
+from jaxspec.core.checks import at_least, integer, integers, one_of
 from jaxspec.decode import display, inputs, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
@@ -111,14 +111,17 @@ class Progress(NamedTuple):
         done, failed, truncated: texts that are done, those of them that are errors, and those of prompts that were cut.
         prompt_tokens, new_tokens: tokens of the prompts, and of the texts.
         rounds, drafted, accepted: the rounds that made them, draft tokens in these, and those that were emitted.
+        prompts: how many prompts the texts belong to.
         finish: how many texts ended for each reason.
         acceptance_histogram: at n how many of the rounds emitted n draft tokens.
         live: rows that are being decoded.
         idle: rounds of slots in which they had no row to decode.
+        first_error: the number of the first prompt that has an error, and the error; None if none has.
     """
 
     done: int = 0
     failed: int = 0
+    prompts: int = 0
     truncated: int = 0
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -129,14 +132,18 @@ class Progress(NamedTuple):
     acceptance_histogram: tuple[int, ...] = ()
     live: int = 0
     idle: int = 0
+    first_error: tuple[int, str] | None = None
 
     def plus(self, row: Mapping[str, Any]) -> Progress:
         """Returns the counts with one more result, a line of a job's files."""
         sums = ("prompt_tokens", "new_tokens", "rounds", "drafted", "accepted")
         pairs = itertools.zip_longest(self.acceptance_histogram, row.get("acceptance_histogram", ()), fillvalue=0)
+        errors = [(row["number"], row["error"])] if row["error"] is not None else []
         return self._replace(
             done=self.done + 1,
-            failed=self.failed + (row["error"] is not None),
+            failed=self.failed + len(errors),
+            prompts=self.prompts + (row.get("sample", 0) == 0),
+            first_error=min(filter(None, (self.first_error, *errors)), default=None),
             truncated=self.truncated + bool(row.get("truncated")),
             finish={**self.finish, row["finish"]: self.finish[row["finish"]] + 1},
             acceptance_histogram=tuple(map(sum, pairs)),
@@ -229,10 +236,12 @@ def generate_many(
         >>> sorted((row.id, len(row.tokens), row.finish) for row in rows)[:2]
         [('row 0', 9, 'length'), ('row 1', 9, 'length')]
     """
-    slots = integer(slots, "slots", "an integer, 1 or more")
-    group = max(1, slots // 4) if group is None else integer(group, "group", "an integer, 1 or more")
-    if slots < 1 or not 1 <= group <= slots:
-        raise ValueError(f"slots is {slots} and group {group}: expected at least 1, and no larger group than slots")
+    slots, num_samples = integers(slots=slots, num_samples=num_samples)
+    (group,) = integers(group=max(1, slots // 4) if group is None else group)
+    (max_ahead,) = integers(max_ahead=AHEAD * slots if max_ahead is None else max_ahead)
+    at_least(1, slots=slots, num_samples=num_samples, group=group, max_ahead=max_ahead)
+    if group > slots:
+        raise ValueError(f"group is {group}: expected at most {slots}, the slots")
     one_of(on_error, "on_error", ON_ERROR)
     if isinstance(prompts, str):
         prompts = [prompts]
@@ -240,18 +249,14 @@ def generate_many(
     if is_one or not hasattr(prompts, "__iter__"):
         kind = type(prompts).__name__
         raise TypeError(f"the prompts are of type {kind}: expected an iterable of prompts, such as a list of dicts")
-    max_ahead = integer(AHEAD * slots if max_ahead is None else max_ahead, "max_ahead", "an integer, 1 or more")
-    if max_ahead < 1:
-        raise ValueError(f"max_ahead is {max_ahead}: expected at least 1")
     _check_single(options)
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
-    samples = integer(num_samples, "num_samples", "an integer, 1 or more")
-    if samples < 1 or (samples > 1 and not prepared.is_sampled):
-        raise ValueError(f"num_samples is {samples}: expected 1, or more at a temperature above 0")
+    if num_samples > 1 and not prepared.is_sampled:
+        raise ValueError(f"num_samples is {num_samples}: expected 1, or more at a temperature above 0")
     prepared = prepared.replace(**job_fields.missing(prepared, varying or {}, is_set(options.get("top_k"))))
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
-    described = options | {"num_samples": samples}
+    described = options | {"num_samples": num_samples}
     reader = Reader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
@@ -274,8 +279,8 @@ class _Live(NamedTuple):
     """A row that is being decoded."""
 
     request: JobPrompt
+    rounds: tuple[Rounds, ...] = ()  # by calls of the program: its rounds, each [rounds]
     searched: int = 0  # of its tokens, those that are known to hold no stop string
-    rounds: tuple[np.ndarray, ...] = ()  # drafted, accepted and committed tokens of its rounds, to cut at a stop
 
 
 class _Job:
@@ -368,7 +373,6 @@ class _Job:
         """Decodes until the slots are empty, and the next prompt is none for them."""
         live, free = dict[int, _Live](), list(range(slots.slots))
         group, new = list[JobPrompt](), None
-        emitted = np.zeros((slots.slots, self._nodes + 1), int)  # a histogram of the rounds of each slot's row
         while True:
             while True:
                 group = group or self._next_group(slots)
@@ -377,7 +381,6 @@ class _Job:
                 places = [free.pop() for _ in group]
                 new = slots.prefill([request.row for request in group]) if new is None else new
                 slots.insert(new, places)
-                emitted[places] = 0
                 live |= {place: _Live(request) for place, request in zip(places, group, strict=True)}
                 group, new = [], None
             if live:
@@ -389,7 +392,7 @@ class _Job:
             if not live:
                 return
             _wait_for(report.length)
-            free += self._collect(slots, live, emitted, sharding.fetch(report))
+            free += self._collect(slots, live, sharding.fetch(report))
 
     def _next_group(self, slots: Slots) -> list[JobPrompt]:
         """Takes the next prompts to prefill together: the first for these slots, and others of its width.
@@ -421,7 +424,7 @@ class _Job:
     def _refuse(self, wrong: list[JobPrompt]) -> None:
         """Finishes prompts that cannot be decoded."""
         for request in wrong:
-            self._finish(request, _refused(request))
+            self._finish(request, _result(request, error=request.error))
         if wrong:
             self._tell()
 
@@ -431,27 +434,22 @@ class _Job:
     def _stop_of(self, row: _Live) -> stopping.Stop:
         return self._stop if row.request.stop is None else row.request.stop
 
-    def _collect(self, slots: Slots, live: dict[int, _Live], emitted: np.ndarray, report: Report) -> list[int]:
+    def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
         """Takes out the rows that are done, and returns their slots."""
         free = []
-        rounds = np.any(report.rounds.committed > 0, axis=1)
-        emitted += _histograms(report.rounds, self._nodes)
         for place, row in list(live.items()):
+            rounds = *row.rounds, Rounds(*(counts[:, place] for counts in report.rounds))
             tokens = report.tokens[place, : report.length[place]].tolist()
-            needed, stop = None, self._stop_of(row)
-            if stop.strings:
-                columns = zip(row.rounds or [np.zeros(0, np.int32)] * 3, report.rounds, strict=True)
-                counts = tuple(np.concatenate([old, new[rounds, place]]) for old, new in columns)
-                needed = stopping.tokens_needed(stop, tokens, row.searched)
-                live[place] = row = _Live(row.request, len(tokens), counts)
+            stop = self._stop_of(row)
+            needed = stopping.tokens_needed(stop, tokens, row.searched) if stop.strings else None
+            live[place] = row = _Live(row.request, rounds, len(tokens))
             if needed is not None or report.finish[place]:
                 del live[place]
                 free.append(place)
-                stats = {name: int(counts[place]) for name, counts in report.stats._asdict().items()}
-                stats |= {"acceptance_histogram": tuple(emitted[place].tolist())}
-                self._finish(row.request, self._completion(row, tokens, needed, stats, report, place))
+                self._finish(row.request, self._completion(row, tokens, needed, report, place))
         slots.end(free)
-        idle = int(np.sum(report.rounds.committed[rounds] == 0))
+        committed = report.rounds.committed
+        idle = int(np.sum(committed[np.any(committed > 0, axis=1)] == 0))
         self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)
         self._tell()
         return free
@@ -461,34 +459,24 @@ class _Job:
         if self._report is not None:
             self._report(self._progress)
 
-    def _completion(
-        self, row: _Live, tokens: list[int], needed: int | None, stats: dict[str, Any], report: Report, place: int
-    ) -> Completion:
+    def _completion(self, row: _Live, tokens: list[int], needed: int | None, report: Report, place: int) -> Completion:
         failed, finish = int(report.failed[place]), int(report.finish[place])
         if needed is not None:  # a round that fails commits nothing, so it came after the string
-            stats = _until(row.rounds, needed, self._nodes)
             tokens, finish, failed = tokens[:needed], Finish.STOP, 0
         log_probs = report.log_probs
         if log_probs is not None:
             log_probs = LogProbs(*(values[place, : len(tokens)].copy() for values in log_probs))
         tokenizer, request = self._prepared.target.tokenizer, row.request
-        return Completion(
-            id=request.id,
-            number=request.row.number,
+        return _result(
+            request,
             text=None if tokenizer is None else stopping.text_of(self._stop_of(row), tokens),
             tokens=tokens,
             finish=Finish(finish).name.lower(),
             prompt_tokens=len(request.row.tokens),
-            rounds=stats["rounds"],
-            drafted=stats["drafted"],
-            accepted=stats["accepted"],
-            acceptance_histogram=stats["acceptance_histogram"] if self._nodes else (),
             error=request.at + FAILURES[Failure(failed)] if failed else None,
             log_probs=log_probs,
             truncated=request.truncated,
-            sample=request.row.sample,
-            samples=request.samples,
-            fields=request.fields,
+            **_counts(row.rounds, len(tokens), self._nodes),
         )
 
     def _finish(self, request: JobPrompt, completion: Completion) -> None:
@@ -518,51 +506,31 @@ def _wait_for(array: Any) -> None:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _histograms(rounds: Rounds, nodes: int) -> np.ndarray:
-    """Counts for each slot, of those of the rounds in which it had a row, how many emitted how many draft tokens.
-
-    >>> committed = np.array([[3, 1], [2, 0]])
-    >>> _histograms(Rounds(np.full((2, 2), 2), np.array([[2, 1], [1, 0]]), committed), nodes=2).tolist()
-    [[0, 1, 1], [0, 1, 0]]
-    """
-    emitted, slots = np.minimum(rounds.accepted, rounds.committed), rounds.committed.shape[1]
-    at = np.arange(slots) * (nodes + 1) + np.minimum(emitted, nodes)
-    return np.bincount(at[rounds.committed > 0], minlength=slots * (nodes + 1)).reshape(slots, nodes + 1)
-
-
-def _until(rounds: tuple[np.ndarray, ...], needed: int, nodes: int) -> dict[str, Any]:
+def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]:
     """Counts what the first tokens of a row took, of which prefill has made one.
 
     >>> drafted, accepted, committed = np.array([3, 3]), np.array([2, 1]), np.array([3, 2])
-    >>> _until((drafted, accepted, committed), 3, nodes=3)  # the third token is the second one of the first round
+    >>> _counts([Rounds(drafted, accepted, committed)], 3, nodes=3)  # the second round's first token is the fifth
     {'rounds': 1, 'drafted': 3, 'accepted': 2, 'acceptance_histogram': (0, 0, 1, 0)}
     """
-    drafted, accepted, committed = rounds
+    drafted, accepted, committed = (np.concatenate(counts) for counts in zip(*rounds, strict=True))
     before = 1 + np.cumsum(committed) - committed
-    ran = before < needed
+    ran = (committed > 0) & (before < needed)
     emitted = np.minimum(accepted, np.minimum(committed, needed - before))[ran]
     return {
         "rounds": int(ran.sum()),
         "drafted": int(drafted[ran].sum()),
         "accepted": int(emitted.sum()),
-        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist()),
+        "acceptance_histogram": tuple(np.bincount(emitted, minlength=nodes + 1).tolist()) if nodes else (),
     }
 
 
-def _refused(request: JobPrompt) -> Completion:
-    """The result of a prompt that cannot be decoded."""
-    return Completion(
-        id=request.id,
-        number=request.row.number,
-        text=None,
-        tokens=[],
-        finish="failure",
-        prompt_tokens=0,
-        error=request.error,
-        sample=request.row.sample,
-        samples=request.samples,
-        fields=request.fields,
-    )
+def _result(request: JobPrompt, **result: Any) -> Completion:
+    """Returns the result of a prompt; without one, that of a prompt that cannot be decoded."""
+    nothing = {"text": None, "tokens": [], "finish": Finish.FAILURE.name.lower(), "prompt_tokens": 0}
+    row = request.row
+    described = {"id": request.id, "number": row.number, "sample": row.sample, "samples": request.samples}
+    return Completion(**described, fields=request.fields, **nothing | result)
 
 
 def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completion]:

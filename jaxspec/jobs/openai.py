@@ -18,9 +18,6 @@ def is_request(row: Mapping[str, Any]) -> bool:
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request: those of its body, and others beside it.
 
-    Raises:
-        ValueError: it asks for something else than text.
-
     >>> fields_of({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}})
     {'url': '/v1/completions', 'prompt': 'one', 'max_tokens': 7}
     """

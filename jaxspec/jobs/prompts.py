@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec.core import Model, token_ids
-from jaxspec.core.checks import integer, one_of
+from jaxspec.core.checks import at_least, integers, one_of
 from jaxspec.decode import inputs, stopping
 from jaxspec.decode.request import Prepared, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -103,10 +103,8 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     prompts = [x.max_prompt for x in limits if x.start_token is not None and x.max_prompt is not None]
     positions = [x.max_positions for x in limits if x.start_token is None and x.max_positions is not None]
     if max_prompt_tokens is not None:
-        max_prompt_tokens = integer(max_prompt_tokens, "max_prompt_tokens", "an integer, 1 or more")
-        if max_prompt_tokens < 1:
-            raise ValueError(f"max_prompt_tokens is {max_prompt_tokens}: expected at least 1")
-        prompts.append(max_prompt_tokens)
+        prompts += integers(max_prompt_tokens=max_prompt_tokens)
+        at_least(1, max_prompt_tokens=prompts[-1])
     if positions and prompts:  # and at least one new token
         prompts.append(min(positions) - 1)
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
@@ -144,6 +142,7 @@ class Reader:
         skipped: called with the number of each prompt that is skipped.
 
     Attributes:
+        limits: as given.
         defaults: the values of sampling of prompts that have none of their own, as `Row.sampling` has them.
         error: the error that the iterable has raised; None if there is none.
     """
@@ -158,7 +157,7 @@ class Reader:
         template: Mapping[str, Any] | None = None,
         skipped: Callable[[int], Any] | None = None,
     ):
-        self._target, self._limits, self._block = target, limits, block
+        self._target, self.limits, self._block = target, limits, block
         self._prefix: SharedPrefix | None = options.get("prefix")
         self._template, self._skipped = dict(template or {}), skipped
         self._samples, self._has_key = options.get("num_samples", 1), options.get("key") is not None
@@ -220,7 +219,7 @@ class Reader:
         # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
         is_number = inputs.is_id(number) and 0 <= number < 2**31
         name = value.id if isinstance(value, Line) else fields.get("id")
-        row = Row(int(number) if is_number else place, (), self._limits.new)
+        row = Row(int(number) if is_number else place, (), self.limits.new)
         request = JobPrompt(number if name is None else name, row, where=where)
         try:
             if isinstance(fields, Exception):
@@ -233,7 +232,7 @@ class Reader:
                 raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
             if name is not None and not isinstance(value, Line):
                 self._check_id(name, row.number)
-            settings = job_fields.read(fields, self._limits.new)
+            settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
             prompt, messages = (fields.get(name) for name in job_fields.CONTENT)
             if (prompt is None) == (messages is None) and ("prompt" not in fields or messages is not None):
@@ -311,13 +310,13 @@ class Reader:
             return request._replace(error=str(error))
         most = self._longest(request.row.max_new_tokens)
         if most is not None and len(row) > most:
-            if self._limits.too_long == "skip":
+            if self.limits.too_long == "skip":
                 if self._skipped is not None:
                     self._skipped(request.row.number)
                 return None
             # A decoder goes on with the end of its prompt; an encoder's task stands at the beginning.
             keeps_end = self._target.lm.limits.start_token is None
-            cut = self._limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
+            cut = self.limits.too_long == "truncate" and self._frame.cut(row, most, keeps_end=keeps_end, shared=shared)
             if not cut:
                 new = request.row.max_new_tokens
                 message = f"the prompt has {len(row)} tokens: expected at most {most}, with {new} new ones"
@@ -331,6 +330,6 @@ class Reader:
 
     def _longest(self, new: int) -> int | None:
         """Most tokens of a prompt that so many new ones are generated from; None: any number."""
-        limits = self._limits
+        limits = self.limits
         room = None if limits.positions is None else limits.positions - new
         return min((x for x in (limits.prompt, room) if x is not None), default=None)

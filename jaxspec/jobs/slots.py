@@ -19,7 +19,7 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec import sharding
-from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Stats, Weights, programs, token_rows
+from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Weights, programs, token_rows
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
@@ -83,7 +83,7 @@ class Report(NamedTuple):
     Attributes:
         tokens, length: the new tokens of each row, and how many there are.
         finish: why each row has ended, a `core.Finish`; 0 for one that has not.
-        failed, stats: as in `core.State`.
+        failed: the `core.Failure` of each row; 0 for one that has none.
         rounds: the rounds that the call has run.
         log_probs: the new tokens' log probabilities, if asked for.
     """
@@ -92,7 +92,6 @@ class Report(NamedTuple):
     length: Int[Array, " slots"]
     finish: Int[Array, " slots"]
     failed: Int[Array, " slots"]
-    stats: Stats
     rounds: Rounds
     log_probs: LogProbs | None
 
@@ -110,9 +109,6 @@ class Slots:
 
     Attributes:
         needed: bytes of the state of all slots.
-
-    Raises:
-        ValueError: the state of so many rows is larger than memory.
     """
 
     def __init__(
@@ -407,7 +403,6 @@ def run_rounds(
         state.length - state.start,
         states.finish(state),
         state.failed,
-        state.stats,
         history,
         log_probs.window(state.memory.log_probs, 0, max_new_tokens),
     )

@@ -229,12 +229,12 @@ def _with_own_values(process: Processor, index: int) -> Processor:
     return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide)
 
 
-_positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 is none), or None")
-_finite = _numbers(np.isfinite, "a finite number (0 is none), or None")
+_positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 changes nothing)")
+_finite = _numbers(np.isfinite, "a finite number (0 changes nothing)")
 _temperature = _numbers(lambda x: (x >= 0) & ~np.isinf(x), "0 (greedy) or a positive number")
-_share = _numbers(lambda x: (x >= 0) & (x <= 1), "a number in [0, 1], or None to keep every token")
-_mass = _numbers(lambda x: (x > 0) & (x <= 1), "a number in (0, 1], or None to keep every token")
-_count = _numbers(lambda x: x >= 1, "at least 1, or None to keep every token", np.int32)
+_share = _numbers(lambda x: (x >= 0) & (x <= 1), "a number in [0, 1]; without it every token is kept")
+_mass = _numbers(lambda x: (x > 0) & (x <= 1), "a number in (0, 1]; without it every token is kept")
+_count = _numbers(lambda x: x >= 1, "at least 1; without it every token is kept", np.int32)
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -11,6 +11,7 @@ from rich.progress import Progress
 import jaxspec
 from jaxspec.analysis import cost
 from jaxspec.cli import generate, pair, prefill
+from jaxspec.cli.pair import Pair
 from jaxspec.core import chunks
 from jaxspec.decode.batches import in_batches
 from jaxspec.decode.request import prepare
@@ -47,12 +48,12 @@ def test_text_ends_before_a_stop_string(report, run):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zoo, loading, caplog, batch):
-    settings = generate.Settings(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12, batch=batch)
-    _, prepared = generate._load(settings, pair.checked_options(settings, settings.draft, {}), [], 3)
+    settings = generate.Settings(Pair(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12), batch=batch)
+    _, prepared = generate._load(settings, pair.checked_options(settings.pair, {}), [], 3)
     generate._warm_up(prepared, settings, streamed=False)
     parts = [part.prepared for part in in_batches(prepared, batch)]
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        generations = [generate.complete(part, settings.stop) for part in parts]
+        generations = [generate.complete(part, settings.pair.stop) for part in parts]
     assert sum(len(generation.texts) for generation in generations) >= 3
     assert any(generation.stats.rounds.any() for generation in generations)
     assert [record.message for record in caplog.records if record.message.startswith("Compiling")] == []
@@ -83,7 +84,7 @@ def test_the_reading_of_a_long_prompt_is_watched(zoo, target, draft, seen, monke
     monkeypatch.setattr(prefill, "LONG", 8)
     moved = []
     monkeypatch.setattr(Progress, "update", lambda self, task, completed: moved.append(completed))
-    settings = generate.Settings(target, draft, max_new_tokens=6)
+    settings = generate.Settings(Pair(target, draft, max_new_tokens=6))
     ids = [5, 6, 7, 8, 9, 10] * 2
     drafter = None if draft == "none" else zoo[draft]
     prepared = prepare(zoo[target], [ids], drafter=drafter, max_new_tokens=6)

@@ -133,8 +133,8 @@ def test_prompts_from_files(tmp_path):
         (["--temperature", "nan"], "--temperature is 'nan'"),
         (["--batch", "0"], "--batch is '0'"),
         (["--rule", "lenient=0"], "lenience is 0"),
-        (["--rule", "kind"], "--rule has 'kind': expected one of rejection"),
-        (["--rule", "lenient=low"], "--rule has 'lenient=low'"),
+        (["--rule", "kind"], "--rule is 'kind': expected one of rejection"),
+        (["--rule", "lenient=low"], "--rule is 'lenient=low'"),
         (["--draft", "a,"], "--draft is 'a,'"),
         (["--minutes", "-1"], "Invalid value for '--minutes'"),
         (["--csv", "nowhere/rows.csv"], "--csv is nowhere/rows.csv: there is no folder nowhere"),
@@ -166,7 +166,7 @@ def test_a_lookup_by_its_shortest_match():
 
 
 def test_a_head_is_of_a_target():
-    with pytest.raises(ValueError, match="'head:x': it reads a target's hidden states, and there is no target here"):
+    with pytest.raises(ValueError, match="'head:x', which is made of the target: expected a target"):
         drafter_names.drafter("head:x", names.model)
 
 

@@ -5,65 +5,68 @@ import json
 
 import pytest
 
-from jaxspec.jobs.chunks import Chunks, Journal
+from jaxspec.jobs.chunks import Chunks
 from jaxspec.jobs.files import Output, Shard
 
 ROWS = [{"number": number, "text": f"{number}: \u00fc\u2028", "log_probs": [-0.1, None]} for number in (5, 1, 7, 3)]
 
 
 def write(path, rows):
-    """Makes a journal of some rows, or goes on with one."""
-    with contextlib.closing(Journal(path)) as journal:
-        for row in rows:
-            journal.append(row)
-    return path
+    """Makes a journal of some rows, each of a line of its own."""
+    path.write_text("".join(json.dumps([row]) + "\n" for row in rows))
 
 
 @pytest.fixture
-def journal(tmp_path):
-    """A journal of four rows."""
-    return write(tmp_path / "journal", ROWS)
+def output(tmp_path):
+    """A job of one chunk of eight lines, four of which are in its journal."""
+    output = Output(tmp_path, Shard(), 8)
+    write(output.journal(0), ROWS)
+    return output
 
 
-def numbers(journal):
-    return [json.loads(line)["number"] for line in journal.lines()]
+def numbers(chunks):
+    return [row["number"] for row in chunks.rows()]
 
 
-def test_a_journal_has_its_rows_in_order(journal):
-    assert [json.loads(line) for line in Journal(journal).lines()] == sorted(ROWS, key=lambda row: row["number"])
-    assert [number in Journal(journal) for number in (5, 6)] == [True, False]
+def test_a_journal_has_its_rows_in_order(output):
+    chunks = Chunks(output, 8)
+    assert list(chunks.rows()) == sorted(ROWS, key=lambda row: row["number"])
+    assert [number in chunks for number in (5, 6)] == [True, False]
 
 
-def test_wherever_a_journal_is_cut_its_last_row_is_dropped_and_it_goes_on(journal):
+def test_wherever_a_journal_is_cut_its_last_row_is_dropped_and_it_goes_on(output):
+    journal = output.journal(0)
     content = journal.read_bytes()
     lines = content.splitlines(keepends=True)
     for size in range(len(content) - len(lines[-1]), len(content)):
         journal.write_bytes(content[:size])
-        cut = Journal(journal)
+        cut = Chunks(output, 8)
         assert numbers(cut) == [1, 5, 7]
-        cut.append(ROWS[3])
+        cut.add(ROWS[3])
         cut.close()
-        assert numbers(cut) == numbers(Journal(journal)) == [1, 3, 5, 7]
+        assert numbers(cut) == numbers(Chunks(output, 8)) == [1, 3, 5, 7]
 
 
-def test_a_line_that_is_damaged_anywhere_is_dropped(journal):
-    """Also where it is JSON still, or is no longer one line: the others stay."""
+def test_a_line_that_is_damaged_anywhere_is_dropped(output):
+    """Also where it is no longer one line: the others stay."""
+    journal = output.journal(0)
     content = journal.read_bytes()
     start = content.index(b"\n") + 1
     end = content.index(b"\n", start) + 1
     for place in range(start, end):
-        for damaged in (b"\0", b"\n", b"1"):
+        for damaged in (b"\0", b"\n"):
             if content[place : place + 1] != damaged:
                 journal.write_bytes(content[:place] + damaged + content[place + 1 :])
                 # without its line break, what is left of two rows is one line
-                assert numbers(Journal(journal)) == ([3, 5, 7] if place < end - 1 else [3, 5])
+                whole_lines = [3, 5, 7] if place < end - 1 else [3, 5]
+                assert numbers(Chunks(output, 8)) == whole_lines
 
 
-def test_a_journal_that_changes_while_it_is_used_is_refused(journal):
-    opened = Journal(journal)
-    journal.write_bytes(journal.read_bytes()[1:])
-    with pytest.raises(ValueError, match="does another process run this job"):
-        list(opened.lines())
+def test_a_journal_that_changes_while_it_is_used_is_refused(output):
+    opened = Chunks(output, 5)
+    output.journal(0).write_bytes(output.journal(0).read_bytes()[1:])
+    with contextlib.closing(opened), pytest.raises(ValueError, match="does another process run this job"):
+        opened.add({"number": 0})
 
 
 def test_a_chunk_is_written_when_all_its_lines_are_done(tmp_path):

@@ -77,6 +77,7 @@ def test_a_prompts_own_settings_are_those_of_generate(default):
     assert [row.tokens for row in rows] == tokens_of(out)
     varying = {"temperature": 2.5, "top_k": 2, "top_p": 0.6, "min_p": 0.4, "banned": [3], "draft_temperature": 0.3}
     varying |= dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), 1.5)
+    assert len(list(jaxspec.generate_many(LARGE_TARGET, requests, varying=varying, **run))) == len(requests)
     programs = slots.prefill.num_programs(), slots.run_rounds.num_programs(), slots.insert.num_programs()
     others = [{**request, **own} for request, own in zip(REQUESTS, SETTINGS[::-1], strict=True)]
     assert len(list(jaxspec.generate_many(LARGE_TARGET, others, varying=varying, **run))) == len(others)

@@ -177,7 +177,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):
 
 def test_nothing_is_overwritten_unasked(saved, tmp_path):
     model = model_of(LLAMA, seed=1)
-    with pytest.raises(CheckpointError, match="exists: pass overwrite=True"):
+    with pytest.raises(CheckpointError, match="exists: give overwrite"):
         huggingface.save(model, saved)
     (tmp_path / "notes").mkdir()
     with pytest.raises(CheckpointError, match=r"is no Hugging Face model \(it has no config\.json\)"):

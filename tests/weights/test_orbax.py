@@ -393,7 +393,7 @@ def save_other(folder: Path, tokenizer: Path, **options) -> None:
 
 
 def test_overwriting_needs_permission_and_a_checkpoint_to_overwrite(copy, tokenizer):
-    with pytest.raises(CheckpointError, match="exists: pass overwrite=True"):
+    with pytest.raises(CheckpointError, match="exists: give overwrite"):
         save_other(copy, tokenizer)
     assert read_manifest(copy).name == "tiny-t5"
     save_other(copy, tokenizer, overwrite=True)

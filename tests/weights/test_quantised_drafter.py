@@ -72,7 +72,7 @@ def test_what_has_no_wider_matrices_is_refused():
         drafters.quantised(drafters.quantised(target).models[0])
     with pytest.raises(ValueError, match="no matrices to quantise: expected a network"):
         drafters.quantised(jaxspec.testing.table_model(jax.random.key(0), V))
-    with pytest.raises(ValueError, match="'quantised', a quantised copy of the target: expected a target"):
+    with pytest.raises(ValueError, match="'quantised', which is made of the target: expected a target"):
         drafter_names.drafter("quantised", names.model)
     with pytest.raises(ValueError, match="bits is 3: expected 8 or 4"):
         drafters.quantised(target, bits=3)

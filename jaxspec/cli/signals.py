@@ -1,0 +1,74 @@
+"""Signals: how a command ends when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+INTERRUPTED, TERMINATED = 130, 143  # exit codes of Ctrl-C and kill, as shells have them
+PATIENCE = 0.5  # seconds in which Ctrl-C may be answered in an orderly way
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code, without the interpreter's own end."""
+    with contextlib.suppress(ValueError):  # another thread than the main one ends the process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone, or it is closed
+            stream.flush()
+    os._exit(code)
+
+
+def is_main_thread() -> bool:
+    """Says whether this is the main thread, which alone may handle signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextlib.contextmanager
+def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Iterator[None]:
+    """Has a function answer a signal while the block runs, if this is the main thread, and `also` says so."""
+    if not (also and is_main_thread()):
+        yield
+        return
+    former = signal.signal(number, lambda *_: answer())
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
+
+
+@contextlib.contextmanager
+def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
+    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a device.
+
+    Only the main thread answers signals, and only between two steps of Python. The operating system's own handler
+    writes them to a pipe at once. A thread reads it, gives the main thread some time, and calls `say`.
+    """
+    if not is_main_thread():
+        yield
+        return
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    has_left = threading.Event()
+
+    def watch() -> None:
+        while numbers := os.read(source, 64):
+            if signal.SIGINT in numbers and not has_left.wait(PATIENCE):
+                say()
+                leave(INTERRUPTED)
+
+    watcher, former = threading.Thread(target=watch, daemon=True), signal.set_wakeup_fd(sink)
+    watcher.start()
+    try:
+        yield
+    finally:
+        has_left.set()
+        signal.set_wakeup_fd(former)
+        os.close(sink)  # which ends the thread
+        watcher.join()
+        os.close(source)
