@@ -75,7 +75,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "analysis": 5_052,
     "cli": 4_139,
     "core": 3_844,
-    "decode": 4_695,
+    "decode": 4_690,
     "draft_heads": 3_573,
     "drafters": 4_746,
     "files": 646,

@@ -25,7 +25,7 @@ from jaxspec.cli.pair import Pair
 from jaxspec.cli.prefill import LONG
 from jaxspec.decode.chat import Chat
 from jaxspec.decode.chat import chat as begin
-from jaxspec.decode.generate import Piece
+from jaxspec.decode.output import Piece
 
 
 @group_of("pair", Pair, max_new_tokens=512)

@@ -280,7 +280,7 @@ class Kind(NamedTuple):
     """A kind of drafter, written NAME=NUMBERS:INNER.
 
     Attributes:
-        usage: what messages say.
+        usage: the form, as messages say it.
         inner: the role of each name after the colon.
         least, most: how many numbers may follow the =.
         make: makes the drafter by `jaxspec.drafters`, a `Maker` and the name in parts.

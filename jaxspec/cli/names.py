@@ -25,7 +25,7 @@ def model(
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
     Args:
-        name, mesh: as `jaxspec.load` takes them.
+        name, mesh: a model and devices, in the words of `jaxspec.load`.
         dtype: also as "int8/bfloat16", which says what quantised matrices are computed with.
         seed: the seed of random weights.
         chat_template: a file with a chat template, in place of the model's own.

@@ -207,10 +207,10 @@ def run(
     """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1 if any failed.
 
     Args:
-        target, settings: as `settings_of` returns them.
+        target, settings: the result of `settings_of`.
         work: how often to measure, and how to print.
-        quantities: what to measure, as `bench.Config` names it.
-        columns: of the tables, in groups.
+        quantities: names of quantities to measure; see `bench.Config`.
+        columns: the tables' columns, in groups.
         plain: whether they show plain decoding, too.
         more: sentences about all results.
     """

@@ -3,7 +3,8 @@
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.beam_search import BeamSearch, beam_search
 from jaxspec.decode.chat import Chat, chat
-from jaxspec.decode.generate import Generation, Piece, generate, prefix, stream
+from jaxspec.decode.generate import generate, prefix, stream
+from jaxspec.decode.output import Generation, Piece
 from jaxspec.decode.request import prepare
 from jaxspec.decode.rollout import rollout
 from jaxspec.decode.scoring import Score, score

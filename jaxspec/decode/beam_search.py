@@ -36,7 +36,7 @@ from jaxspec.core import branches, programs, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
-from jaxspec.decode import display, inputs, stopping
+from jaxspec.decode import inputs, output, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prepared, Prompts, devices, prepare, reported_tokens
 from jaxspec.drafters.model import known
@@ -94,7 +94,7 @@ class BeamSearch:
     def _log_probs(self, row: int, rank: int) -> dict[str, Any]:
         named = dict(raw_log_probs=self.log_probs, top_tokens=self.top_tokens, top_log_probs=self.top_log_probs)
         real = slice(int(self.lengths[row, rank]))
-        return {name: display.plain(x[row, rank, real]) for name, x in named.items() if x is not None}
+        return {name: output.plain(x[row, rank, real]) for name, x in named.items() if x is not None}
 
 
 def beam_search(

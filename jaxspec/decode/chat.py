@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jaxspec.core import Before, BoundDrafter, Decoder, Drafter, Model, State, kv_cache, token_rows
 from jaxspec.decode import inputs, loop, stopping
-from jaxspec.decode.generate import Piece, pieces, prefix
+from jaxspec.decode.generate import pieces, prefix
+from jaxspec.decode.output import Piece
 from jaxspec.decode.request import Prepared, check_fits, prepare
 from jaxspec.decode.shared_prefix import common
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -21,14 +20,14 @@ from jaxspec.core import (
     RoundInfo,
     Rule,
     State,
-    Stats,
     Weights,
     token_rows,
     tree,
 )
-from jaxspec.decode import display, inputs, loop, shared_prefix, stopping
+from jaxspec.decode import inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import log_probs as reported
 from jaxspec.decode import state as states
+from jaxspec.decode.output import WIDE, Generation, Piece
 from jaxspec.decode.request import (
     Prepared,
     Prompts,
@@ -40,105 +39,6 @@ from jaxspec.decode.request import (
 )
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
-
-SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """The result of `generate`; a notebook shows its texts, counts and rounds.
-
-    Attributes:
-        texts: one per row, without the prompt, cut before a stop string; empty if the target has no tokenizer.
-        tokens: the new tokens [batch, longest], padded with 0.
-        lengths: how many of them are real [batch].
-        stats: counts per row; see `core.Stats`.
-        trace: each round's drafts and commits; see `loop.Trace`. A notebook shows its rounds.
-        exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
-        finish: why each row ended: "eos" (an end token), "stop" (a stop string) or "length" (max_new_tokens).
-        log_probs: the new tokens' log probabilities, [batch, longest], if asked for; see `core.LogProbs`.
-
-    Example:
-        >>> import jax, json, jaxspec
-        >>> from jaxspec.testing import table_model
-        >>> prompt = jaxspec.Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2]))
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> out = jaxspec.generate(model, prompt, drafter=model, gamma=3, max_new_tokens=9)
-        >>> out
-        Generation of 9 tokens, rows: 1, rounds: 2 (4.00 tokens a round after each row's first)
-          0: ids [3, 2, 3, 0, 1, 1, 3, 2, 3]
-        >>> {name: out.records()[0][name] for name in ("emitted", "rounds", "tokens_per_round")}
-        {'emitted': 9, 'rounds': 2, 'tokens_per_round': 4.0}
-        >>> json.loads(json.dumps(out.to_dict())) == out.to_dict()
-        True
-    """
-
-    texts: list[str]
-    tokens: np.ndarray
-    lengths: np.ndarray
-    stats: Stats
-    trace: loop.Trace
-    exact: bool
-    finish: list[str]
-    log_probs: LogProbs | None = None
-    # spells the draft tokens of the rounds
-    _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Lists one flat dict of plain values per row: text, tokens, why it ended and counts, for `pandas.DataFrame`.
-
-        Log probabilities, if there are any, are lists, of which None stands for one of -inf.
-        """
-        return display.records(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON: `exact`, `metrics`, and `rows`, which are `records` with their rounds.
-
-        `metrics` are counts of all rows together, under the names of vLLM; `display.metrics` describes them.
-        """
-        rows = [record | {"trace": display.rounds(self, record["row"])} for record in self.records()]
-        return {"exact": self.exact, "metrics": display.metrics(self), "rows": rows}
-
-    def _repr_html_(self) -> str:
-        return display.page(self)
-
-    def __repr__(self) -> str:
-        """A line for all rows, and one for each of the first; the fields have the rest."""
-        rounds, later = int(np.sum(self.stats.rounds)), int(np.sum(self.stats.emitted)) - len(self.lengths)
-        texts = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
-        rate = f"{later / max(rounds, 1):.2f} tokens a round after each row's first"
-        lines = [f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(texts)}, rounds: {rounds} ({rate})"]
-        lines += [f"  {i}: {text[:WIDE]}{' ...' * (len(text) > WIDE)}" for i, text in enumerate(texts[:SHOWN])]
-        return "\n".join([*lines, *[f"  and {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)])
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A piece that `stream` yields: text that will not change any more, and the round it came from.
-
-    Attributes:
-        text: new text, whole words and characters only; may be empty.
-        tokens: the tokens that the round committed.
-        draft: the draft tokens of the round (empty for the first piece, which comes from prefill).
-        num_accepted: how many of them were accepted.
-        stats: counts so far.
-        done: whether this was the last piece.
-        parent, path: of a tree, as `core.Draft` and `core.Verdict` have them, the path cut to its length; None of a
-            chain.
-        finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
-        log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
-    """
-
-    text: str
-    tokens: list[int]
-    draft: list[int]
-    num_accepted: int
-    stats: Stats
-    done: bool
-    parent: list[int] | None = None
-    path: list[int] | None = None
-    finish: str | None = None
-    log_probs: LogProbs | None = None
 
 
 def generate(
@@ -246,7 +146,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     tokens = np.where(real, outcome.tokens[:, :width], 0)
     rows = [] if prepared.target.tokenizer is None else zip(tokens, outcome.length, strict=True)
     texts = [stopping.text_of(stopper, row[:n].tolist()) for row, n in rows]
-    trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
+    trace = output.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
     finish = [
         stopping.finish(stopper, reason, row[:n].tolist())
         for row, n, reason in zip(tokens, outcome.length, outcome.finish, strict=True)

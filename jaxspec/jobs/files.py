@@ -275,7 +275,7 @@ def manifest_of(
     """Describes a job: everything that its texts depend on.
 
     Args:
-        source, output: what is read, and how it is cut into chunks.
+        source, output: the input, and its division into chunks.
         models: target and drafter, as plain values: names, and `digests_of` their files.
         options: plain values.
     """

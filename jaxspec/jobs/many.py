@@ -16,7 +16,7 @@ from rich import filesize
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
 from jaxspec.core.checks import at_least, integer, integers, one_of
-from jaxspec.decode import display, inputs, stopping
+from jaxspec.decode import inputs, output, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.prompts import JobPrompt, Reader, limits_of
@@ -48,7 +48,7 @@ class Completion:
         tokens: the new tokens.
         finish: "eos" (an end token, the last of `tokens`), "stop" (a stop string), "length" (the limit), or "failure".
         prompt_tokens: how many the prompt has; 0 if it was not decoded.
-        rounds, drafted, accepted: as in `core.Stats`.
+        rounds, drafted, accepted: passes of the target after prefill, their draft tokens, and those emitted.
         acceptance_histogram: at n how many of the rounds emitted n draft tokens; empty where nothing is drafted.
         error: the row's error; None if there is none.
         log_probs: the log probabilities of the tokens, if they were asked for; see `core.LogProbs`.
@@ -88,7 +88,7 @@ class Completion:
         for name in (("sample", "samples") if self.samples == 1 else ()) + (() if self.fields else ("fields",)):
             del columns[name]
         columns |= {"acceptance_histogram": list(histogram)} if histogram else {}
-        return columns | ({} if log_probs is None else display.log_probs(log_probs))
+        return columns | ({} if log_probs is None else output.log_probs(log_probs))
 
 
 def plain(value: Any) -> Any:
@@ -158,7 +158,7 @@ class Progress(NamedTuple):
         2.5
         """
         counts = {name: value for name, value in self._asdict().items() if name != "acceptance_histogram"}
-        metrics = display.metrics_of(self.acceptance_histogram, self.drafted)
+        metrics = output.metrics_of(self.acceptance_histogram, self.drafted)
         return counts | {"finish": dict(self.finish), "metrics": metrics}
 
 

@@ -87,7 +87,7 @@ class Limits(NamedTuple):
         prompt: most tokens of a prompt; None for any that has a position.
         positions: most tokens of a prompt and what is generated from it together; None for any.
         new: most new tokens of any prompt.
-        too_long: what happens to a longer prompt: one of `TOO_LONG`.
+        too_long: the treatment of a longer prompt: one of `TOO_LONG`.
     """
 
     prompt: int | None
@@ -135,14 +135,14 @@ class Reader:
     Args:
         target: the model whose tokenizer reads text.
         prompts: texts, rows of ids, chats (lists of messages), dicts of one of these, or `Line`s; see `generate_many`.
-        limits: what is too long.
+        limits: the longest rows to accept.
         block: prompts that are read at a time.
         options: the job's options, as `prepare` takes them: `prefix`, `key` and those of sampling are read.
         template: values for the template of chats.
         skipped: called with the number of each prompt that is skipped.
 
     Attributes:
-        limits: as given.
+        limits: the longest rows it accepts.
         defaults: the values of sampling of prompts that have none of their own, as `Row.sampling` has them.
         error: the error that the iterable has raised; None if there is none.
     """

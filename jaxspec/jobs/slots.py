@@ -57,7 +57,7 @@ class KeySources(NamedTuple):
 
     Attributes:
         key: the bits of the key that each row's own is folded from.
-        number, sample: as in `Row`.
+        number, sample: the prompt's number, and which of its texts a row is.
     """
 
     key: Int[Array, "group bits"]
@@ -69,7 +69,7 @@ class Rounds(NamedTuple):
     """Counts of the rounds that one call of `run_rounds` has run; those after its last are 0.
 
     Attributes:
-        drafted, accepted, committed: of each row, as in `core.RoundInfo`.
+        drafted, accepted, committed: tokens of each row; see `core.RoundInfo`.
     """
 
     drafted: Int[Array, "rounds slots"]
@@ -321,7 +321,7 @@ def _start(
     """The state of new rows after prefill.
 
     Args:
-        decoder, weights: what starts them.
+        decoder, weights: the decoder, and the parameters of its models.
         request: the options of one row, which all have.
         key: a key of the rows' kind.
         prompt, sources, limit: one entry for each row; `limit` is the most new tokens.
@@ -374,7 +374,7 @@ def run_rounds(
     """Runs rounds until `wanted` slots are done, or `limit` rounds. The state given is consumed.
 
     Args:
-        decoder, weights, state: what is run.
+        decoder, weights, state: the decoder, its parameters, and the slots.
         ended: rows to end before the first round.
         wanted: slots; those that were free before count.
         limit: most rounds, at most `rounds`.

@@ -1,27 +1,26 @@
-"""A generation shown in a notebook, and as plain values for tables and JSON."""
+"""The results of a generation, as they are, in a notebook, and as plain values for tables and JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from jaxspec import trace
-from jaxspec.core import LogProbs
+from jaxspec.core import LogProbs, Stats
 from jaxspec.decode import loop
 from jaxspec.trace.html import SIGNS
-
-if TYPE_CHECKING:
-    from jaxspec.decode.generate import Generation
 
 ROWS = 4  # what a page shows of a generation, of a row's rounds, and of a text
 ROUNDS = 48
 CHARACTERS = 4000
 BOX = "border-left:3px solid #0059b3;padding:0.2em 0.8em;margin:0.6em 0"
 TEXT = "white-space:pre-wrap;overflow-wrap:anywhere"
-SHOWN = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}  # which a text may lay itself out with
+SIGNED = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}  # which a text may lay itself out with
+SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
 
 
 class ShownTrace(loop.Trace):
@@ -60,6 +59,111 @@ class ShownTrace(loop.Trace):
         return "<div>" + "\n".join(parts) + "</div>"
 
 
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """The result of `generate`; a notebook shows its texts, counts and rounds.
+
+    Attributes:
+        texts: one per row, without the prompt, cut before a stop string; empty if the target has no tokenizer.
+        tokens: the new tokens [batch, longest], padded with 0.
+        lengths: how many of them are real [batch].
+        stats: counts per row; see `core.Stats`.
+        trace: each round's drafts and commits; see `loop.Trace`. A notebook shows its rounds.
+        exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
+        finish: why each row ended: "eos" (an end token), "stop" (a stop string) or "length" (max_new_tokens).
+        log_probs: the new tokens' log probabilities, [batch, longest], if asked for; see `core.LogProbs`.
+
+    Example:
+        >>> import jax, json, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> prompt = jaxspec.Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2]))
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> out = jaxspec.generate(model, prompt, drafter=model, gamma=3, max_new_tokens=9)
+        >>> out
+        Generation of 9 tokens, rows: 1, rounds: 2 (4.00 tokens a round after each row's first)
+          0: ids [3, 2, 3, 0, 1, 1, 3, 2, 3]
+        >>> {name: out.records()[0][name] for name in ("emitted", "rounds", "tokens_per_round")}
+        {'emitted': 9, 'rounds': 2, 'tokens_per_round': 4.0}
+        >>> json.loads(json.dumps(out.to_dict())) == out.to_dict()
+        True
+    """
+
+    texts: list[str]
+    tokens: np.ndarray
+    lengths: np.ndarray
+    stats: Stats
+    trace: loop.Trace
+    exact: bool
+    finish: list[str]
+    log_probs: LogProbs | None = None
+    # spells the draft tokens of the rounds
+    _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Lists one flat dict of plain values per row: text, tokens, why it ended and counts, for `pandas.DataFrame`.
+
+        Log probabilities, if there are any, are lists, of which None stands for one of -inf.
+        """
+        rate, per_round = self.stats.acceptance_rate, self.stats.tokens_per_round
+        return [
+            {"row": row, "text": self.texts[row] if self.texts else None, "tokens": _tokens(self, row)}
+            | {"finish": self.finish[row]}
+            | {name: int(counts[row]) for name, counts in self.stats._asdict().items()}
+            | {"acceptance_rate": float(rate[row]), "tokens_per_round": float(per_round[row])}
+            | ({} if self.log_probs is None else log_probs(LogProbs(*(x[row, :length] for x in self.log_probs))))
+            for row, length in enumerate(self.lengths)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON: `exact`, `metrics`, and `rows`, which are `records` with their rounds.
+
+        `metrics` are counts of all rows together, under the names of vLLM; `decode.output.metrics` describes them.
+        """
+        rows = [record | {"trace": rounds(self, record["row"])} for record in self.records()]
+        return {"exact": self.exact, "metrics": metrics(self), "rows": rows}
+
+    def _repr_html_(self) -> str:
+        return page(self)
+
+    def __repr__(self) -> str:
+        """A line for all rows, and one for each of the first; the fields have the rest."""
+        rounds, later = int(np.sum(self.stats.rounds)), int(np.sum(self.stats.emitted)) - len(self.lengths)
+        texts = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
+        rate = f"{later / max(rounds, 1):.2f} tokens a round after each row's first"
+        lines = [f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(texts)}, rounds: {rounds} ({rate})"]
+        lines += [f"  {i}: {text[:WIDE]}{' ...' * (len(text) > WIDE)}" for i, text in enumerate(texts[:SHOWN])]
+        return "\n".join([*lines, *[f"  and {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece that `stream` yields: text that will not change any more, and the round it came from.
+
+    Attributes:
+        text: new text, whole words and characters only; may be empty.
+        tokens: the tokens that the round committed.
+        draft: the draft tokens of the round (empty for the first piece, which comes from prefill).
+        num_accepted: how many of them were accepted.
+        stats: counts so far.
+        done: whether this was the last piece.
+        parent, path: of a tree, as `core.Draft` and `core.Verdict` have them, the path cut to its length; None of a
+            chain.
+        finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
+        log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
+    """
+
+    text: str
+    tokens: list[int]
+    draft: list[int]
+    num_accepted: int
+    stats: Stats
+    done: bool
+    parent: list[int] | None = None
+    path: list[int] | None = None
+    finish: str | None = None
+    log_probs: LogProbs | None = None
+
+
 def page(out: Generation) -> str:
     """The first rows as HTML: text, counts, and where there were draft tokens the rounds as in the paper's Figure 1.
 
@@ -74,19 +178,6 @@ def page(out: Generation) -> str:
     if batch > ROWS:
         parts.append(f"<div>… and {_count(batch - ROWS, 'more row')}: <code>out.records()</code> has them all.</div>")
     return "<div>" + "\n".join(parts) + "</div>"
-
-
-def records(out: Generation) -> list[dict[str, Any]]:
-    """Lists one flat dict of plain values per row."""
-    rate, per_round = out.stats.acceptance_rate, out.stats.tokens_per_round
-    return [
-        {"row": row, "text": out.texts[row] if out.texts else None, "tokens": _tokens(out, row)}
-        | {"finish": out.finish[row]}
-        | {name: int(counts[row]) for name, counts in out.stats._asdict().items()}
-        | {"acceptance_rate": float(rate[row]), "tokens_per_round": float(per_round[row])}
-        | ({} if out.log_probs is None else log_probs(LogProbs(*(x[row, : out.lengths[row]] for x in out.log_probs))))
-        for row in range(len(out.lengths))
-    ]
 
 
 def log_probs(row: LogProbs) -> dict[str, Any]:
@@ -160,7 +251,9 @@ def _row(out: Generation, row: int) -> str:
     tokens = _tokens(out, row)
     text = out.texts[row] if out.texts else " ".join(map(str, tokens))
     cut = len(text) - CHARACTERS
-    shown = html.escape(text[:CHARACTERS].translate(SHOWN)) + (f" … {_count(cut, 'more character')}" if cut > 0 else "")
+    shown = html.escape(text[:CHARACTERS].translate(SIGNED)) + (
+        f" … {_count(cut, 'more character')}" if cut > 0 else ""
+    )
     lines = [f'<div dir="auto" style="{TEXT}">{shown}</div>', f'<div style="color:#666">{_counts(out, row)}</div>']
     if out.trace.draft.shape[2]:
         figure, unfolded = _figure(tokens, out.trace, row, out._tokenizer), " open" if len(out.lengths) == 1 else ""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.decode import Generation, display, loop
+from jaxspec.decode import Generation, loop, output
 from jaxspec.testing import table_model
 
 TARGET, DRAFT = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
@@ -97,9 +97,9 @@ def test_a_long_batch_makes_a_small_page(read):
     markup = long._repr_html_()
     assert len(markup) < 200_000
     said = read(markup).said
-    assert f"{rows - display.ROWS} more rows" in said
-    assert f"{100_000 - display.CHARACTERS} more characters" in said
-    assert f"{1 + rounds - display.ROUNDS} more rounds" in said
+    assert f"{rows - output.ROWS} more rows" in said
+    assert f"{100_000 - output.CHARACTERS} more characters" in said
+    assert f"{1 + rounds - output.ROUNDS} more rounds" in said
 
 
 def test_the_tokenizer_is_kept_out_of_sight(out):
@@ -149,6 +149,6 @@ def test_a_long_trace_makes_a_small_page(read):
     ones = np.ones((rows, rounds), np.int32)
     arrays = loop.Trace(np.ones((rows, rounds, 1), np.int32), ones, ones, 2 * ones, ones)
     tokens, lengths = np.ones((rows, 2 * rounds + 1), np.int32), np.full(rows, 2 * rounds + 1)
-    markup = display.ShownTrace.of(arrays, tokens, lengths, None)._repr_html_()
+    markup = output.ShownTrace.of(arrays, tokens, lengths, None)._repr_html_()
     assert markup is not None and len(markup) < 200_000
-    assert f"{rows - display.ROWS} more rows" in markup and f"{1 + rounds - display.ROUNDS} more rounds" in markup
+    assert f"{rows - output.ROWS} more rows" in markup and f"{1 + rounds - output.ROUNDS} more rounds" in markup
