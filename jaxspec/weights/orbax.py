@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxspec import nets, optional_imports, sharding
+from jaxspec import nets, optional_imports
 from jaxspec.core import Params
 from jaxspec.core.checks import suggest
 from jaxspec.files import folders
@@ -115,8 +115,8 @@ def save(
     if complaint := folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     drafted = None if draft_tokens is None else [int(token) for token in draft_tokens]
-    if drafted is not None and (complaint := _ill_formed_tokens(drafted, config.vocab_size)):
-        raise CheckpointError(f"draft_tokens {complaint}")
+    if drafted is not None:
+        _check_tokens(drafted, "draft_tokens", config.vocab_size)
     # Compared by what quantised matrices stand for: any of them may be stored in any dtype.
     wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params)
     if complaint := parameters.differences(parameters.flat(_abstract(config)), parameters.flat(wide), _shape):
@@ -193,11 +193,7 @@ def _read(
             x = {part: parameters.put(f"{path}/{part}", x[part], axes, mesh) for part in x}
         else:
             x = parameters.put(path, x, axes, mesh)
-        x = _as_dtype(path, x, dtype, mixed)
-        if mesh is None or quantisation.is_quantised(x):
-            return x
-        # Groups of columns are an axis of their own; putting them together makes the matrix whole on every device.
-        return jax.device_put(x, sharding.of(path, x.shape, axes, mesh))
+        return _as_dtype(path, x, dtype, mixed)
 
     return orbax_arrays.read(folder / "params", chosen, check, place)
 
@@ -283,8 +279,7 @@ def read_draft_tokens(folder: Path, manifest: Manifest) -> list[int] | None:
         ids = json.loads((folder / DRAFT_TOKENS).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / DRAFT_TOKENS} cannot be read: {error}") from error
-    if complaint := _ill_formed_tokens(ids, manifest.model.vocab_size):
-        raise CheckpointError(f"{folder / DRAFT_TOKENS} {complaint}")
+    _check_tokens(ids, folder / DRAFT_TOKENS, manifest.model.vocab_size)
     return ids
 
 
@@ -340,11 +335,10 @@ def _unknown(dtype: Any, family: Any) -> str:
     )
 
 
-def _ill_formed_tokens(ids: Any, vocab: int) -> str:
-    """Says what is wrong with the ids that a head is to be trimmed to; empty if nothing."""
-    if isinstance(ids, list) and ids and all(type(x) is int and 0 <= x < vocab for x in ids):
-        return ""
-    return f"is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}"
+def _check_tokens(ids: Any, name: Any, vocab: int) -> None:
+    """Refuses anything but the ids that a head can be trimmed to."""
+    if not (isinstance(ids, list) and ids and all(type(x) is int and 0 <= x < vocab for x in ids)):
+        raise CheckpointError(f"{name} is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}")
 
 
 def _check_manifest(manifest: Manifest) -> None:

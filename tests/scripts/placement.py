@@ -109,7 +109,6 @@ def restored(folder, mesh):
     read = {
         "orbax": (orbax.restore(folder / "orbax", mesh=other)[0], model.params),
         "int8": (orbax.restore(folder / "int8", mesh=other)[0], orbax.restore(folder / "int8")[0]),
-        "int4": (orbax.restore(folder / "int4", mesh=other)[0], orbax.restore(folder / "int4")[0]),
         "huggingface": (huggingface.restore(folder / "huggingface", mesh=other)[0], model.params),
     }
 
@@ -125,7 +124,7 @@ def restored(folder, mesh):
 def saved(folder, model):
     """Saves a Llama in three ways."""
     manifest = dict(name="llama", family="decoder", description={})
-    for name, dtype in (("orbax", "float32"), ("int8", "int8"), ("int4", "int4")):
+    for name, dtype in (("orbax", "float32"), ("int8", "int8")):
         orbax.save(folder / name, model.params, LLAMA, find("debian-t5-base"), dtype=dtype, **manifest)
     huggingface.save(model, folder / "huggingface")
 
@@ -154,11 +153,10 @@ def saved_together(folder):
     """Saved by all processes from a mesh over them, and read by each: whether they are the same bits."""
     saved(folder, random("llama", sharding.mesh("model=4")))
     params = random("llama").params
-    int8, int4 = (random("llama", dtype=dtype).params for dtype in ("int8", "int4"))
+    narrow = random("llama", dtype="int8").params
     read = {
         "orbax": (orbax.restore(folder / "orbax")[0], params),
-        "int8": (orbax.restore(folder / "int8", dtype="int8")[0], int8),
-        "int4": (orbax.restore(folder / "int4", dtype="int4")[0], int4),
+        "int8": (orbax.restore(folder / "int8", dtype="int8")[0], narrow),
         "huggingface": (huggingface.restore(folder / "huggingface")[0], params),
     }
     same = {

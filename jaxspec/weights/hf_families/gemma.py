@@ -104,24 +104,8 @@ def canonical_gemma3(name: str) -> str | None:
     return decoders.canonical(name)
 
 
-_2B = UniformDecoder(
-    256_000,
-    2304,
-    9216,
-    26,
-    8,
-    4,
-    256,
-    "gelu",
-    tied_head=True,
-    query_scalar=256.0,
-    attention_cap=50.0,
-    logits_cap=30.0,
-    window=4096,
-    local=(True, False),
-    max_positions=8192,
-    **_GEMMA,
-)
+_CAPPED = {"query_scalar": 256.0, "attention_cap": 50.0, "logits_cap": 30.0, "window": 4096, "local": (True, False)}
+_2B = UniformDecoder(256_000, 2304, 9216, 26, 8, 4, 256, "gelu", True, max_positions=8192, **_CAPPED, **_GEMMA)
 
 SIZES_2 = configs(
     {
@@ -133,35 +117,12 @@ SIZES_2 = configs(
     }
 )
 
-_1B = replace(
-    _2B,
-    vocab_size=262_144,
-    dim=1152,
-    ff_dim=6912,
-    heads=4,
-    kv_heads=1,
-    head_norms=True,
-    attention_cap=None,
-    logits_cap=None,
-    window=512,
-    local=(True, True, True, True, True, False),
-    rope_base=1e6,
-    local_rope_base=10_000.0,
-    max_positions=32_768,
-)
-_4B = replace(
-    _1B,
-    vocab_size=262_208,
-    dim=2560,
-    ff_dim=10_240,
-    layers=34,
-    heads=8,
-    kv_heads=4,
-    window=1024,
-    rope_scaling="linear",
-    rope_factor=8.0,
-    max_positions=131_072,
-)
+_NORMED = {"head_norms": True, "attention_cap": None, "logits_cap": None}  # in place of the caps
+_ROTARY = {"window": 512, "local": (*[True] * 5, False), "rope_base": 1e6, "local_rope_base": 10_000.0}
+_NARROW = {"dim": 1152, "ff_dim": 6912, "heads": 4, "kv_heads": 1}
+_1B = replace(_2B, vocab_size=262_144, max_positions=32_768, **_NARROW, **_NORMED, **_ROTARY)
+_SCALED = {"window": 1024, "rope_scaling": "linear", "rope_factor": 8.0, "max_positions": 131_072}
+_4B = replace(_1B, vocab_size=262_208, dim=2560, ff_dim=10_240, layers=34, heads=8, kv_heads=4, **_SCALED)
 
 SIZES_3 = configs(
     {

@@ -42,18 +42,8 @@ def _qwen3_keys(config: UniformDecoder) -> dict[str, Any]:
 _0_5B = UniformDecoder(
     151_936, 896, 4864, 24, 14, 2, 64, tied_head=True, qkv_bias=True, rope_base=1e6, max_positions=32_768
 )
-_7B = replace(
-    _0_5B,
-    vocab_size=152_064,
-    dim=3584,
-    ff_dim=18_944,
-    layers=28,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    tied_head=False,
-    max_positions=131_072,
-)
+_UNTIED = {"vocab_size": 152_064, "tied_head": False, "max_positions": 131_072}
+_7B = replace(_0_5B, dim=3584, ff_dim=18_944, layers=28, heads=28, kv_heads=4, head_dim=128, **_UNTIED)
 _large = functools.partial(replace, _7B, kv_heads=8, epsilon=1e-5)
 
 QWEN2_SIZES = configs(

@@ -65,7 +65,7 @@ def test_a_recipe_is_read_as_its_editor_saved_it(tmp_path):
 
 def test_a_recipes_seed_is_one_that_keys_tell_apart():
     for seed in (-1, 2**32, 2**64):
-        with pytest.raises(RecipeError, match=rf"train.seed is {seed}: expected 0 to 4294967295"):
+        with pytest.raises(ValueError, match=rf"seed is {seed}: expected a number from 0 to below 4294967296"):
             Train(1, 1, 1e-3, seed=seed)
 
 

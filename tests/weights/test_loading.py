@@ -413,7 +413,7 @@ def test_a_broken_tokenizer_is_named(tmp_path, text, message):
 
 def test_transformers_without_torch_gives_no_advice():
     """In a process of its own, whose transformers finds no PyTorch; other lines are logged as ever."""
-    script = Path(__file__).parent / "scripts" / "without_torch.py"
+    script = Path(__file__).parents[1] / "scripts" / "without_torch.py"
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMERS_")
     }  # as a user has it
