@@ -72,7 +72,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 }
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
-    "analysis": 5_052,
+    "analysis": 4_938,
     "cli": 4_139,
     "core": 3_844,
     "decode": 4_690,

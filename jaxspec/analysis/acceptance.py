@@ -207,11 +207,7 @@ def _overlap(
 
 
 def drafting_model(prepared: Prepared) -> core.Model:
-    """Returns the model that a generation was given as its drafter.
-
-    Raises:
-        TypeError: its drafter is something else, whose distribution is not known everywhere.
-    """
+    """Returns the model that a generation was given as its drafter."""
     drafter = prepared.options["drafter"]
     if isinstance(drafter, core.Model) and prepared.drafter is not None:
         return prepared.drafter.models[0]  # which may share the target's encoder

@@ -27,7 +27,6 @@ from jaxspec.analysis import plan as planning
 from jaxspec.analysis.result import (
     ADAPTIVE,
     PLANNED,
-    Backend,
     BenchResult,
     Costs,
     Difference,
@@ -39,11 +38,9 @@ from jaxspec.analysis.result import (
     Setting,
     Spread,
     Store,
-    Task,
     describe,
     from_json,
     over,
-    product,
     ratio,
     summary,
     to_json,
@@ -52,21 +49,6 @@ from jaxspec.core import BoundPolicy, Model
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Prepared, prepare
-
-__all__ = [
-    "Backend",
-    "BenchResult",
-    "Config",
-    "Setting",
-    "Spread",
-    "Store",
-    "Task",
-    "groups",
-    "product",
-    "run",
-    "run_groups",
-    "to_json",
-]
 
 QUANTITIES = {
     "speed": "whole generations are timed; without it all prompts are decoded in batches, and nothing is timed",
@@ -367,14 +349,29 @@ def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: 
 
 
 def _latencies(runs: Sequence[Run], repeats: int) -> list[Latency | None]:
-    """Times the first token and the others of every run; None of another backend."""
+    """Times tokens as a reader of the stream gets them, interleaved part by part; None of another backend.
+
+    A round's milliseconds are divided by the tokens that it brought. Each row's first token is prefill's.
+    """
     compiled = [run for run in runs if run.is_compiled]
-    starts = [functools.partial(cost.start_all, run.parts[:1]) for run in compiled]
-    first_seconds = cost.interleave(starts, repeats + 1)[:, 1:]  # the first repeat compiles
-    later = cost.latency([run.parts for run in compiled], repeats)
-    latencies = (
-        Latency(Spread.of(1e3 * seconds), *(percentiles or (None, None)))
-        for seconds, percentiles in zip(first_seconds, later, strict=True)
+    for run in compiled:
+        list(cost.timed_rounds(run.parts[0]))  # compiles
+    first = np.zeros((len(compiled), repeats))  # milliseconds, of the first part
+    later: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in compiled]  # of all tokens, by repeat
+    for repeat in range(repeats):
+        for part, group in enumerate(zip(*(run.parts for run in compiled), strict=True)):
+            for i, prepared in enumerate(group):
+                for took, info in cost.timed_rounds(prepared):
+                    if info is not None:
+                        counts = np.asarray(info.num_committed).tolist()
+                        later[i][repeat] += [took / n for n in counts for _ in range(n)]
+                    elif part == 0:
+                        first[i, repeat] = took
+    latencies = iter(
+        Latency(Spread.of(first[i]), *(map(Spread.of, np.array([np.percentile(ms, (50, 95)) for ms in times]).T)))
+        if times[0]
+        else Latency(Spread.of(first[i]), None, None)
+        for i, times in enumerate(later)
     )
     return [next(latencies) if run.is_compiled else None for run in runs]
 

@@ -50,12 +50,7 @@ _CAPABILITIES = {(8, 0): (2048, 64, 164), (8, 9): (1536, 128, 100), (9, 0): (204
 
 
 def devices_of(topology: str) -> tuple[str, list[Any]]:
-    """Returns the full name of a topology, and its devices, of which none is here.
-
-    Raises:
-        ImportError: the compiler is not installed; with the command that installs it.
-        ValueError: there is no such topology.
-    """
+    """Returns the full name of a topology, and its devices, of which none is here."""
     kind = topology.partition(":")[0]
     if kind not in SMALLEST and kind not in GPUS:
         raise ValueError(f"topology is {topology!r}: no chip {kind!r} is in the table. {_expected()}")

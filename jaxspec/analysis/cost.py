@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import core, nets, policies
 from jaxspec.analysis import acceptance
-from jaxspec.analysis.statistics import Spread
 from jaxspec.core import noise, programs, token_rows
 from jaxspec.core.round import bucket_widths
 from jaxspec.core.token_rows import decoder_prompt
@@ -59,47 +58,11 @@ def run_all(generations: Iterable[Prepared]) -> None:
         loop.run(prepared).tokens.block_until_ready()
 
 
-def start_all(generations: Iterable[Prepared]) -> None:
-    """Runs the prefill of each generation, and leaves its first token on the device."""
-    for prepared in generations:
-        next(loop.iterate_rounds(prepared))[0].tokens.block_until_ready()
-
-
 def only_first(prepared: Prepared) -> Prepared:
     """Ends a generation with the token that prefill yields; the program stays the same."""
     return prepared._replace(
         request=prepared.request._replace(max_new_tokens=jnp.ones_like(prepared.request.max_new_tokens))
     )
-
-
-def latency(variants: Sequence[Sequence[Prepared]], repeats: int) -> list[tuple[Spread, Spread] | None]:
-    """Times tokens as a reader of the stream gets them: each round's milliseconds over the tokens it brought.
-
-    Args:
-        variants: each of whole generations, as many as the others have; interleaved, one by one.
-        repeats: how often all variants are run.
-
-    Returns:
-        For each variant the 50th and 95th percentile over all of its tokens, over the repeats; None if no row goes
-        beyond its first token.
-    """
-    times: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in variants]  # by variant and repeat
-    for generations in variants:
-        token_ms(generations[0])  # compiles
-    for repeat in range(repeats):
-        for group in zip(*variants, strict=True):
-            for index, prepared in enumerate(group):
-                times[index][repeat] += token_ms(prepared)
-    percentiles = [np.array([np.percentile(ms, (50, 95)) for ms in runs]).T if runs[0] else None for runs in times]
-    return [None if ends is None else (Spread.of(ends[0]), Spread.of(ends[1])) for ends in percentiles]
-
-
-def token_ms(prepared: Prepared) -> list[float]:
-    """Times every token of a generation but each row's first, which is prefill's, in milliseconds."""
-    counts = [
-        (took, np.asarray(info.num_committed).tolist()) for took, info in timed_rounds(prepared) if info is not None
-    ]
-    return [took / n for took, committed in counts for n in committed for _ in range(n)]
 
 
 def timed_rounds(prepared: Prepared) -> Iterator[tuple[float, core.RoundInfo | None]]:
@@ -500,9 +463,6 @@ def policy_costs(
         repeats, inner: the arguments of `measure`.
         begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`, by default from the
             generation's own prompts. For a job's slots it is `jobs.slots.Slots.fill`.
-
-    Raises:
-        ValueError: a generation without a drafter, or of 0 draft tokens.
 
     Example:
         >>> from jaxspec.testing import prepared_table

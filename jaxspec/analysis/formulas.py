@@ -42,9 +42,6 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
         alpha: acceptance rate, from 0 to 1; trials are taken to be independent.
         gamma: draft tokens a round, 0 or more; `inf` gives the bound 1 / (1 - alpha).
 
-    Raises:
-        ValueError: alpha or gamma out of range.
-
     Example, the curves of Figure 2 for gamma = 1, 3, 5, 7, 10 and infinity at alpha = 0.8, and their ends:
         >>> expected_tokens(0.8, [1, 3, 5, 7, 10, np.inf]).round(2).tolist()
         [1.8, 2.95, 3.69, 4.16, 4.57, 5.0]
@@ -103,9 +100,6 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | N
 
     Returns:
         Integers of the broadcast shape of alpha and c; the smaller of two that are equally good.
-
-    Raises:
-        ValueError: an argument out of range, or an array `v` of fewer than most + 1 entries.
 
     Example, a drafter at a fiftieth of the target's cost, then the same on hardware with no compute to spare:
         >>> optimal_gamma([0.0, 0.5, 0.75, 0.9], 0.02).tolist()

@@ -246,9 +246,6 @@ def best_trees(
         Shapes, and the tokens of a round, the target's own among them. No size that acceptance is of too few children
         for.
 
-    Raises:
-        ValueError: probabilities outside of [0, 1].
-
     >>> [(shape, round(tokens, 2)) for shape, tokens in best_trees([0.6, 0.2], 3, [3])]
     [(((0,), (1,), (0, 0)), 2.16), (((0,), (0, 0), (0, 0, 0)), 2.18)]
     """
@@ -456,11 +453,6 @@ def replayed_trees(
     prices: Mapping[str, Any],
 ) -> list[Candidate]:
     """Finds the best trees of some sizes up to `nodes`, by their tokens per round along texts.
-
-    Args:
-        ratios, counts: the arguments of `replay.tokens_per_round`.
-        nodes, draw: the largest number of nodes, and how children are drawn.
-        prices: c, v and c_hat, as `price` takes them.
 
     >>> often = np.broadcast_to([[0.5, 0.0], [0.5, 0.4]], (30, 2, 2))  # the second child nearly as often as the first
     >>> candidates = replayed_trees(often, np.array([30]), 2, "top", {"c": 0.1, "v": [1.0] * 3, "c_hat": 0.1})

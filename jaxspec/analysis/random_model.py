@@ -18,11 +18,7 @@ from jaxspec.weights import loading, orbax, quantisation
 
 
 def config_of(shape: str) -> Any:
-    """Returns the configuration of a published shape.
-
-    Raises:
-        ValueError: there is no such shape.
-    """
+    """Returns the configuration of a published shape."""
     shapes = roofline.published_shapes()
     if shape not in shapes:
         raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, shapes)} Expected one of {', '.join(shapes)}")
@@ -33,9 +29,6 @@ def random_model(shape: str, dtype: str, seed: int, compute: str | None = None) 
     """Makes a model of random weights at a published shape: the cost of the real one, and no sense.
 
     The dtypes are those of `jaxspec.load`.
-
-    Raises:
-        ValueError: no such shape or dtype.
     """
     config = config_of(shape)
     dtype, computed = loading.dtype_names(dtype, compute)

@@ -75,10 +75,6 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
             matters.
         batch: rows at a time.
 
-    Raises:
-        TypeError: the drafter is no Model.
-        ValueError: other sampling options than one temperature; batch < 1.
-
     Example:
         >>> from jaxspec import rules
         >>> from jaxspec.testing import prepared_table
@@ -121,12 +117,7 @@ def chain(gamma: int) -> Choices:
 
 
 def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
-    """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x), as of one child.
-
-    Raises:
-        ValueError: the rule's ratio is unknown; or at temperature 0 the rule accepts draft tokens that differ from the
-            text, so that the next distribution is unknown.
-    """
+    """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x), as of one child."""
     if rule.acceptance_ratio is None:
         raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
     if trace.temperature == 0 and not matches_when_greedy(rule):
@@ -165,20 +156,12 @@ def matches_when_greedy(rule: Rule) -> bool:
 
 
 def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.ndarray, "N K K"]:
-    """Computes, at each token x of the texts, P(child r of k is x and is accepted) / p(x), for each k and rank r.
+    """Computes, at each token x of the texts, P(child r of k is x and is accepted) / p(x), for k up to `children`.
 
     Their mean over the positions is the acceptance by rank. It is exact for "top" (1 where x is the drafter's r-th
     token), for "mixed" (all of p's mass on the fixed children is accepted) and for "replacement" (each sibling meets
     the p that its elders leave). For "without_replacement" it is averaged over some draws of the elder siblings. At
     temperature 0 children are the most probable tokens with any draw.
-
-    Args:
-        trace: the logits, from `collect`.
-        draw: how siblings are drawn, as in `drafters.tree`.
-        children: K.
-
-    Raises:
-        ValueError: no such draw; more children than tokens.
     """
     check(draw)
     vocab = trace.target.shape[1]

@@ -137,9 +137,6 @@ def product(**axes: Any) -> list[Setting]:
         **axes: for each field a sequence of values, or one value; of drafters and policies also a dict of names and
             values.
 
-    Raises:
-        TypeError: `Setting` has no such field.
-
     >>> task = Task("letters", ["a b a"])
     >>> settings = product(task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}])
     >>> [(setting.gamma, dict(setting.sampling)) for setting in settings]
@@ -167,9 +164,6 @@ def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
         prepared: the generation.
         name: the task's name.
         batch: prompts at a time.
-
-    Raises:
-        ValueError: the generation has options with a value for each row.
     """
     options = dict(prepared.options)
     if (samples := options.pop("num_samples", 1)) != 1:

@@ -43,9 +43,6 @@ class Machine(NamedTuple):
     def peak(self, dtype: str) -> float:
         """Returns the operations per second in "bfloat16" or "float32".
 
-        Raises:
-            ValueError: another dtype, or no figure for it.
-
         >>> MACHINES["a100"].peak("bfloat16")
         312000000000000.0
         """
@@ -79,9 +76,6 @@ MACHINES = {
 
 def machine(name: str) -> Machine:
     """Returns a machine by its name.
-
-    Raises:
-        ValueError: it is not in the table.
 
     >>> machine("tpu-v5e").bandwidth
     819000000000.0
@@ -120,9 +114,6 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
         dtype: "bfloat16" or "float32": arithmetic, whose peak counts, is never int8.
         row_tokens: with a shape, tokens in the cache: of the row, and of a prompt that an encoder has read.
 
-    Raises:
-        ValueError: no such size or dtype.
-
     >>> load_of_size("1.5B", "bfloat16").parameters
     1500000000.0
     """
@@ -158,9 +149,6 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
         load: the model.
         batch, tokens: arrays broadcast.
 
-    Raises:
-        ValueError: batch or tokens below 1, or the machine has no peak in the model's dtype.
-
     Example, 11 billion parameters on the paper's TPU v4: memory rules at 1 and 8 tokens, arithmetic at 512:
         >>> (1e3 * pass_time(machine("tpu-v4"), Load(11e9), tokens=[1, 8, 512])).round(1).tolist()
         [18.3, 18.3, 41.0]
@@ -176,9 +164,6 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
 def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike = 1) -> np.ndarray:
     """Computes v, the pass over gamma + 1 tokens in one-token passes; 1 is the paper's assumption.
 
-    Args:
-        gamma: draft tokens a round.
-
     Example, free at batch 1 and not at batch 128:
         >>> verify_cost(machine("tpu-v4"), Load(11e9), gamma=7, batch=[1, 16, 128]).round(2).tolist()
         [1.0, 1.0, 4.47]
@@ -189,9 +174,6 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
 
 def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1) -> np.ndarray:
     """Computes c, a one-token pass of the drafter in those of the target.
-
-    Args:
-        draft, target: the two models.
 
     Example, T5-small against T5-XXL by their sizes (the paper measured 0.02, of which most is overhead):
         >>> round(float(draft_cost(machine("tpu-v4"), Load(77e6), Load(11e9))), 3)

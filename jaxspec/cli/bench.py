@@ -9,7 +9,7 @@ from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import BenchResult
+    from jaxspec.analysis.result import BenchResult
 
 BENCH = Workload(gamma="1,4,7")  # the defaults of both commands
 MEASURE = Workload(temperature="0,1", gamma=workload.PLANNED, count=16, repeats=3)

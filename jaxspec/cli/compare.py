@@ -14,7 +14,7 @@ from jaxspec.decode.batches import in_batches
 from jaxspec.decode.generate import complete
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import BenchResult
+    from jaxspec.analysis.result import BenchResult
     from jaxspec.cli.pair import Pair
     from jaxspec.decode.request import Prepared
 

@@ -112,7 +112,7 @@ def one_line(head: str) -> str:
 
 def print_json(report: Any) -> None:
     """Prints one object in one line, which a reader has at once; escaped where the output is not UTF-8."""
-    from jaxspec.analysis.bench import to_json
+    from jaxspec.analysis.result import to_json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(to_json(report), ensure_ascii=not unicode), flush=True)

@@ -19,7 +19,7 @@ from jaxspec.vocab import trim
 from jaxspec.weights import quantisation
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import BenchResult
+    from jaxspec.analysis.result import BenchResult
     from jaxspec.cli.pair import Pair
     from jaxspec.decode.request import Prepared
 

@@ -17,7 +17,7 @@ from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed,
 from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import BenchResult, Setting, Task
+    from jaxspec.analysis.result import BenchResult, Setting, Task
     from jaxspec.analysis.table import Groups
     from jaxspec.core import Model
 
@@ -60,7 +60,7 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
 
     Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
     """
-    from jaxspec.analysis.bench import product
+    from jaxspec.analysis.result import product
     from jaxspec.rules import catalogue
 
     gammas = options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
@@ -145,7 +145,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
 def check_files(work: Workload) -> None:
     """Refuses files that could not be written, or gone on with, when all is measured."""
     from jaxspec import files
-    from jaxspec.analysis.bench import Store
+    from jaxspec.analysis.result import Store
 
     if work.csv is not None and not work.csv.resolve().parent.is_dir():
         raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
@@ -159,7 +159,7 @@ def check_files(work: Workload) -> None:
 
 def _chosen_tasks(work: Workload) -> list[Task]:
     """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it is for."""
-    from jaxspec.analysis.bench import Task
+    from jaxspec.analysis.result import Task
 
     count, ends = max(work.count, work.rows), not work.full_length
     if work.task and work.prompts is not None:
@@ -176,8 +176,8 @@ def _chosen_tasks(work: Workload) -> list[Task]:
 
 def _tasks_for(target: Model, work: Workload) -> list[Task]:
     """Makes tasks where none are named: held-out ones, or, for a published shape, random prompts."""
-    from jaxspec.analysis.bench import Task
     from jaxspec.analysis.random_model import random_prompt
+    from jaxspec.analysis.result import Task
     from jaxspec.files import corpus
 
     if work.target.startswith(names.RANDOM):

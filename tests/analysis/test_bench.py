@@ -11,8 +11,8 @@ import pytest
 import jaxspec
 from jaxspec import drafters, policies, rules
 from jaxspec.analysis import acceptance, bench, cost, result
-from jaxspec.analysis.bench import Backend, Config, Setting, Store, Task, product, run
-from jaxspec.analysis.result import Costs, Spread, from_json, to_json
+from jaxspec.analysis.bench import Config, run
+from jaxspec.analysis.result import Backend, Costs, Setting, Spread, Store, Task, from_json, product, to_json
 from jaxspec.core import Prompt, Stats
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome, Trace

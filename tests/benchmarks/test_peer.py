@@ -9,7 +9,8 @@ import pytest
 import jaxspec
 from benchmarks import jobs, peer
 from jaxspec import drafters, rules
-from jaxspec.analysis.bench import Config, Setting, Task, product, run
+from jaxspec.analysis.bench import Config, run
+from jaxspec.analysis.result import Setting, Task, product
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, t5
 from jaxspec.nets.decoder import decoder_config, gpt_config

@@ -5,8 +5,7 @@ from typer.testing import CliRunner
 
 from jaxspec import drafters, rules
 from jaxspec.analysis import random_model
-from jaxspec.analysis.bench import Task, product
-from jaxspec.analysis.result import BenchResult, SettingSummary
+from jaxspec.analysis.result import BenchResult, SettingSummary, Task, product
 from jaxspec.analysis.table import Column
 from jaxspec.cli import drafter_names, names, prompts, workload
 from jaxspec.cli.main import app
