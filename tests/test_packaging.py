@@ -74,13 +74,13 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 4_938,
     "cli": 4_139,
-    "core": 3_844,
-    "decode": 4_690,
+    "core": 3_886,
+    "decode": 4_666,
     "draft_heads": 3_573,
     "drafters": 4_746,
     "files": 646,
     "jobs": 2_097,
-    "nets": 3_574,
+    "nets": 3_577,
     "policies": 579,
     "rules": 1_572,
     "sampling": 842,
@@ -88,7 +88,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "top": 814,
     "trace": 454,
     "training": 2_846,
-    "vocab": 654,
+    "vocab": 655,
     "weights": 4_999,
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for

@@ -143,7 +143,7 @@ def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, Room], Cache])
     Example:
         >>> from jaxspec.core import Forward, LanguageModel, Prompt
         >>> def extend(params, cache, tokens, parent=None, real=None):  # a bigram model; its "cache" is the length
-        ...     return Forward(params[tokens], params[tokens, :0]), cache + tokens.shape[1]
+        ...     return Forward(params[tokens]), cache + tokens.shape[1]
         >>> rewind, empty = lambda cache, length: length, lambda batch, room: jnp.zeros((batch,), jnp.int32)
         >>> lm = LanguageModel(prefill(extend, rewind, empty), extend, rewind, vocab_size=3)
         >>> forward, cache = lm.prefill(jnp.eye(3), Prompt(jnp.array([[0, 2, 0]]), jnp.array([2])), Room(8))

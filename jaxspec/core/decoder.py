@@ -24,6 +24,13 @@ class Caches(NamedTuple):
     target: Cache
     draft: Any = None
 
+    def before(self, length: Int[Array, " batch"], width: int, *, drafts: bool = True) -> Before:
+        """Returns what `DecoderInit` goes on from, in rows whose first `length` tokens the caches were made for.
+
+        The last of these is read again. At most `width` tokens follow the others; without `drafts` no drafter goes on.
+        """
+        return Before(self if drafts else self._replace(draft=None), length - 1, width)
+
 
 class Request(NamedTuple):
     """The request of each row; all traced, all batch-first.

@@ -702,6 +702,37 @@ def select(cache: KVCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> 
     return dataclasses.replace(cache, layers=tuple(layer.select(start, path) for layer in cache.layers))
 
 
+def keys_values(cache: KVCache, layer: int) -> tuple[Layer, Layer, Int[Array, "B S"]]:
+    """Returns the keys and values that a layer has cached, and the positions that the next token of a row may read.
+
+    For networks that attend to another one's cache. A layer without keys gives those that it attends to.
+
+    Args:
+        cache: the caches of all layers, after whole rounds: the nodes of a tree have no positions here.
+        layer: its number, from 0.
+
+    Returns:
+        Keys and values [B, K, S, D], and the position of each slot. It is -1 for what the layer's own queries at
+        position `cache.length` would not see: garbage, and what lies before a window.
+
+    Raises:
+        ValueError: the layer has a recurrent state in place of keys.
+
+    >>> ring = empty(1, Room(64, rewind=2), [window(1, 8, width=3), shared(0)])._replace(length=jnp.array([9]))
+    >>> keys_values(ring, 1)[2].tolist()  # positions 5 and 6 lie before the window of token 9
+    [[-1, -1, 7, 8, -1]]
+    """
+    slots = cache.layers[layer]
+    if isinstance(slots, Shared):
+        return keys_values(cache, slots.source)
+    if isinstance(slots, Recurrent):
+        raise ValueError(f"layer {layer} has a recurrent state, and no keys: expected a layer with attention")
+    view = slots.view(Pass(cache.length, step=0))
+    entry = view.entries()  # [#B, S]
+    is_read = jnp.logical_and(view.mask(count=1)[:, 0], entry < cache.length[:, None])
+    return slots.keys, slots.values, jnp.where(is_read, entry, -1)
+
+
 def fitted(cache: KVCache, like: KVCache) -> KVCache:
     """Moves what a cache holds to where a cache of other sizes has it.
 

@@ -86,7 +86,7 @@ class Forward(NamedTuple):
         logits: unnormalised log probabilities of the next token, always float32. After prefill step = 1: those of each
             row's last token.
         features: the final hidden states, which the language-model head reads. After prefill: of every position of the
-            row that was read. Width 0 where the model gives none (`LanguageModel.inside` is None).
+            row that was read. None where nothing reads them (`LanguageModel.inside` is None).
         taps: hidden states between layers, of those layers that the network was asked to tap, one after the other on
             the last axis (EAGLE-3, DFlash); None where it was asked for none. Positions as `features`.
         encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a drafter with the same
@@ -94,7 +94,7 @@ class Forward(NamedTuple):
     """
 
     logits: Float[Array, "batch step vocab"]
-    features: Float[Array, "batch step dim"]
+    features: Float[Array, "batch step dim"] = None  # type: ignore[assignment]
     taps: Float[Array, "batch step taps"] | None = None
     encoded: Float[Array, "batch prompt dim"] | None = None
 
@@ -240,6 +240,9 @@ class Inside(NamedTuple):
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
         layers: its decoder layers, to be run in part; None if they cannot be.
         encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
+        keys_values: (cache, layer) -> keys [B, K, S, D] and values [B, K, S, D] as the layer has cached them, and the
+            position [B, S] of each, -1 where the row's next token reads none: for a drafter that attends to its
+            target's cache. A ValueError for a layer that has a state in place of keys. None: none can be had.
     """
 
     width: int
@@ -248,6 +251,7 @@ class Inside(NamedTuple):
     taps: tuple[int, ...] = ()
     layers: Layers | None = None
     encoder: Encoder | None = None
+    keys_values: Callable[[Cache, int], tuple[Array, Array, Int[Array, "batch slot"]]] | None = None
 
 
 class LanguageModel(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import Before, BoundDrafter, Decoder, Drafter, Model, State, kv_cache, token_rows
+from jaxspec.core import BoundDrafter, Decoder, Drafter, Model, State, kv_cache, token_rows
 from jaxspec.decode import inputs, loop, stopping
 from jaxspec.decode.generate import pieces, prefix
 from jaxspec.decode.output import Piece
@@ -163,11 +163,9 @@ class Chat:
             # No reference is kept to the last turn's caches: they become the next ones, or are freed after them.
             state, self._state = self._state, None
             caches = no_tokens if state is None else state.caches
-            caches, begun = caches if p.drafter else caches._replace(draft=None), jnp.asarray([start], jnp.int32)
-            arguments = p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens
-            if begins_anew:
-                return loop.start(*arguments, Before(caches, begun, rest))
-            return loop.go_on(*arguments, caches, begun, rest)
+            before = caches.before(jnp.asarray([start + 1], jnp.int32), rest, drafts=p.drafter is not None)
+            first = loop.start if begins_anew else loop.go_on
+            return first(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, before)
 
         return prepared, begin
 

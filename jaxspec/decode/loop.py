@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import (
     Before,
-    Caches,
     Decoder,
     LogProbs,
     Prompt,
@@ -119,9 +118,9 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
     state = start(*common, prompt, p.request, p.max_new_tokens, p.before)
     while end < longest:
         report(int(jax.device_get(jnp.max(state.start))))  # waits for the chunk
-        begun, end = prompt.length - 1, end_of(end + chunks.LONGEST - 1)
+        before, end = state.caches.before(prompt.length, chunks.LONGEST), end_of(end + chunks.LONGEST - 1)
         prompt = p.prompt._replace(length=jnp.minimum(p.prompt.length, end))
-        state = go_on(*common, prompt, p.request, p.max_new_tokens, state.caches, begun, chunks.LONGEST)
+        state = go_on(*common, prompt, p.request, p.max_new_tokens, before)
     report(longest)
     return state
 
@@ -205,8 +204,7 @@ def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
     return Outcome(new, length, state.failed, state.stats, trace, states.finish(state), reported)
 
 
-@programs.jit(static_argnames=("decoder", "max_new_tokens"))
-def start(
+def _start(
     decoder: Decoder,
     weights: Weights,
     prompt: Prompt,
@@ -218,26 +216,9 @@ def start(
     return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
 
 
-@programs.jit(static_argnames=("decoder", "max_new_tokens", "width"), donate_argnames=("caches",))
-def go_on(
-    decoder: Decoder,
-    weights: Weights,
-    prompt: Prompt,
-    request: Request,
-    max_new_tokens: int,
-    caches: Caches,
-    begun: Int[Array, " B"],
-    width: int,
-) -> State:
-    """The state after further tokens of the prompts, `width` at most. The caches given are consumed.
-
-    Args:
-        decoder, weights, prompt, request, max_new_tokens: as in `start`.
-        caches: both parties' caches, after the beginning of the prompts.
-        begun, width: see `core.Before`.
-    """
-    headroom = token_rows.headroom(max_new_tokens, decoder.nodes)
-    return decoder.init(weights, prompt, request, headroom, Before(caches, begun, width))
+start = programs.jit(static_argnames=("decoder", "max_new_tokens"))(_start)
+# The caches given are consumed: their buffers become those of the state.
+go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("before",))(_start)
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))

@@ -79,18 +79,15 @@ class SharedPrefix:
             ValueError: it was read by another target or drafter.
         """
         check_same("target", self.target, target)
-        if drafter is None:
-            caches = self.caches._replace(draft=None)
-        elif self.drafter is None:
+        if drafter is not None and self.drafter is None:
             raise ValueError(
                 f"the prefix was read by the target alone, and {drafter.name or 'a drafter'} is to draft: make it with "
                 "jaxspec.prefix(target, text, drafter=drafter)"
             )
-        else:
+        if drafter is not None and self.drafter is not None:
             check_same("drafter", self.drafter, drafter)
-            caches = self.caches
-        start = len(self) - 1  # its last token is read again
-        return Before(caches, jnp.asarray([start], jnp.int32), width - token_rows.bucket(start))
+        rest = width - token_rows.bucket(len(self) - 1)  # see `widths`
+        return self.caches.before(jnp.asarray([len(self)], jnp.int32), rest, drafts=drafter is not None)
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -141,7 +141,7 @@ def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, room: Room, befo
     state, width = take_back_to(state, before.start), chunks.split(before.width)[0]
     cache = catch_up(lm, params, state, prompt, last >= 0, width, last).cache
     forward, cache = lm.extend(params, lm.rewind(cache, last), known(lm, token_rows.window(prompt.tokens, last, 1)))
-    return Forward(forward.logits, None), cache  # type: ignore[arg-type]
+    return Forward(forward.logits), cache
 
 
 def take_back(state: CachedState, row: Prompt) -> CachedState:

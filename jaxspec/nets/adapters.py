@@ -105,8 +105,7 @@ def from_function(
             )
         logits, inner = run(params, cache, tokens, parent)
         _check_batch_first(inner, tokens.shape[0])
-        forward = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
-        return forward, AdapterCache(inner, cache.length + tokens.shape[1])
+        return Forward(logits.astype(jnp.float32)), AdapterCache(inner, cache.length + tokens.shape[1])
 
     def read_again(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, AdapterCache]:
         """Reads the prompt in one pass, since each pass recomputes the row."""

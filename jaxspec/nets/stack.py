@@ -224,6 +224,7 @@ def inside(
     layers: int,
     sources: Sequence[tuple[int, int]] = (),
     encoder: Encoder | None = None,
+    keys_values: Callable[..., Any] = kv.keys_values,
 ) -> Inside:
     """Makes the `LanguageModel.inside` of a network with an `embedding` and the methods of `Decoder`."""
 
@@ -248,7 +249,7 @@ def inside(
         return applied(params, lambda net: net.features(x[..., :width]))
 
     parts = Layers(layers, embed_step, run, features, tuple(sources))
-    return Inside(width, head, embed, taps, parts, encoder)
+    return Inside(width, head, embed, taps, parts, encoder, keys_values)
 
 
 def decoder_only(

@@ -351,6 +351,9 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     def select(cache, start, path):
         return cache._replace(decoder=kv.select(cache.decoder, start, path))
 
+    def keys_values(cache, layer):
+        return kv.keys_values(cache.decoder, layer)
+
     encoder = Encoder(encoder_params, lambda params, encoder: params | encoder, prefill)
     return LanguageModel(
         prefill,
@@ -359,7 +362,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         config.vocab_size,
         select,
         Limits(config.start_token, config.max_positions, config.max_positions, config.end_tokens),
-        stack.inside(module, config.dim, taps, config.decoder_layers, (), encoder),
+        stack.inside(module, config.dim, taps, config.decoder_layers, (), encoder, keys_values),
         is_causal=True,
     )
 

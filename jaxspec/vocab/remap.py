@@ -350,8 +350,9 @@ def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array,
 
 def _at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
     """Takes features and taps at the last of the tokens that each of the target's is read as."""
-    place, taps = jnp.maximum(ends - 1, 0), forward.taps
-    return forward._replace(features=_at(forward.features, place), taps=None if taps is None else _at(taps, place))
+    hidden = forward.features, forward.taps  # each may be None
+    features, taps = jax.tree.map(lambda x: _at(x, jnp.maximum(ends - 1, 0)), hidden)
+    return forward._replace(features=features, taps=taps)
 
 
 def _at_length(ends: Int[Array, "B S"], length: Int[Array, " B"]) -> Int[Array, " B"]:

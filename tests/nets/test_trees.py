@@ -346,8 +346,8 @@ def test_prefill_gives_features_of_every_position_and_logits_of_the_last(name, n
     if lm.limits.start_token is not None or lm.inside is None:
         forward, _ = lm.prefill(params, PROMPT, Room(CAPACITY))
         width = PROMPT.tokens.shape[1] if lm.limits.start_token is None else 1
-        size = 0 if lm.inside is None else lm.inside.width
-        assert forward.logits.shape == (BATCH, 1, VOCAB) and forward.features.shape == (BATCH, width, size)
+        assert forward.logits.shape == (BATCH, 1, VOCAB)
+        assert lm.inside is None or forward.features.shape == (BATCH, width, lm.inside.width)
         return
     forward, cache = lm.prefill(params, Prompt(jnp.array(ROWS), jnp.array(LENGTH)), Room(CAPACITY))
     again, _ = lm.extend(params, lm.rewind(cache, jnp.zeros(BATCH, jnp.int32)), jnp.array(ROWS))

@@ -118,6 +118,19 @@ def test_a_smaller_head_has_the_same_logits(name):
         assert np.isneginf(np.delete(logits, kept, axis=-1)).all()
 
 
+def test_the_inside_of_a_mapped_model_takes_the_targets_ids():
+    model, tokens, ids = network("gpt"), jnp.array([[0, 2, 1]], jnp.int32), [2, 0, 1] + [-1] * 37
+    several = map_vocabulary(model, ids, 3, [[5, 1], [2], [7, 7, 0]])  # features, too, are those of the last
+    for mapped, read in (
+        (trim_vocabulary(model, ids=[3]), [0, 2, 1]),
+        (map_vocabulary(model, ids, 3), [1, 0, 2]),
+        (several, [1, 0, 2]),
+    ):
+        rows = mapped.lm.inside.embed(mapped.params, tokens)
+        np.testing.assert_array_equal(rows, model.lm.inside.embed(model.params, jnp.asarray([read], jnp.int32)))
+        assert mapped.lm.inside.layers is None and (mapped.lm.inside.keys_values is None) == (mapped is several)
+
+
 @pytest.mark.slow
 def test_a_smaller_head_costs_less():
     """The compiled draft step no longer computes the whole product."""

@@ -109,7 +109,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         width = prompt.tokens.shape[1]
         rows = jnp.pad(prompt.tokens, ((0, 0), (0, room.tokens - width)))
         logits, context = read(params, rows, positions_up_to(prompt.length[:, None] - 1, longest))
-        return Forward(logits, jnp.zeros((*prompt.tokens.shape, 0))), Rows(rows, prompt.length, context)
+        return Forward(logits), Rows(rows, prompt.length, context)
 
     def extend(
         params: Tables,
@@ -127,7 +127,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
             at = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
         logits, context = read(params, rows, at)
         length = cache.length + jnp.asarray(step, cache.length.dtype)
-        return Forward(logits, logits[..., :0]), Rows(rows, length, context)
+        return Forward(logits), Rows(rows, length, context)
 
     def rewind(cache: Rows, length: Int[Array, " B"]) -> Rows:
         return cache._replace(length=length)
