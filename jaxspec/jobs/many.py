@@ -378,10 +378,10 @@ class _Job:
                 group = group or self._next_group(slots)
                 if not group or len(free) < len(group):
                     break
-                places = [free.pop() for _ in group]
+                indices = [free.pop() for _ in group]
                 new = slots.prefill([request.row for request in group]) if new is None else new
-                slots.insert(new, places)
-                live |= {place: _Live(request) for place, request in zip(places, group, strict=True)}
+                slots.insert(new, indices)
+                live |= {slot: _Live(request) for slot, request in zip(indices, group, strict=True)}
                 group, new = [], None
             if live:
                 rounds = STOP_ROUNDS if any(self._stop_of(row).strings for row in live.values()) else ROUNDS
@@ -437,16 +437,16 @@ class _Job:
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
         """Takes out the rows that are done, and returns their slots."""
         free = []
-        for place, row in list(live.items()):
-            rounds = *row.rounds, Rounds(*(counts[:, place] for counts in report.rounds))
-            tokens = report.tokens[place, : report.length[place]].tolist()
+        for slot, row in list(live.items()):
+            rounds = *row.rounds, Rounds(*(counts[:, slot] for counts in report.rounds))
+            tokens = report.tokens[slot, : report.length[slot]].tolist()
             stop = self._stop_of(row)
             needed = stopping.tokens_needed(stop, tokens, row.searched) if stop.strings else None
-            live[place] = row = _Live(row.request, rounds, len(tokens))
-            if needed is not None or report.finish[place]:
-                del live[place]
-                free.append(place)
-                self._finish(row.request, self._completion(row, tokens, needed, report, place))
+            live[slot] = row = _Live(row.request, rounds, len(tokens))
+            if needed is not None or report.finish[slot]:
+                del live[slot]
+                free.append(slot)
+                self._finish(row.request, self._completion(row, tokens, needed, report, slot))
         slots.end(free)
         committed = report.rounds.committed
         idle = int(np.sum(committed[np.any(committed > 0, axis=1)] == 0))
@@ -459,13 +459,13 @@ class _Job:
         if self._report is not None:
             self._report(self._progress)
 
-    def _completion(self, row: _Live, tokens: list[int], needed: int | None, report: Report, place: int) -> Completion:
-        failed, finish = int(report.failed[place]), int(report.finish[place])
+    def _completion(self, row: _Live, tokens: list[int], needed: int | None, report: Report, slot: int) -> Completion:
+        failed, finish = int(report.failed[slot]), int(report.finish[slot])
         if needed is not None:  # a round that fails commits nothing, so it came after the string
             tokens, finish, failed = tokens[:needed], Finish.STOP, 0
         log_probs = report.log_probs
         if log_probs is not None:
-            log_probs = LogProbs(*(values[place, : len(tokens)].copy() for values in log_probs))
+            log_probs = LogProbs(*(values[slot, : len(tokens)].copy() for values in log_probs))
         tokenizer, request = self._prepared.target.tokenizer, row.request
         return _result(
             request,
