@@ -15,7 +15,7 @@ from jaxspec.nets.network import Form
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import ACTIVATIONS, AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 
-P = ParamSpec("P")
+_Arguments = ParamSpec("_Arguments")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,8 +283,8 @@ def configs(forms: Mapping[str, Any]) -> dict[str, DecoderConfig]:
     return {name: form.config() for name, form in forms.items()}
 
 
-def _made(form: Callable[P, Any]) -> Callable[P, DecoderConfig]:
-    def config(*values: P.args, **options: P.kwargs) -> DecoderConfig:
+def _made(form: Callable[_Arguments, Any]) -> Callable[_Arguments, DecoderConfig]:
+    def config(*values: _Arguments.args, **options: _Arguments.kwargs) -> DecoderConfig:
         return form(*values, **options).config()
 
     config.__doc__ = f"Makes a configuration of the arguments of `{form.__name__}`."
@@ -292,7 +292,10 @@ def _made(form: Callable[P, Any]) -> Callable[P, DecoderConfig]:
 
 
 decoder_config = _made(UniformDecoder)
+"""Makes a decoder's configuration of the arguments of `UniformDecoder`."""
+
 gpt_config = _made(UniformGPT)
+"""Makes a GPT-2's configuration of the arguments of `UniformGPT`."""
 
 FORMS = (
     ("gpt", Form(UniformGPT, UniformGPT.config, uniform_gpt)),
