@@ -74,10 +74,10 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 4_938,
     "cli": 4_139,
-    "core": 3_886,
+    "core": 3_902,  # the record of a stepwise drafter
     "decode": 4_666,
-    "draft_heads": 3_573,
-    "drafters": 4_746,
+    "draft_heads": 3_442,
+    "drafters": 4_527,
     "files": 646,
     "jobs": 2_097,
     "nets": 3_580,

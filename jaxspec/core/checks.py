@@ -28,13 +28,16 @@ def integer(value: Any, name: str, expected: str) -> int:
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
-def integers(**values: Any) -> tuple[int, ...]:
-    """Returns several integers as Python's, checked by their names.
+def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
+    """Returns several integers as Python's, checked by their names, and that none is less than `least`.
 
-    >>> integers(nodes=3, depth=2)
+    >>> integers(1, nodes=3, depth=2)
     (3, 2)
     """
-    return tuple(integer(value, name, "an integer") for name, value in values.items())
+    result = {name: integer(value, name, "an integer") for name, value in values.items()}
+    if least is not None:
+        at_least(least, **result)
+    return tuple(result.values())
 
 
 def number(value: Any, name: str, expected: str) -> float:

@@ -132,37 +132,48 @@ class TreeSize(NamedTuple):
     depth: int
 
 
-class TreeReader(NamedTuple):
-    """The functions with which a drafter of trees reads the distributions after any node.
+class Reading(NamedTuple):
+    """The functions with which a stepwise drafter reads its logits in one round.
 
     Attributes:
-        init: nodes of a tree -> `DraftInit`.
-        begin_draft: (weights, caches, context, fed nodes) -> the carry of the functions below; of one structure
-            throughout.
-        root_logits: (weights, state, carry, context, width) -> logits after each row's last committed token [B, 1, W],
-            and the carry. `width`: tokens of a pass that reads what was committed in rounds without a draft.
-        node_logits: (weights, tokens, parent, carry) -> logits after the next n nodes [B, n, W], and the carry.
-            `parent` is that of all nodes fed so far, with these, as `Extend` has it.
-        end_draft: (caches, carry, context, slots) -> the caches after a tree was drafted.
-        commit: most nodes of a path that are fed -> `Commit`.
-        vocab_size: width of the logits.
-        depth: the deepest node that it has logits for; None: any.
-        complete_target_pass: see the protocol; the nodes that were fed must be the first ones of the draft.
-        rollback: as in `Drafter`.
+        carry: the value that the functions below pass on, such as a cache; of one structure throughout.
+        root: carry -> logits after each row's last committed token [B, 1, W], and the carry.
+        nodes: (tokens [B, n], parent, level, carry) -> logits after n further draft tokens [B, n, W], and the carry. In
+            a tree these are the fed tokens of one level, and `parent` [B, F] is that of all draft tokens fed so far,
+            these included, as `Extend` has it. In a chain n is 1 and `parent` None. `level` counts from 1: an integer,
+            or in a chain a traced one.
+        end: (carry, draft, slots) -> the caches after the draft. `slots` [#B, N]: the number of each draft token among
+            the draft tokens that were fed; -1: it was not fed. None: the caches stay as they are.
+        going: carry -> whether each row's chain may go on after what was read [B]; None: it may.
     """
 
-    init: Callable[[int], DraftInit]
-    begin_draft: Callable[[Weights, Caches, DraftContext, int], Any]
-    root_logits: Callable[[Weights, Any, Any, DraftContext, int], tuple[Float[Array, "batch 1 width"], Any]]
-    node_logits: Callable[
-        [Weights, Int[Array, "batch new"], Int[Array, "batch fed"], Any], tuple[Float[Array, "batch new width"], Any]
-    ]
-    end_draft: Callable[[Caches, Any, DraftContext, Int[Array, "batch node"]], Caches]
-    commit: Callable[[int], Commit]
-    vocab_size: int
+    carry: Any
+    root: Callable[[Any], tuple[Float[Array, "batch 1 width"], Any]]
+    nodes: Callable[..., tuple[Float[Array, "batch new width"], Any]]
+    end: Callable[[Any, Draft, Int[Array, "#batch node"]], Caches] | None = None
+    going: Callable[[Any], Bool[Array, " batch"]] | None = None
+
+
+class Steps(NamedTuple):
+    """A drafter that knows its logits after any draft token: `drafters.chain` and `drafters.tree` are made of it.
+
+    Attributes:
+        init: (start, nodes of a tree, 0 for chains) -> the drafter's state, every leaf batch-first.
+        begin: (weights, caches, context, fed) -> the functions of a round. `fed`: the most draft tokens of a tree that
+            are fed; None: a chain, of which at most `context.gamma` are.
+        commit: see `Commit`.
+        width: the width of its logits, W.
+        depth: the most draft tokens on a path; None: any number.
+        rollback, complete_target_pass: as in `Drafter`. For `complete_target_pass` a tree's fed tokens come first.
+    """
+
+    init: Callable[[DraftStart, int], Any]
+    begin: Callable[[Weights, Caches, DraftContext, int | None], Reading]
+    commit: Commit
+    width: int
     depth: int | None = None
-    complete_target_pass: CompleteTargetPass | None = None
     rollback: Rollback | None = None
+    complete_target_pass: CompleteTargetPass | None = None
 
 
 class Drafter(NamedTuple):
@@ -174,8 +185,7 @@ class Drafter(NamedTuple):
         may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
         tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
         longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
-        tree_reader: how drafters of trees get the distributions of this drafter of chains after any node; None: it
-            drafts chains only.
+        steps: the functions that drafters of trees make their trees of; None: it drafts chains only.
         complete_target_pass: see the protocol; None: the target's pass is its `extend`.
         rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
             (`drafters.cascade`).
@@ -191,7 +201,7 @@ class Drafter(NamedTuple):
     may_be_empty: bool = False
     tree: TreeSize | None = None
     longest: int | None = None
-    tree_reader: TreeReader | None = None
+    steps: Steps | None = None
     complete_target_pass: CompleteTargetPass | None = None
     rollback: Rollback | None = None
     spare: int = 0

@@ -56,7 +56,7 @@ class RoundResult(NamedTuple):
 
     Attributes:
         draft: as it was judged.
-        verdict: the rule's verdict.
+        verdict: the rule's verdict; its path is cut to the depth of the tree.
         tokens: the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real.
         target: the target's pass.
         caches: after the pass; the target's holds the accepted path right after the committed row, and is to be
@@ -153,7 +153,8 @@ def run_round(
     with jax.named_scope("commit"):
         tokens = committed_tokens(draft, verdict, depth)
         if verdict.path is not None and target.select is not None:
-            cache = target.select(cache, row.length, verdict.path[:, :depth])
+            path = verdict.path[:, :depth]
+            verdict, cache = verdict._replace(path=path), target.select(cache, row.length, path)
     return RoundResult(draft, verdict, tokens, target_pass, caches._replace(target=cache))
 
 

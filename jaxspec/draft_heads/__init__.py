@@ -4,10 +4,9 @@ Each kind is one file: the configuration, the network, the drafter, the reading 
 training. The file ends in an entry of this table. Kinds share:
 
     kind         Kind, an entry of the table; sizes of transformer layers in recipes
-    target       what heads take of their target: its embedding, its head, its vocabulary
+    target       what heads take of their target: its embedding, its head, its vocabulary; their drafters
     training     how heads are unrolled over whole texts
     recurrent    heads that are fed what they made (EAGLE, MTP)
-    at_once      drafters that have the distributions of a whole draft at once (Medusa, DFlash, PaSS)
     formats      what published files have in common
     load, save   a folder in and out, by the table
 """

@@ -28,17 +28,18 @@ from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
 from jaxspec.draft_heads import formats
-from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
-from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, requirements_of, shared_with, zeros
+from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
+from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, requirements_of, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
+from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Mask, for_queries, softcap
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.rotary import Rotation
 
 MARKOV = ("vanilla", "gated", "rnn")
 
@@ -83,8 +84,8 @@ class BlockConfig:
 
     def __post_init__(self):
         c = self.layer
-        if c.positions != "rotary" or len(c.rotaries) != 1:
-            raise ValueError("expected layers with rotary positions, of one base")
+        if c.positions != "rotary":
+            raise ValueError("expected layers with rotary positions")
         if not self.taps:
             raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
         one_of(self.markov, "markov", MARKOV)
@@ -208,10 +209,18 @@ class BlockDrafter(PartlyShared):
     ) -> kv.KVCache:
         """Writes keys and values of further positions."""
         at, caches = kv.Pass(cache.length, context.shape[1], real=real), []
-        rotary = rotation_of(self.config.layer, at.positions())
-        for layer, old in zip(self.layers, cache.layers, strict=True):
-            caches.append(old.after(old.read(at, (), *layer.attention.keys_values(context, rotary)), at))
+        for old, new in zip(cache.layers, self._keys_values(context, at.positions()), strict=True):
+            caches.append(old.after(old.read(at, (), *new), at))
         return cache.grown(caches, at)
+
+    def _keys_values(self, context: Float[Array, "B T M"], position: Int[Array, "#B T"]) -> list[tuple]:
+        """Makes each layer's keys and values of committed positions."""
+        layers = zip(self.layers, self._rotations(position), strict=True)
+        return [layer.attention.keys_values(context, rotation) for layer, rotation in layers]
+
+    def _rotations(self, position: Int[Array, "#B T"]) -> list[Rotation | None]:
+        shapes = [layer.attention for layer in self.config.layer.layers]
+        return [shape.rotary and shape.rotary.at(position, shape.head_dim) for shape in shapes]
 
     def block(
         self, shared: SharedWithTarget, cache: kv.KVCache, last: Int[Array, " B"], count: int
@@ -220,20 +229,16 @@ class BlockDrafter(PartlyShared):
 
         The block's keys and values are dropped.
         """
-        config, c, length = self.config, self.config.layer, cache.length
-        at = kv.Pass(length, config.block)
-        rotary = rotation_of(c, at.positions())
-        views = dict(zip(self._local(), cache.views(at), strict=True))  # of local layers, and of the others
+        config, length = self.config, cache.length
+        at, slot = kv.Pass(length, config.block), jnp.arange(config.block, dtype=length.dtype)
 
-        def inputs(is_local: bool) -> AttentionInputs:
-            ahead = views[is_local].entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
-            visible = (ahead < config.block)[:, None]
-            if is_local:
-                slot = jnp.arange(config.block, dtype=length.dtype)
-                visible = jnp.logical_and(visible, self._in_window(ahead[:, None], slot))
-            return AttentionInputs(visible[:, None], rotary, None)
+        def mask(window: int | None, view: kv.View) -> Mask:
+            ahead = view.entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
+            visible = jnp.logical_and((ahead < config.block)[:, None], self._in_window(window, ahead[:, None], slot))
+            return visible[:, None]
 
-        x, _, _ = stack.with_cache(self._layers(inputs), self._embedded(shared, last[:, None]), cache, at=at)
+        layers = self._layers([mask(*x) for x in zip(self._windows(), cache.views(at), strict=True)], at.positions())
+        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache, at=at)
         first = config.block - config.count
         return self.norm(x[:, first - config.lead : first + count])
 
@@ -252,43 +257,39 @@ class BlockDrafter(PartlyShared):
         context, (batch, anchors) = self.read(forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
         block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=place.dtype), size)  # of each position
-        of_rotary, keys = rotation_of(c, (place[block] + slot)[None]), jnp.arange(context.shape[1], dtype=place.dtype)
+        keys = jnp.arange(context.shape[1], dtype=place.dtype)
 
-        def mask(is_local: bool, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
+        def mask(window: int | None, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
             anchor, at = jnp.divmod(first + jnp.arange(count, dtype=place.dtype), size)  # of each query
             before, of_block = keys[None, :] - place[anchor][:, None], anchor[:, None] == block[None, :]
             visible = jnp.concatenate([before < 0, of_block], axis=1)
-            if is_local:  # as in `block`: each query's keys, counted from its block
-                ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
-                visible = jnp.logical_and(visible, self._in_window(ahead[None], at)[0])
-            return visible[None, None], None
+            # As in `block`: each query's keys, counted from its block.
+            ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
+            return jnp.logical_and(visible[None, None], self._in_window(window, ahead[None], at)[None]), None
 
-        def inputs(is_local: bool) -> AttentionInputs:
-            return AttentionInputs(for_queries(anchors * size, functools.partial(mask, is_local))[0], of_rotary, None)
-
-        rotary = rotation_of(c, jnp.arange(context.shape[1], dtype=place.dtype)[None])
-        past = tuple(layer.attention.keys_values(context, rotary) for layer in self.layers)
-        x, _ = stack.with_past(self._layers(inputs), x, past)
+        masks = [for_queries(anchors * size, functools.partial(mask, window))[0] for window in self._windows()]
+        layers = self._layers(masks, (place[block] + slot)[None])
+        x, _ = stack.with_past(layers, x, tuple(self._keys_values(context, keys[None])))
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
 
-    def _in_window(self, ahead: Int[Array, "#B #T S"], slot: Int[Array, " T"]) -> Bool[Array, "#B #T S"]:
-        """Says which keys positions of blocks see in a layer with a window, besides those that nobody sees.
+    def _in_window(
+        self, window: int | None, ahead: Int[Array, "#B #T S"], slot: Int[Array, " T"]
+    ) -> Bool[Array, "#B #T S"]:
+        """Says which keys positions of blocks see in a layer, besides those that nobody sees.
 
         `ahead`, of each key, and `slot`, of each position, count from the block's first.
         """
-        c = self.config
-        (window,) = c.layer.windows
+        if window is None:
+            return jnp.ones_like(ahead, bool)
         seen = ahead >= -window
-        return jnp.logical_and(seen, ahead <= slot[None, :, None]) if c.causal_windows else seen
+        return jnp.logical_and(seen, ahead <= slot[None, :, None]) if self.config.causal_windows else seen
 
-    def _local(self) -> list[bool]:
-        return [layer.attention.window is not None for layer in self.config.layer.layers]
+    def _windows(self) -> list[int | None]:
+        return [layer.attention.window for layer in self.config.layer.layers]
 
-    def _layers(self, inputs: Callable[[bool], AttentionInputs]) -> list[stack.Layer]:
-        """The layers, each with the inputs of its kind: with a window (True) or without."""
-        local = self._local()
-        of_kinds = {is_local: inputs(is_local) for is_local in sorted(set(local))}
-        return [functools.partial(layer, inputs=of_kinds[x]) for layer, x in zip(self.layers, local, strict=True)]
+    def _layers(self, masks: list[Any], position: Int[Array, "#B T"]) -> list[stack.Layer]:
+        layers = zip(self.layers, masks, self._rotations(position), strict=True)
+        return [functools.partial(layer, inputs=AttentionInputs(mask, turn, None)) for layer, mask, turn in layers]
 
     def _embedded(self, shared: SharedWithTarget, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
         """Embeds a block's tokens: the last one of what is before it, and mask tokens."""
@@ -393,7 +394,7 @@ def init(config: BlockConfig, key: Key[Array, ""]) -> core.Params:
 # --- the drafter
 
 
-def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
+def block(head: DraftHead[BlockHead], target: core.Model, trimmed: core.Model | None = None) -> core.BoundDrafter:
     """Drafts a whole block of tokens in one pass over mask tokens, conditioned on the target's hidden states (DFlash).
 
     The cost does not grow with the number of draft tokens, so they may be many. Given the committed text, DFlash's
@@ -402,9 +403,9 @@ def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
 
     Args:
         head: a network and its parameters: `draft_heads.block.head(config)` in a `DraftHead`;
-            `jaxspec.load_drafter`
-            reads published ones.
+            `jaxspec.load_drafter` reads published ones.
         target: the model whose text it drafts, with the taps that it reads (`jaxspec.with_taps`).
+        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the network is for another target, or the target lacks the taps.
@@ -423,70 +424,49 @@ def block(head: DraftHead[BlockHead], target: core.Model) -> core.BoundDrafter:
 
     Reference: Chen, Liang, Liu, DFlash, arXiv 2602.06036.
     """
-    check_target(head.network.requirements, target, "a block drafter")
-    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="block")
+    return bind(_drafter, head, target, trimmed, "a block drafter", "block")
 
 
 @functools.lru_cache
-def _drafter(head: BlockHead, lm: core.LanguageModel) -> core.Drafter:
-    def init(start: core.DraftStart) -> core.Cache:
-        row = token_rows.decoder_prompt(lm, start.prompt)
+def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
+    def init(start: core.DraftStart, nodes: int) -> core.Cache:
+        (params, _), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
+        rows = head.read(params, start.prefilled), row.length, start.room, start.before
+        return chunks.read(lambda *new: ((), head.append(params, *new)), head.rewind, head.empty, *rows)[2]
 
-        def append(
-            cache: core.Cache, context: Float[Array, "B T M"], real: Int[Array, " B"]
-        ) -> tuple[tuple, core.Cache]:
-            return (), head.append(start.weights.draft, cache, context, real)
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+        (params, shared), row, count = parts(weights), context.row, context.gamma
+        last = token_rows.window(row.tokens, row.length - 1, 1)
 
-        read = functools.partial(chunks.read, append, head.rewind, head.empty)
-        return read(head.read(start.weights.draft, start.prefilled), row.length, start.room, start.before)[2]
-
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        row, shared = context.row, shared_with(lm, weights.target)
-        last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
-        count = min(context.gamma, head.count)
-
-        def begin() -> tuple[Array, Array, Array]:
-            features = head.block(weights.draft, shared, caches.draft, last, count)
+        def whole_block() -> tuple[Array, Array, Array]:
+            features = head.block(params, shared, caches.draft, last[:, 0], count)
             lead = features.shape[1] - count
-            memory = first_memory(head, weights.draft, shared, last, features[:, :lead])
-            return features[:, lead:], head.logits(weights.draft, shared, features[:, lead:]), memory
+            memory = first_memory(head, params, shared, last[:, 0], features[:, :lead])
+            return features[:, lead:], head.logits(params, shared, features[:, lead:]), memory
 
-        def logits_at(
-            i: int | Int[Array, ""], previous: Int[Array, " B"], carry: Any
-        ) -> tuple[Float[Array, "B V"], Any]:
-            features, logits, memory = carry
-            logit = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
+        def root(carry: Any) -> NodeLogits:
+            return nodes(last, None, 0, whole_block())
+
+        def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: Any) -> NodeLogits:
+            features, every, memory = carry
+            logits = jax.lax.dynamic_slice_in_dim(every, level, 1, axis=1)  # B 1 V
             if head.next_logits is not None:
-                feature = jax.lax.dynamic_index_in_dim(features, i, axis=1, keepdims=False)
-                logit, memory = head.next_logits(weights.draft, logit, previous, feature, memory)
-            return logit, (features, logits, memory)
+                feature = jax.lax.dynamic_index_in_dim(features, level, axis=1, keepdims=False)
+                logits, memory = head.next_logits(params, logits[:, 0], tokens[:, 0], feature, memory)
+                logits = logits[:, None]
+            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), (features, every, memory)
 
-        def first(carry: Any) -> tuple[Float[Array, "B V"], Any]:
-            return logits_at(0, last, begin())
-
-        carry = tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(begin))
-        draft, _ = draw_in_a_row(first, logits_at, carry, context, head.count)
-        return draft, caches
+        return core.Reading(
+            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(whole_block)), root, nodes
+        )
 
     def commit(end: core.RoundEnd) -> core.Caches:
-        context = head.read(end.weights.draft, on_path(end.forward, end.verdict))
-        cache = head.append(end.weights.draft, end.caches.draft, context)
+        params, _ = parts(end.weights)
+        cache = head.append(params, end.caches.draft, head.read(params, on_path(end.forward, end.verdict)))
         return end.caches._replace(draft=head.rewind(cache, end.row.length - 1))
 
-    def at_once(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[Float[Array, "B C V"], None]:
-        row, shared = context.row, shared_with(lm, weights.target)
-        last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
-        features = head.block(weights.draft, shared, caches.draft, last, head.count)
-        return head.logits(weights.draft, shared, features), None
-
-    vocab = head.requirements.vocab_size
-    # A sequential head's logits depend on the path.
-    reader = reader_at_once(init, at_once, commit, vocab, head.count) if head.next_logits is None else None
-    return core.Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
+    steps = core.Steps(init, begin, commit, head.requirements.vocab_size, head.count)
+    return chain(steps, trees=head.next_logits is None)  # a sequential head's logits depend on the path
 
 
 # --- in training
@@ -610,7 +590,7 @@ KIND = Kind(
     sizes=BlockSizes,
     init=init,
     head=head,
-    drafter=trimmable(block),
+    drafter=block,
     format=Format("block drafter", canonical, matches, read, names, write),
     training=Training(draft_states, draft_logits, longest=lambda config: config.count),
 )

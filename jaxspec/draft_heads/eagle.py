@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
+from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
@@ -205,7 +205,7 @@ def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def eagle(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
+def eagle(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = None) -> BoundDrafter:
     """Drafts with one layer that continues the target's hidden states (EAGLE-1 and 3), sampling from its distributions.
 
     A draft token costs a pass of that layer and of a language-model head, a fraction of a pass of the target. The layer
@@ -216,9 +216,9 @@ def eagle(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
 
     Args:
         head: a network and its parameters: `draft_heads.eagle.head(config)` in a `DraftHead`;
-            `jaxspec.load_drafter`
-            reads published ones.
+            `jaxspec.load_drafter` reads published ones.
         target: the model whose text it drafts; with taps, if the head reads them (`jaxspec.with_taps`).
+        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the head is for another target, or the target lacks the taps or the functions that it needs.
@@ -238,7 +238,7 @@ def eagle(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
 
     Reference: Li et al., EAGLE, ICML 2024, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840.
     """
-    return recurrent.drafter(head, target, "an EAGLE head", "eagle")
+    return recurrent.drafter(head, target, trimmed, "an EAGLE head", "eagle")
 
 
 # --- its files
@@ -338,7 +338,7 @@ KIND = Kind(
     sizes=EagleSizes,
     init=init,
     head=head,
-    drafter=trimmable(eagle),
+    drafter=eagle,
     format=Format("EAGLE", canonical, matches, read, names, write),
     training=Training(
         *(recurrent.unrolled(Eagle), logits_of_head(head)), predicts_features=lambda config: not config.taps

@@ -10,7 +10,6 @@ from jaxtyping import Array, Key
 
 from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.draft_heads.formats import Format
-from jaxspec.draft_heads.target import with_head
 from jaxspec.draft_heads.training import Training
 from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
@@ -43,17 +42,6 @@ class Kind(NamedTuple):
     drafter: Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]
     format: Format
     training: Training
-
-
-def trimmable(
-    factory: Callable[[DraftHead[Any], Model], BoundDrafter],
-) -> Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]:
-    """Makes `Kind.drafter` of a factory whose network uses its target's head by `SharedWithTarget` (`with_head`)."""
-
-    def drafter(network: DraftHead[Any], target: Model, trimmed: Model | None = None) -> BoundDrafter:
-        return factory(network if trimmed is None else with_head(network, trimmed), target)
-
-    return drafter
 
 
 def in_dtype(config: Any, dtype: str) -> Any:

@@ -21,13 +21,13 @@ from jaxspec import core, nets
 from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least
 from jaxspec.draft_heads import formats
-from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, trimmable
-from jaxspec.draft_heads.target import SharedWithTarget, shared_with
+from jaxspec.draft_heads.kind import Kind
+from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind
 from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
 from jaxspec.drafters.common import no_commit, no_state
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of
+from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.vocab import trim
 
 
@@ -108,7 +108,9 @@ def init(config: LookAheadConfig, key: Key[Array, ""]) -> core.Params:
 # --- the drafter
 
 
-def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: core.Model) -> core.BoundDrafter:
+def lookahead_embeddings(
+    head: DraftHead[LookAheadEmbeddings], target: core.Model, trimmed: core.Model | None = None
+) -> core.BoundDrafter:
     """Drafts with the target itself, in one pass over the last committed token and trained look-ahead vectors (PaSS).
 
     The pass gives the target's own distribution of the next token, which is accepted with certainty (up to rounding),
@@ -118,9 +120,9 @@ def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: core.Mode
 
     Args:
         head: `draft_heads.lookahead_embeddings.head(config)` and the vectors, in a `DraftHead`;
-            `jaxspec train` makes
-            them, and `jaxspec.load_drafter` reads them.
+            `jaxspec train` makes them, and `jaxspec.load_drafter` reads them.
         target: the model.
+        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the vectors are for another target, or it is no network of `jaxspec.nets`.
@@ -139,39 +141,38 @@ def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: core.Mode
 
     Reference: Monea, Joulin, Grave, PaSS, arXiv 2311.13581.
     """
-    check_target(head.network.requirements, target, "the look-ahead vectors")
-    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="lookahead_embeddings")
+    return bind(_drafter, head, target, trimmed, "the look-ahead vectors", "lookahead_embeddings")
 
 
 @functools.lru_cache
-def _drafter(head: LookAheadEmbeddings, lm: core.LanguageModel) -> core.Drafter:
-    def at_once(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[Float[Array, "B C V"], core.Cache]:
-        row, count = context.row, min(context.gamma, head.count)
+def _drafter(head: LookAheadEmbeddings, parts: HeadParts) -> core.Drafter:
+    lm = parts.lm
+
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+        (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
-        ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
-        cache, tokens = lm.rewind(caches.target, row.length - 1), jnp.concatenate([last, ahead], axis=1)
-        forward, cache = head.extend(weights.draft, lm.extend, weights.target, cache, tokens, None)
-        return head.logits(weights.draft, shared_with(lm, weights.target), forward.features), cache
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        def first(carry: tuple) -> tuple[Float[Array, "B V"], tuple]:
-            logits, cache = at_once(weights, caches._replace(target=carry[1]), context)
-            return logits[:, 0], (logits, cache)
+        def every_logits(cache: core.Cache) -> tuple[Float[Array, "B C V"], core.Cache]:
+            ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
+            cache, tokens = lm.rewind(cache, row.length - 1), jnp.concatenate([last, ahead], axis=1)
+            forward, cache = head.extend(params, lm.extend, weights.target, cache, tokens, None)
+            return head.logits(params, shared, forward.features), cache
 
-        def following(i: Int[Array, ""], token: Int[Array, " B"], carry: tuple) -> tuple[Float[Array, "B V"], tuple]:
-            return jax.lax.dynamic_index_in_dim(carry[0], i, axis=1, keepdims=False), carry
+        def root(carry: tuple[Array, core.Cache]) -> NodeLogits:
+            logits, cache = every_logits(carry[1])
+            return logits[:, :1], (logits, cache)
 
-        shape = jax.eval_shape(lambda: at_once(weights, caches, context)[0])
-        nothing: Any = jnp.zeros(shape.shape, shape.dtype)
-        draft, (_, cache) = draw_in_a_row(first, following, (nothing, caches.target), context, head.count)
-        return draft, caches._replace(target=cache)
+        def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: tuple) -> NodeLogits:
+            logits = jax.lax.dynamic_slice_in_dim(carry[0], level, 1, axis=1)
+            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), carry
 
-    reader = reader_at_once(no_state, at_once, no_commit, head.requirements.vocab_size, head.count)
-    return core.Drafter(no_state, propose, no_commit, longest=head.count, tree_reader=reader)
+        def end(carry: tuple, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+            return caches._replace(target=carry[1])
+
+        shape: Any = jax.eval_shape(every_logits, caches.target)[0]
+        return core.Reading((jnp.zeros(shape.shape, shape.dtype), caches.target), root, nodes, end)
+
+    return chain(core.Steps(no_state, begin, no_commit, head.requirements.vocab_size, head.count))
 
 
 # --- in training
@@ -236,7 +237,7 @@ KIND = Kind(
     sizes=LookAheadSizes,
     init=init,
     head=head,
-    drafter=trimmable(lookahead_embeddings),
+    drafter=lookahead_embeddings,
     format=Format("PaSS", lambda name: name, matches, read, names, write),
     training=Training(draft_states, logits_of_head(head), lambda config: config.vectors + 1, begin),
 )

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -29,12 +29,12 @@ from jaxspec import core, nets
 from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.draft_heads import formats
-from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, same_fields, trimmable
-from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
+from jaxspec.draft_heads.kind import Kind, same_fields
+from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
+from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
 from jaxspec.rules.common import take_position
@@ -211,7 +211,7 @@ def init(config: HeadsConfig, key: Key[Array, ""]) -> core.Params:
 # --- the drafter
 
 
-def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDrafter:
+def heads(head: DraftHead[ParallelHeads], target: core.Model, trimmed: core.Model | None = None) -> core.BoundDrafter:
     """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass
     (Medusa).
 
@@ -221,9 +221,9 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDraft
 
     Args:
         head: heads and their parameters: `draft_heads.medusa.head(config)` in a `DraftHead`;
-            `jaxspec.load_drafter`
-            reads Medusa's.
+            `jaxspec.load_drafter` reads Medusa's.
         target: the model whose features they read.
+        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the heads are for another target, or the target gives no features.
@@ -243,57 +243,45 @@ def heads(head: DraftHead[ParallelHeads], target: core.Model) -> core.BoundDraft
     Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115. Cai et al., Medusa, ICML 2024, arXiv
     2401.10774. Ankner et al., Hydra, arXiv 2402.05109.
     """
-    check_target(head.network.requirements, target, "the heads")
-    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="heads")
+    return bind(_drafter, head, target, trimmed, "the heads", "heads")
 
 
 @functools.lru_cache
-def _drafter(head: ParallelHeads, lm: core.LanguageModel) -> core.Drafter:
+def _drafter(head: ParallelHeads, parts: HeadParts) -> core.Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 
-    def init(start: core.DraftStart) -> Float[Array, "B M"]:
-        last = token_rows.decoder_prompt(lm, start.prompt).length - 1
+    def init(start: core.DraftStart, nodes: int) -> Float[Array, "B M"]:
+        last = token_rows.decoder_prompt(parts.lm, start.prompt).length - 1
         return take_position(start.prefilled.features, last if start.before is None else last - start.before.start)
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        row, shared, features = context.row, shared_with(lm, weights.target), caches.draft
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+        (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
-        count = min(context.gamma, head.count)
-        tokens = jnp.pad(last, ((0, 0), (0, count - 1)))  # the last committed token, and the draft tokens so far
 
-        def logits_of(index: int, tokens: Int[Array, "B H"]) -> Float[Array, "B V"]:
-            return head.logits(weights.draft, shared, index, features, tokens)
+        def logits_of(index: int, tokens: Int[Array, "B H"]) -> Float[Array, "B 1 V"]:
+            return head.logits(params, shared, index, caches.draft, tokens)[:, None]
 
-        def first(tokens: Int[Array, "B H"]):
+        def root(tokens: Int[Array, "B H"]) -> NodeLogits:
             return logits_of(0, tokens), tokens
 
-        def following(i: Int[Array, ""], token: Int[Array, " B"], tokens: Int[Array, "B H"]):
-            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None].astype(tokens.dtype), i, axis=1)
+        def nodes(new: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], tokens: Array) -> NodeLogits:
+            if isinstance(level, int):  # in a tree one head makes the logits of all nodes of a level
+                logits = logits_of(level, tokens)
+                return jnp.broadcast_to(logits, (*new.shape, logits.shape[-1])), tokens
+            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, new.astype(tokens.dtype), level, axis=1)
             later = range(1, count) or (0,)  # of a single draft token this is traced, and never run
             branches = [functools.partial(logits_of, index) for index in later]
-            return jax.lax.switch(i - 1, branches, tokens), tokens
+            return jax.lax.switch(level - 1, branches, tokens), tokens
 
-        draft, _ = draw_in_a_row(first, following, tokens, context, head.count)
-        return draft, caches
+        # The carry is the last committed token, and the draft tokens so far.
+        return core.Reading(jnp.pad(last, ((0, 0), (0, count - 1))), root, nodes)
 
     def commit(end: core.RoundEnd) -> core.Caches:
         features = on_path(end.forward, end.verdict).features
         return end.caches._replace(draft=take_position(features, end.verdict.num_accepted))
 
-    def at_once(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[Float[Array, "B C V"], None]:
-        shared, features = shared_with(lm, weights.target), caches.draft
-        unread = jnp.zeros((features.shape[0], head.count), jnp.int32)
-        levels = [head.logits(weights.draft, shared, i, features, unread) for i in range(head.count)]
-        return jnp.stack(levels, axis=1), None
-
-    # Heads that read tokens would need those of each path.
-    vocab = head.requirements.vocab_size
-    reader = None if head.reads_tokens else reader_at_once(init, at_once, commit, vocab, head.count)
-    return core.Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
+    steps = core.Steps(init, begin, commit, head.requirements.vocab_size, head.count)
+    return chain(steps, trees=not head.reads_tokens)  # heads that read tokens would need those of each path
 
 
 # --- in training
@@ -410,7 +398,7 @@ KIND = Kind(
     sizes=HeadsSizes,
     init=init,
     head=head,
-    drafter=trimmable(heads),
+    drafter=heads,
     format=Format("Medusa", canonical, matches, read, names, write, spelled, stores_ids=True),
     training=Training(draft_states, draft_logits, longest=lambda config: config.heads),
 )

@@ -32,7 +32,7 @@ from jaxspec import nets
 from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes, trimmable
+from jaxspec.draft_heads.kind import Kind, LayerSizes
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
@@ -136,7 +136,7 @@ def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def mtp(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
+def mtp(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = None) -> BoundDrafter:
     """Drafts with the module that a model's checkpoint brings along for predicting the token after the next.
 
     Such a module is one more of the model's layers, and reads the model's features. Its loop is that of
@@ -145,9 +145,9 @@ def mtp(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
 
     Args:
         head: a network and its parameters: `draft_heads.mtp.head(config)` in a `DraftHead`;
-            `jaxspec.load_drafter`
-            reads those of a model's own folder.
+            `jaxspec.load_drafter` reads those of a model's own folder.
         target: the model.
+        trimmed: a model whose head is used in place of the target's: `jaxspec.trim_vocabulary(target, size=...)`.
 
     Raises:
         ValueError: the module is of another model, or the target lacks the functions that it needs.
@@ -166,7 +166,7 @@ def mtp(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
 
     Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv 2404.19737.
     """
-    return recurrent.drafter(head, target, "an MTP module", "mtp")
+    return recurrent.drafter(head, target, trimmed, "an MTP module", "mtp")
 
 
 # --- its files
@@ -306,7 +306,7 @@ KIND = Kind(
     sizes=MTPSizes,
     init=init,
     head=head,
-    drafter=trimmable(mtp),
+    drafter=mtp,
     format=Format(
         *("MTP", canonical, matches, read, names, write), spelled, prefix=lambda shapes: place_of(shapes) or ""
     ),

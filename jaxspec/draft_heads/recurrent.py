@@ -27,10 +27,10 @@ from jaxtyping import Array, Float, Int
 from jaxspec import core
 from jaxspec.core import branches, chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, shared_with, zeros
+from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, zeros
 from jaxspec.draft_heads.training import DraftStarts
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
-from jaxspec.drafters.sequential import Logits, sequential
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
+from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Mask, QueryMask, causal, for_queries
 from jaxspec.nets.decoder import AttentionInputs, empty_cache, rotation_of
@@ -195,32 +195,32 @@ class HiddenState(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """A tree in the making: the cache, and the hidden states after the last committed token and each fed node."""
+    """A draft in the making: the cache, and hidden states: of a tree those after the last committed token and each
+    draft token that was fed, of a chain the last one."""
 
     cache: core.Cache
     hidden: Float[Array, "B F+1 D"]
 
 
-def drafter(head: DraftHead[RecurrentHead], target: core.Model, title: str, name: str) -> core.BoundDrafter:
+def drafter(
+    head: DraftHead[RecurrentHead], target: core.Model, trimmed: core.Model | None, title: str, name: str
+) -> core.BoundDrafter:
     """Drafts with any network that has these functions; `title` names the network in complaints."""
-    check_target(head.network.requirements, target, title)
-    return core.BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name=name)
+    return bind(_drafter, head, target, trimmed, title, name)
 
 
 @functools.lru_cache
-def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
-    def init(start: core.DraftStart) -> HiddenState:
-        row, shared = token_rows.decoder_prompt(lm, start.prompt), shared_with(lm, start.weights.target)
-        num_cached, hidden = row.length - 1, head.read(start.weights.draft, start.prefilled)
+def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
+    def init(start: core.DraftStart, nodes: int) -> HiddenState:
+        (params, shared), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
+        num_cached, hidden = row.length - 1, head.read(params, start.prefilled)
         tokens, last, pairs_before, before = row.tokens[:, 1:], num_cached, None, start.before
         if before is not None:  # the pairs before `start` are there, of the last of which the token is known
             tokens = token_rows.window(row.tokens, before.start + 1, before.width - 1)
             last, pairs_before = num_cached - before.start, before.of(before.state.cache)
 
-        def extend(
-            cache: core.Cache, pairs: tuple[Float[Array, "B T D"], Int[Array, "B T"]], real: Int[Array, " B"]
-        ) -> tuple[tuple, core.Cache]:
-            return (), head.extend(start.weights.draft, shared, cache, *pairs)[1]
+        def extend(cache: core.Cache, pairs: tuple[Array, Array], real: Array) -> tuple[tuple, core.Cache]:
+            return (), head.extend(params, shared, cache, *pairs)[1]
 
         cache = head.empty(len(row.length), start.room)
         if tokens.shape[1]:
@@ -233,73 +233,48 @@ def _drafter(head: RecurrentHead, lm: core.LanguageModel) -> core.Drafter:
         open_pair = state.num_cached < row.length - 1
 
         def feed(state: HiddenState) -> HiddenState:
+            (params, shared), cache = parts(weights), head.rewind(state.cache, state.num_cached)
             token = token_rows.window(row.tokens, jnp.minimum(state.num_cached + 1, row.length - 1), 1)
-            shared, cache = shared_with(lm, weights.target), head.rewind(state.cache, state.num_cached)
-            output, cache = head.extend(weights.draft, shared, cache, state.hidden[:, None], token)
+            output, cache = head.extend(params, shared, cache, state.hidden[:, None], token)
             hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
             return HiddenState(head.rewind(cache, row.length - 1), row.length - 1, hidden)
 
         return branches.run_if(jnp.any(open_pair), feed, state)
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        row, shared = context.row, shared_with(lm, weights.target)
-        state = complete(weights, caches.draft, row)
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+        (params, shared), state = parts(weights), complete(weights, caches.draft, context.row)
 
-        def logits(hidden: Float[Array, "B 1 D"]) -> Float[Array, "B V"]:
-            return head.logits(weights.draft, shared, hidden)[:, 0]
+        def root(so_far: Nodes) -> NodeLogits:
+            return head.logits(params, shared, so_far.hidden[:, :1]), so_far
 
-        def first(carry: tuple[Float[Array, "B D"], core.Cache]) -> Logits:
-            return logits(carry[0][:, None]), None, carry
+        def nodes(tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, so_far: Nodes) -> NodeLogits:
+            before, first = so_far.hidden, 0
+            if parent is not None:
+                # `parent` counts draft tokens from 0, and is -1 where the last committed one precedes; `hidden` has
+                # the latter's state in front.
+                first = parent.shape[1] - tokens.shape[1] + 1
+                before = jnp.take_along_axis(before, parent[:, first - 1 :, None] + 1, axis=1)
+            output, cache = head.extend(params, shared, so_far.cache, before, tokens, parent)
+            hidden = jax.lax.dynamic_update_slice_in_dim(
+                so_far.hidden, output.astype(state.hidden.dtype), first, axis=1
+            )
+            return head.logits(params, shared, output), Nodes(cache, hidden)
 
-        def following(
-            i: Int[Array, ""], last: Int[Array, " B"], carry: tuple[Float[Array, "B D"], core.Cache]
-        ) -> Logits:
-            hidden, cache = head.extend(weights.draft, shared, carry[1], carry[0][:, None], last[:, None])
-            return logits(hidden), None, (hidden[:, 0].astype(carry[0].dtype), cache)
+        def end(so_far: Nodes, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+            return caches._replace(draft=state._replace(cache=head.rewind(so_far.cache, state.num_cached)))
 
-        draft, (_, cache) = sequential(first, following, (state.hidden, state.cache), context)
-        return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.num_cached)))
+        hidden = jnp.pad(state.hidden[:, None], ((0, 0), (0, fed or 0), (0, 0)))
+        return core.Reading(Nodes(state.cache, hidden), root, nodes, end)
 
-    def commit(end: core.RoundEnd, depth: int | None = None) -> core.Caches:
-        weights, row, state = end.weights, end.row, end.caches.draft
-        shared = shared_with(lm, weights.target)
-        hidden = head.read(weights.draft, on_path(end.forward, end.verdict, depth))
+    def commit(end: core.RoundEnd) -> core.Caches:
+        (params, shared), row, state = parts(end.weights), end.row, end.caches.draft
+        hidden = head.read(params, on_path(end.forward, end.verdict))
         tokens = token_rows.window(row.tokens, state.num_cached + 1, hidden.shape[1])
-        output, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.num_cached), hidden, tokens)
+        output, cache = head.extend(params, shared, head.rewind(state.cache, state.num_cached), hidden, tokens)
         count, num_cached = row.length - 1 - state.num_cached, row.length - 1  # a finished row has no new pair
         last = jnp.where((count > 0)[:, None], take_position(output, jnp.maximum(count - 1, 0)), state.hidden)
         return end.caches._replace(
             draft=HiddenState(head.rewind(cache, num_cached), num_cached, last.astype(state.hidden.dtype))
         )
 
-    # Of a tree: the hidden state after each node that was fed is what its children are paired with.
-
-    def start(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int) -> Nodes:
-        state = complete(weights, caches.draft, context.row)
-        return Nodes(state.cache, jnp.pad(state.hidden[:, None], ((0, 0), (0, fed), (0, 0))))
-
-    def after_root(
-        weights: core.Weights, state: HiddenState, nodes: Nodes, context: core.DraftContext, width: int
-    ) -> Any:
-        return head.logits(weights.draft, shared_with(lm, weights.target), nodes.hidden[:, :1]), nodes
-
-    def after_nodes(weights: core.Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:
-        shared, (fed, new) = shared_with(lm, weights.target), (parent.shape[1], tokens.shape[1])
-        before = jnp.take_along_axis(nodes.hidden, parent[:, fed - new :, None] + 1, axis=1)
-        output, cache = head.extend(weights.draft, shared, nodes.cache, before, tokens, parent)
-        output = output.astype(nodes.hidden.dtype)
-        hidden = jax.lax.dynamic_update_slice_in_dim(nodes.hidden, output, fed - new + 1, axis=1)
-        return head.logits(weights.draft, shared, output), Nodes(cache, hidden)
-
-    def after(caches: core.Caches, nodes: Nodes, context: core.DraftContext, slots: Int[Array, "B N"]) -> core.Caches:
-        num_cached = context.row.length - 1
-        return caches._replace(draft=HiddenState(head.rewind(nodes.cache, num_cached), num_cached, nodes.hidden[:, 0]))
-
-    def commit_of(levels: int) -> core.Commit:
-        return functools.partial(commit, depth=levels + 1)
-
-    vocab = head.requirements.vocab_size
-    reader = core.TreeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
-    return core.Drafter(init, propose, commit, tree_reader=reader)
+    return chain(core.Steps(init, begin, commit, head.requirements.vocab_size))

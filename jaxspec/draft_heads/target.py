@@ -13,8 +13,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Head, LanguageModel, Model, Params
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of
+from jaxspec.core import BoundDrafter, Drafter, Head, LanguageModel, Model, Params, Weights
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.sampling import match_vocab
@@ -91,41 +91,58 @@ class TrimmedParams(NamedTuple):
     head: Params
 
 
-def with_head(network: DraftHead[Any], model: Model) -> DraftHead[Any]:
-    """Makes a network use the head of `model` in place of its target's: one of fewer tokens (FR-Spec).
+class HeadParts(NamedTuple):
+    """The parts that a network drafts with: (weights of a round) -> its own parameters, and what it shares.
 
-    The text keeps the target's distribution; what the head leaves out is never drafted.
+    Attributes:
+        lm: the target's.
+        head: the head of another model, whose parameters are in `TrimmedParams`; None: the target's head.
+    """
+
+    lm: LanguageModel
+    head: Head | None = None
+
+    def __call__(self, weights: Weights) -> tuple[Params, SharedWithTarget]:
+        shared = shared_with(self.lm, weights.target)
+        if self.head is None:
+            return weights.draft, shared
+        return weights.draft.network, shared._replace(logits=functools.partial(self.head, weights.draft.head))
+
+
+def bind(
+    functions: Callable[[Any, HeadParts], Drafter],
+    head: DraftHead[Any],
+    target: Model,
+    trimmed: Model | None,
+    title: str,
+    name: str,
+) -> BoundDrafter:
+    """Makes the drafter of a network that drafts for a target.
+
+    With a `trimmed` model the network uses its head in place of the target's, one of fewer tokens (FR-Spec). The text
+    keeps the target's distribution; what the head leaves out is never drafted.
 
     Args:
-        network: the functions of a draft head without a head of its own, with its parameters.
-        model: `jaxspec.trim_vocabulary(target, size=...)`.
+        functions: (the network's functions, its parts) -> the drafter's functions.
+        head: the network and its parameters.
+        target: the model.
+        trimmed: `jaxspec.trim_vocabulary(target, size=...)`, or None.
+        title: the network's name in errors.
+        name: the drafter's name.
 
     Raises:
-        ValueError: the network has a head of its own, or the model's reads features of another width or writes another
-            vocabulary.
+        ValueError: the network is for another target. Or it has a head of its own, or the trimmed model's reads
+            features of another width or writes another vocabulary.
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """
-    requirements = network.network.requirements
+    requirements = head.network.requirements
+    check_target(requirements, target, title)
+    if trimmed is None:
+        return BoundDrafter(functions(head.network, HeadParts(target.lm)), head.params, target=target, name=name)
     if not requirements.head:
         raise ValueError("the drafter has its own head, which can be trimmed only in training (draft_vocab)")
     sizes = requirements.hidden_size, requirements.vocab_size
-    inside = inside_of(model, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)")
-    functions = _with_head(network.network, inside.head)
-    return network._replace(network=functions, params=TrimmedParams(network.params, model.params))
-
-
-@functools.lru_cache
-def _with_head(functions: Any, head: Head) -> Any:
-    def of_network(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(params: TrimmedParams, *arguments: Any) -> Any:
-            logits = functools.partial(head, params.head)
-            arguments = tuple(x._replace(logits=logits) if isinstance(x, SharedWithTarget) else x for x in arguments)
-            return function(params.network, *arguments)
-
-        return call
-
-    # All functions that have the parameters as their first argument; the others are of the cache.
-    names = {"read", "extend", "append", "block", "logits", "next_logits"} & set(functions._fields)
-    present = {name: function for name in names if (function := getattr(functions, name)) is not None}
-    return functions._replace(**{name: of_network(function) for name, function in present.items()})
+    inside = inside_of(trimmed, "the drafter", sizes, "expected jaxspec.trim_vocabulary(target)")
+    parts, params = HeadParts(target.lm, inside.head), TrimmedParams(head.params, trimmed.params)
+    return BoundDrafter(functions(head.network, parts), params, target=target, name=name)

@@ -1,4 +1,4 @@
-"""Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree.
+"""Drafters, one per file. `stepwise` makes chains of those that know their logits, `trees` trees of the same functions.
 
 Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`, and handed on here;
 so is the int8 copy of a target, of `jaxspec.weights`.
@@ -24,8 +24,8 @@ from jaxspec.drafters.lookups.token_recycling import token_recycling
 from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
 from jaxspec.drafters.self_speculative import early_exit, skip_layers
-from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.share_encoder import share_encoder
+from jaxspec.drafters.stepwise import chain
 from jaxspec.drafters.trees.dynamic_tree import dynamic_tree
 from jaxspec.drafters.trees.sequences import sequences
 from jaxspec.drafters.trees.tree import tree
@@ -42,6 +42,7 @@ __all__ = [
     "bigram",
     "block",
     "cascade",
+    "chain",
     "dynamic_tree",
     "eagle",
     "early_exit",
@@ -60,7 +61,6 @@ __all__ = [
     "quantised",
     "retrieval",
     "sequences",
-    "sequential",
     "share_encoder",
     "skip_layers",
     "suffix",

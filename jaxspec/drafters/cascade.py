@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, rules
 from jaxspec.core import noise, token_rows
-from jaxspec.core.checks import integer, number
+from jaxspec.core.checks import integers, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
-from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, check_model, name_of, shown, with_taps_of
 from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 
@@ -94,11 +94,8 @@ def cascade(
     Reference: Chen et al., Cascade Speculative Drafting, NeurIPS 2024, arXiv 2312.11462; Spector, Ré, Staged
     Speculative Decoding, arXiv 2308.04623.
     """
-    gamma = integer(gamma, "gamma", "an integer, the draft tokens of each inner round")
-    if gamma < 1:
-        raise ValueError(f"gamma is {gamma}: expected at least 1 draft token for each inner round")
-    if not isinstance(draft, core.Model):
-        raise TypeError(f"draft is of type {type(draft).__name__}: expected a jaxspec.Model, for which inner drafts")
+    (gamma,) = integers(1, gamma=gamma)
+    check_model(draft, "draft")
     expected = "a finite number of more than 0; drafters.greedy drafts at 0"
     inner_temperature = number(inner_temperature, "inner_temperature", expected)
     if not inner_temperature > 0:
@@ -261,7 +258,7 @@ def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
     step = jnp.arange(result.tokens.shape[1], dtype=jnp.int32)[None]
     if result.verdict.path is None:
         return jnp.broadcast_to(step, result.tokens.shape)
-    path = jnp.pad(result.verdict.path[:, : result.tokens.shape[1] - 1] + 1, ((0, 0), (1, 0)))
+    path = jnp.pad(result.verdict.path + 1, ((0, 0), (1, 0)))
     return jnp.where(step <= result.verdict.num_accepted[:, None], path, 0)
 
 

@@ -10,44 +10,52 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Distribution,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftInit,
-    DraftStart,
-    Model,
-    Prompt,
-    Propose,
-    RoundEnd,
-    ToDistribution,
-    TreeSize,
-    Weights,
-)
+from jaxspec import core
 from jaxspec.drafters.model import model
 
 
-def as_drafter(drafter: Drafter | BoundDrafter | Model, name: str = "a drafter") -> BoundDrafter:
+def as_drafter(drafter: core.Drafter | core.BoundDrafter | core.Model, name: str = "a drafter") -> core.BoundDrafter:
     """Returns a model as the drafter that samples from it, functions alone with no values, a drafter as it is.
 
     Raises:
         TypeError: none of these; `name` is what the caller calls it.
     """
-    if isinstance(drafter, Model):
+    if isinstance(drafter, core.Model):
         return model(drafter)
-    if isinstance(drafter, Drafter):
-        return BoundDrafter(drafter)
-    if isinstance(drafter, BoundDrafter):
+    if isinstance(drafter, core.Drafter):
+        return core.BoundDrafter(drafter)
+    if isinstance(drafter, core.BoundDrafter):
         return drafter
     raise TypeError(f"{name} is {shown(drafter)}: expected a jaxspec.Model, or one of jaxspec.drafters")
 
 
-def name_of(draft: Model | BoundDrafter) -> str:
+def steps_of(draft: core.BoundDrafter, depth: int) -> core.Steps:
+    """Returns the functions that a tree of this depth is made of.
+
+    Raises:
+        ValueError: the drafter takes chains only, or has no distributions so far ahead.
+    """
+    steps = draft.functions.steps
+    if steps is None:
+        raise ValueError(
+            f"{name_of(draft)} takes chains only (Drafter.steps is None; of a model, LanguageModel.select): use "
+            "drafters.model, or the drafter as it is"
+        )
+    if steps.depth is not None and depth > steps.depth:
+        raise ValueError(f"the tree has depth {depth}, and the drafter drafts {steps.depth} tokens ahead at most")
+    return steps
+
+
+def with_trees(draft: core.BoundDrafter, functions: core.Drafter, name: str) -> core.BoundDrafter:
+    """Returns the drafter with functions that draft trees, as `name` says in tables."""
+    nodes = 0 if functions.tree is None else functions.tree.nodes
+    functions = functions._replace(lm=draft.functions.lm, resumes=draft.functions.resumes)
+    return draft._replace(functions=functions, name=f"{name}({nodes} nodes, {name_of(draft)})")
+
+
+def name_of(draft: core.Model | core.BoundDrafter) -> str:
     """Returns the name in tables of a model or a drafter that another drafter is made of."""
-    return draft.name or ("a model" if isinstance(draft, Model) else "a drafter")
+    return draft.name or ("a model" if isinstance(draft, core.Model) else "a drafter")
 
 
 def check_model(value: Any, name: str) -> None:
@@ -56,14 +64,14 @@ def check_model(value: Any, name: str) -> None:
     Raises:
         TypeError: the value is no model.
     """
-    if not isinstance(value, Model):
+    if not isinstance(value, core.Model):
         raise TypeError(f"{name} is {shown(value)}: expected a jaxspec.Model, as jaxspec.load gives")
 
 
 def shown(value: Any) -> str:
     """Describes a value of a wrong type, for an error; short.
 
-    >>> shown("x"), shown(None), shown(shown), shown(BoundDrafter(None))
+    >>> shown("x"), shown(None), shown(shown), shown(core.BoundDrafter(None))
     ("'x'", 'None', 'shown, which was not called', 'of type BoundDrafter')
     """
     if value is None or isinstance(value, str | int | float):
@@ -73,18 +81,18 @@ def shown(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-def skip_if_idle(search: Callable[[], Draft], context: DraftContext) -> Draft:
+def skip_if_idle(search: Callable[[], core.Draft], context: core.DraftContext) -> core.Draft:
     """Runs a search for a draft, and cuts a chain to the limits; where no row may draft, nothing is searched.
 
-    >>> row, tokens = Prompt(jnp.zeros((2, 5), jnp.int32), jnp.array([2, 2])), jnp.array([[7, 8, 9]] * 2)
-    >>> search = lambda: Draft(tokens, jnp.array([3, 2]))
-    >>> contexts = [DraftContext(None, row, jnp.array(limit), 3, True, None) for limit in ([1, 3], [0, 0])]
+    >>> row, tokens = core.Prompt(jnp.zeros((2, 5), jnp.int32), jnp.array([2, 2])), jnp.array([[7, 8, 9]] * 2)
+    >>> search = lambda: core.Draft(tokens, jnp.array([3, 2]))
+    >>> contexts = [core.DraftContext(None, row, jnp.array(limit), 3, True, None) for limit in ([1, 3], [0, 0])]
     >>> [skip_if_idle(search, context).length.tolist() for context in contexts]
     [[1, 2], [0, 0]]
     """
     if not context.adaptive:
         return search()
-    empty: Draft = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(search))
+    empty: core.Draft = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(search))
     draft = jax.lax.cond(jnp.any(context.max_draft > 0), search, lambda: empty)
     if draft.parent is not None:
         return draft  # whose limit is one of depth
@@ -92,8 +100,10 @@ def skip_if_idle(search: Callable[[], Draft], context: DraftContext) -> Draft:
 
 
 def lookup_drafter(
-    search: Callable[[Weights, Any, DraftContext], Draft], init: DraftInit, tree: TreeSize | None
-) -> Drafter:
+    search: Callable[[core.Weights, Any, core.DraftContext], core.Draft],
+    init: core.DraftInit,
+    tree: core.TreeSize | None,
+) -> core.Drafter:
     """Makes a drafter of a search whose state does not change.
 
     Args:
@@ -102,13 +112,15 @@ def lookup_drafter(
         tree: as in `Drafter`.
     """
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         return skip_if_idle(lambda: search(weights, caches.draft, context), context), caches
 
-    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
+    return core.Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
 
 
-def with_taps_of(target: Model, made_for: Model) -> Model:
+def with_taps_of(target: core.Model, made_for: core.Model) -> core.Model:
     """Returns the target with the language model that a drafter was made for, which may give other taps than its own.
 
     Raises:
@@ -153,22 +165,22 @@ def _difference(first: Any, second: Any, name: str = "") -> tuple[str, str]:
     return (f" ({name}={first})", f" ({name}={second})") if name else ("", " (another one)")
 
 
-def no_state(start: DraftStart) -> Any:
+def no_state(start: core.DraftStart, nodes: int = 0) -> Any:
     """Makes the state of a drafter that has none."""
     return ()
 
 
-def same_state(state: Any, row: Prompt) -> Any:
+def same_state(state: Any, row: core.Prompt) -> Any:
     """Takes tokens back for a drafter whose state holds nothing of the row's end."""
     return state
 
 
-def no_commit(end: RoundEnd) -> Caches:
+def no_commit(end: core.RoundEnd) -> core.Caches:
     """Commits for a drafter whose state no verdict changes."""
     return end.caches
 
 
-def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
+def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> core.Drafter:
     """Makes a drafter of several: each keeps a state of its own, and they propose together.
 
     `Weights.draft` and the state are tuples, with an entry for each of the drafters.
@@ -178,27 +190,29 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
         propose: as in `Drafter`.
     """
 
-    def init(start: DraftStart) -> tuple[Any, ...]:
+    def init(start: core.DraftStart) -> tuple[Any, ...]:
         parts = []
         for index, (drafter, params) in enumerate(zip(drafters, start.weights.draft, strict=True)):
             before = None if start.before is None else start.before.of(start.before.state[index])
-            parts.append(drafter.init(start._replace(weights=Weights(start.weights.target, params), before=before)))
+            parts.append(
+                drafter.init(start._replace(weights=core.Weights(start.weights.target, params), before=before))
+            )
         return tuple(parts)
 
-    def commit(end: RoundEnd) -> Caches:
+    def commit(end: core.RoundEnd) -> core.Caches:
         target, states = end.caches.target, []
         for drafter, params, state in zip(drafters, end.weights.draft, end.caches.draft, strict=True):
-            weights, caches = Weights(end.weights.target, params), Caches(target, state)
+            weights, caches = core.Weights(end.weights.target, params), core.Caches(target, state)
             target, state = drafter.commit(end._replace(weights=weights, caches=caches))
             states.append(state)
-        return Caches(target, tuple(states))
+        return core.Caches(target, tuple(states))
 
-    def rollback(state: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
+    def rollback(state: tuple[Any, ...], row: core.Prompt) -> tuple[Any, ...]:
         return tuple(function(part, row) for function, part in zip(rollbacks, state, strict=True))
 
     rollbacks = [drafter.rollback for drafter in drafters if drafter.rollback is not None]
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
-    return Drafter(
+    return core.Drafter(
         *(init, propose, commit),
         lm=min(lms, key=lambda lm: lm.limits.max_positions or 1 << 30, default=None),
         may_be_empty=all(drafter.may_be_empty for drafter in drafters),
@@ -208,7 +222,9 @@ def side_by_side(drafters: tuple[Drafter, ...], propose: Propose) -> Drafter:
     )
 
 
-def combine(first: Draft, second: Draft, length: Int[Array, " B"], merge: Callable[[Array, Array], Array]) -> Draft:
+def combine(
+    first: core.Draft, second: core.Draft, length: Int[Array, " B"], merge: Callable[[Array, Array], Array]
+) -> core.Draft:
     """Combines two chains, array by array; where one has distributions and the other none, its are point masses.
 
     Args:
@@ -217,7 +233,7 @@ def combine(first: Draft, second: Draft, length: Int[Array, " B"], merge: Callab
         merge: (an array of the first, that of the second) -> that of the chain that they make.
     """
     drafts = first, second
-    combined = Draft(merge(first.tokens, second.tokens), length)
+    combined = core.Draft(merge(first.tokens, second.tokens), length)
     vocab = next((draft.log_probs.shape[-1] for draft in drafts if draft.log_probs is not None), None)
     if vocab is not None:
         combined = combined._replace(log_probs=merge(*(_log_probs(draft, vocab) for draft in drafts)))
@@ -226,20 +242,22 @@ def combine(first: Draft, second: Draft, length: Int[Array, " B"], merge: Callab
     return combined
 
 
-def _log_probs(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
+def _log_probs(draft: core.Draft, vocab: int) -> Float[Array, "B G V"]:
     if draft.log_probs is not None:
         return draft.log_probs
     is_token = jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]
     return jnp.where(is_token, 0.0, -jnp.inf)
 
 
-def confidence_of(draft: Draft) -> Float[Array, "B G"]:
+def confidence_of(draft: core.Draft) -> Float[Array, "B G"]:
     """Returns `Draft.aux`'s confidences; NaN where the drafter has no distributions to read."""
     confidence = (draft.aux or {}).get("confidence")
     return jnp.full(draft.tokens.shape, jnp.nan) if confidence is None else confidence
 
 
-def after(to_distribution: ToDistribution, tokens: Int[Array, "B M"], length: Int[Array, " B"]) -> ToDistribution:
+def after(
+    to_distribution: core.ToDistribution, tokens: Int[Array, "B M"], length: Int[Array, " B"]
+) -> core.ToDistribution:
     """Makes the distributions of a drafter that begins after draft tokens of another one.
 
     Args:
@@ -252,7 +270,7 @@ def after(to_distribution: ToDistribution, tokens: Int[Array, "B M"], length: In
         logits: Float[Array, "B T V"],
         draft_tokens: Int[Array, "B N"] | None = None,
         seen: Bool[Array, "#B T N"] | None = None,
-    ) -> Distribution:
+    ) -> core.Distribution:
         shape = logits.shape[:2]
         real = (jnp.arange(tokens.shape[1], dtype=length.dtype)[None] < length[:, None])[:, None]
         real = jnp.broadcast_to(real, (*shape, tokens.shape[1]))

@@ -87,20 +87,15 @@ def check_target(requirements: TargetRequirements, target: Model, kind: str) -> 
         )
 
 
-def on_path(forward: Forward, verdict: Verdict, depth: int | None = None) -> Forward:
+def on_path(forward: Forward, verdict: Verdict) -> Forward:
     """Takes the target's features and taps at the last committed token and the accepted ones after it, in order.
 
-    What follows these is garbage. Fed tokens of a chain are in order already.
-
-    Args:
-        forward: of the verification.
-        verdict: of the rule.
-        depth: most draft tokens of a path; None: all that were fed.
+    Garbage follows these. Fed tokens of a chain are in order already.
     """
     if verdict.path is None:
         return forward
-    path = verdict.path if depth is None else verdict.path[:, :depth]
-    fed = jnp.pad(path + 1, ((0, 0), (1, 0)))[:, :, None]  # B depth+1 1: the last committed token is fed token 0
+    # B depth+1 1: the last committed token is fed token 0
+    fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))[:, :, None]
 
     def along(hidden: Float[Array, "B N D"] | None) -> Float[Array, "B depth+1 D"] | None:
         return None if hidden is None else jnp.take_along_axis(hidden, fed, axis=1)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core
 from jaxspec.core import noise, token_rows
-from jaxspec.core.checks import integer
+from jaxspec.core.checks import integers
 from jaxspec.drafters.common import after, as_drafter, combine, confidence_of, name_of, side_by_side
 
 Continues = Callable[[int | Int[Array, ""], Float[Array, "B L"]], Bool[Array, " B"]]
@@ -52,9 +52,7 @@ def horizontal_cascade(
 
     Reference: Chen et al., Cascade Speculative Drafting, NeurIPS 2024, arXiv 2312.11462.
     """
-    tokens = integer(tokens, "tokens", "an integer, the draft tokens of the first drafter")
-    if tokens < 1:
-        raise ValueError(f"tokens is {tokens}: expected at least 1 for the first drafter")
+    (tokens,) = integers(1, tokens=tokens)
     drafters = as_drafter(first, "first"), as_drafter(then, "then")
     for name, drafter in zip(("first", "then"), drafters, strict=True):
         if drafter.functions.tree is not None:

@@ -8,42 +8,33 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import (
-    Before,
-    BoundDrafter,
-    Cache,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftStart,
-    Forward,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Room,
-    RoundEnd,
-    Weights,
-    chunks,
-    token_rows,
-)
-from jaxspec.drafters.sequential import Logits, sequential
+from jaxspec import core
+from jaxspec.core import chunks, token_rows
+from jaxspec.drafters.stepwise import NodeLogits, chain
 
 CachedState = TypeVar("CachedState", bound=Any)  # a state with a field `num_cached`
-CanContinue = Callable[[Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
+CanContinue = Callable[[core.Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
 
 
 class ModelState(NamedTuple):
-    """The drafter's cache, and how many tokens of each row it holds for certain."""
+    """The drafter's cache, and where the last tree lies in it: its fed nodes, in order, after the committed row.
 
-    cache: Cache
+    Attributes:
+        cache: the model's.
+        num_cached: how many tokens of each row it holds for certain.
+        start: how long each row was when its tree was drafted, the first node's place; None: chains are drafted.
+        slots: each draft token's place after `start`; -1: it was not fed.
+    """
+
+    cache: core.Cache
     num_cached: Int[Array, " B"]
+    start: Int[Array, " B"] | None = None
+    slots: Int[Array, "B N"] | None = None
 
 
-def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | None = None) -> BoundDrafter:
+def model(draft: core.Model, *, coupled: bool = False, can_continue: CanContinue | None = None) -> core.BoundDrafter:
     """Drafts gamma tokens from a language model, sampling from its own distribution (the argmax if that is greedy).
 
     Its distributions are made as the target's are, each after the draft tokens before it, or with
@@ -56,6 +47,8 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 
     With a policy the loop ends when no row may go on, and there is no pass at all where none may begin. What was
     committed in rounds without a draft is read, gamma + 1 tokens a pass, when the next draft begins.
+
+    In a tree (`drafters.tree`) the cache holds the nodes of a round that have children, and follows the accepted path.
 
     Args:
         draft: the model.
@@ -70,54 +63,77 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
         >>> import jaxspec
         >>> from jaxspec.testing import table_model
         >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
+        >>> prompt = core.Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
         >>> out = jaxspec.generate(target, prompt, drafter=model(draft), gamma=3, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
     """
-    return BoundDrafter(_model(draft.lm, coupled, can_continue), draft.params, (draft,), name=draft.name or "a model")
+    name = draft.name or "a model"
+    return core.BoundDrafter(_model(draft.lm, coupled, can_continue), draft.params, (draft,), name=name)
 
 
 @functools.lru_cache
-def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -> Drafter:
-    def init(start: DraftStart) -> ModelState:
+def _model(lm: core.LanguageModel, coupled: bool, can_continue: CanContinue | None) -> core.Drafter:
+    def init(start: core.DraftStart, nodes: int) -> ModelState:
         _, cache = prefill(lm, start.weights.draft, start)
-        return ModelState(cache, token_rows.decoder_prompt(lm, start.prompt).length)
+        length = token_rows.decoder_prompt(lm, start.prompt).length
+        if not nodes:
+            return ModelState(cache, length)
+        return ModelState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        row, state = context.row, caches.draft
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+        state, row, drafts = caches.draft, context.row, context.max_draft > 0
+        most = context.gamma if state.slots is None else state.slots.shape[1]
+        width = most + 1 if context.adaptive or can_continue is not None else 0
 
-        def output(forward: Forward, cache: Cache, fed: Int[Array, ""]) -> Logits:
-            logits = last_logits(lm, weights.draft, forward)
-            return logits, None if can_continue is None else can_continue(cache), (cache, fed)
+        def root(cache: core.Cache) -> NodeLogits:
+            before = state._replace(cache=cache)  # by way of the carry, which is updated in place
+            forward, cache = read_last_two(lm, weights.draft, before, row, drafts, width)
+            # Where there is a head, no logits but those of the last token are computed.
+            if lm.inside is None:
+                return forward.logits[:, -1:], cache
+            return lm.inside.head(weights.draft, forward.features[:, -1:]), cache
 
-        def first(carry) -> Logits:
-            width = context.gamma + 1 if context.adaptive or can_continue is not None else 0
-            before = state._replace(cache=carry[0])  # by way of the carry, which is updated in place
-            forward, cache = read_last_two(lm, weights.draft, before, row, context.max_draft > 0, width)
-            return output(forward, cache, carry[1])
+        def nodes(
+            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, cache: core.Cache
+        ) -> NodeLogits:
+            forward, cache = lm.extend(weights.draft, cache, known(lm, tokens), parent)
+            return forward.logits, cache
 
-        def following(i: Int[Array, ""], last: Int[Array, " B"], carry) -> Logits:
-            forward, cache = lm.extend(weights.draft, carry[0], known(lm, last[:, None]))
-            return output(forward, cache, i.astype(row.length.dtype))
+        def end(cache: core.Cache, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+            length, after = row.length, state._replace(cache=cache)
+            if state.slots is None:  # what was fed for a row after its last draft token is garbage
+                length = length + jnp.minimum(jnp.max(slots) + 1, draft.length)
+            else:  # rows that may not draft keep the place of their last tree
+                slots, start = jnp.where(drafts[:, None], slots, state.slots), jnp.where(drafts, length, state.start)
+                after = after._replace(start=start, slots=slots)
+            return caches._replace(draft=after._replace(num_cached=jnp.where(drafts, length, state.num_cached)))
 
-        carry = state.cache, jnp.zeros((), row.length.dtype)
-        may_be_empty = can_continue is not None
-        draft, (cache, fed) = sequential(first, following, carry, context, coupled=coupled, may_be_empty=may_be_empty)
-        # What was fed for a row after its last draft token is garbage.
-        num_cached = jnp.where(context.max_draft > 0, row.length + jnp.minimum(fed, draft.length), state.num_cached)
-        return draft, caches._replace(draft=ModelState(cache, num_cached))
+        return core.Reading(state.cache, root, nodes, end, can_continue)
 
-    def commit(end: RoundEnd) -> Caches:
-        # Of n accepted tokens the cache holds at least n - 1, and the token after them came from the target.
-        return end.caches._replace(draft=take_back(end.caches.draft, end.row))
+    def commit(end: core.RoundEnd) -> core.Caches:
+        # Of n accepted tokens of a chain the cache holds at least n - 1; the token after them came from the target.
+        state, path = end.caches.draft, end.verdict.path
+        if path is not None and state.slots is not None and lm.select is not None and path.shape[1] > 1:
+            # The accepted nodes that were fed move to the front: from start + slot to start + step.
+            path = path[:, :-1]  # the deepest are never fed
+            step = jnp.arange(path.shape[1], dtype=path.dtype)[None, :]
+            slot = jnp.take_along_axis(state.slots, path, axis=1)
+            fed = jnp.logical_and(slot >= 0, step < end.verdict.num_accepted[:, None])
+            # Nothing else moves: in a round without a draft `start` lies in what is committed.
+            cache = lm.select(state.cache, state.start, jnp.where(fed, slot, step))
+            num_cached = state.num_cached + jnp.sum(fed, axis=1, dtype=state.num_cached.dtype)
+            state = state._replace(cache=cache, num_cached=num_cached)
+        return end.caches._replace(draft=take_back(state, end.row))
 
-    return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None, rollback=take_back)
+    steps = core.Steps(init, begin, commit, lm.vocab_size, rollback=take_back)
+    drafter = chain(steps, coupled=coupled, trees=lm.select is not None and can_continue is None)
+    return drafter._replace(lm=lm, may_be_empty=can_continue is not None)
 
 
-def prefill(lm: LanguageModel, params: Params, start: DraftStart) -> tuple[Forward, Cache]:
+def prefill(lm: core.LanguageModel, params: core.Params, start: core.DraftStart) -> tuple[core.Forward, core.Cache]:
     """Prefills a draft model, whose encoder may be the target's.
 
     Args:
@@ -133,7 +149,9 @@ def prefill(lm: LanguageModel, params: Params, start: DraftStart) -> tuple[Forwa
     return lm.encoder.prefill(params, prompt, room, start.prefilled.encoded)
 
 
-def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, room: Room, before: Before) -> tuple[Forward, Cache]:
+def _read_on(
+    lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, room: core.Room, before: core.Before
+) -> tuple[core.Forward, core.Cache]:
     """Reads what a cache lacks of the prompts, and their last token for its outputs."""
     batch, last = len(prompt.length), prompt.length - 1
     empty = functools.partial(chunks.empty_cache, lm, params)
@@ -141,10 +159,10 @@ def _read_on(lm: LanguageModel, params: Params, prompt: Prompt, room: Room, befo
     state, width = take_back_to(state, before.start), chunks.split(before.width)[0]
     cache = catch_up(lm, params, state, prompt, last >= 0, width, last).cache
     forward, cache = lm.extend(params, lm.rewind(cache, last), known(lm, token_rows.window(prompt.tokens, last, 1)))
-    return Forward(forward.logits), cache
+    return core.Forward(forward.logits), cache
 
 
-def take_back(state: CachedState, row: Prompt) -> CachedState:
+def take_back(state: CachedState, row: core.Prompt) -> CachedState:
     """Takes tokens back: the row's last token is new to the state. The last two are read again anyway."""
     return take_back_to(state, row.length - 2)
 
@@ -155,8 +173,13 @@ def take_back_to(state: CachedState, length: Int[Array, " B"]) -> CachedState:
 
 
 def read_last_two(
-    lm: LanguageModel, params: Params, state: ModelState, row: Prompt, wanted: Bool[Array, " B"], width: int
-) -> tuple[Forward, Cache]:
+    lm: core.LanguageModel,
+    params: core.Params,
+    state: ModelState,
+    row: core.Prompt,
+    wanted: Bool[Array, " B"],
+    width: int,
+) -> tuple[core.Forward, core.Cache]:
     """Reads a row's last two tokens: the outputs after them, and a cache that holds the whole row.
 
     With a `width` it first reads, so many tokens a pass, what rounds without a draft have committed to the rows that
@@ -171,10 +194,10 @@ def read_last_two(
 
 
 def catch_up(
-    lm: LanguageModel,
-    params: Params,
+    lm: core.LanguageModel,
+    params: core.Params,
     state: ModelState,
-    row: Prompt,
+    row: core.Prompt,
     wanted: Bool[Array, " B"],
     width: int,
     goal: Int[Array, " B"],
@@ -197,18 +220,11 @@ def catch_up(
         tokens = jnp.where(at[:, None] + place < end[:, None], tokens, token_rows.NO_TOKEN)
         real = jnp.where(wanted, end - at, 0)
         _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens), real=real)
-        return ModelState(cache, jnp.where(wanted, end, state.num_cached))
+        return state._replace(cache=cache, num_cached=jnp.where(wanted, end, state.num_cached))
 
     return jax.lax.while_loop(incomplete, read, state)
 
 
-def last_logits(lm: LanguageModel, params: Params, forward: Forward) -> Float[Array, "B V"]:
-    """Returns the logits of the last token fed; where there is a head, no others are computed."""
-    if lm.inside is None:
-        return forward.logits[:, -1]
-    return lm.inside.head(params, forward.features[:, -1:])[:, 0]
-
-
-def known(lm: LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+def known(lm: core.LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Replaces ids that the drafter lacks (the target's vocabulary is larger) by its last one."""
     return jnp.minimum(tokens, lm.vocab_size - 1)

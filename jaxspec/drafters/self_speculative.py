@@ -11,40 +11,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Cache,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftStart,
-    Forward,
-    Head,
-    LanguageModel,
-    Layers,
-    Model,
-    Params,
-    Parts,
-    Prompt,
-    Rewind,
-    Room,
-    RoundEnd,
-    TreeReader,
-    Weights,
-    chunks,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import chunks, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import check_model, shown
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
-from jaxspec.drafters.sequential import Logits, sequential
+from jaxspec.drafters.stepwise import NodeLogits, chain
 
 
 class ExitAdapter(NamedTuple):
@@ -58,15 +36,15 @@ class ExitAdapter(NamedTuple):
         requirements: of the target; its one tap is the layer.
     """
 
-    empty: Callable[[int, Room], Cache]
-    extend: Callable[..., tuple[Float[Array, "B T M"], Cache]]
-    rewind: Rewind
+    empty: Callable[[int, core.Room], core.Cache]
+    extend: Callable[..., tuple[Float[Array, "B T M"], core.Cache]]
+    rewind: core.Rewind
     requirements: TargetRequirements
 
 
 def early_exit(
-    target: Model, layers: int, *, head: Model | None = None, adapter: DraftHead[ExitAdapter] | None = None
-) -> BoundDrafter:
+    target: core.Model, layers: int, *, head: core.Model | None = None, adapter: DraftHead[ExitAdapter] | None = None
+) -> core.BoundDrafter:
     """Drafts with the target's own first layers: after them come the final norm and the head.
 
     There is no second model, no second cache and no second pass over these layers: their keys and values, and their
@@ -95,7 +73,7 @@ def early_exit(
         >>> import jax, jax.numpy as jnp, jaxspec
         >>> from jaxspec.nets import decoder
         >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
-        >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
+        >>> target = core.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> drafter = early_exit(target, layers=1, head=jaxspec.trim_vocabulary(target, size=16))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
@@ -121,12 +99,12 @@ def early_exit(
         tap, *_ = adapter.network.requirements.taps
         raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")
     first = tuple(range(layers))
-    return make_drafter(target, Parts(first, first), f"early_exit({layers})", head, adapter)
+    return make_drafter(target, core.Parts(first, first), f"early_exit({layers})", head, adapter)
 
 
 def skip_layers(
-    target: Model, attention: Sequence[int] = (), mlp: Sequence[int] = (), *, head: Model | None = None
-) -> BoundDrafter:
+    target: core.Model, attention: Sequence[int] = (), mlp: Sequence[int] = (), *, head: core.Model | None = None
+) -> core.BoundDrafter:
     """Drafts with the target itself, without the attention or the feed-forward blocks of chosen layers.
 
     No training is needed, nor a second model or cache. The layers before the first one that is skipped are not run
@@ -149,7 +127,7 @@ def skip_layers(
         >>> import jax, jax.numpy as jnp, jaxspec
         >>> from jaxspec.nets import decoder
         >>> shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
-        >>> target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+        >>> target = core.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> drafter = skip_layers(target, attention=[1, 2], mlp=[2])
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
@@ -178,7 +156,7 @@ def skip_layers(
                 f"layer {reader} of {name} attends to the keys of layer {source}, whose attention is skipped: "
                 "expected both or neither"
             )
-    return make_drafter(target, Parts(*remaining), f"skip_layers({', '.join(names)})", head)
+    return make_drafter(target, core.Parts(*remaining), f"skip_layers({', '.join(names)})", head)
 
 
 def _skipped_layers(part: str, layers: Sequence[int]) -> list[int]:
@@ -192,7 +170,7 @@ def _skipped_layers(part: str, layers: Sequence[int]) -> list[int]:
     return [integer(layer, f"a layer of {part}", f"an integer, of {expected}") for layer in values]
 
 
-def layers_of(target: Model) -> Layers:
+def layers_of(target: core.Model) -> core.Layers:
     """Returns the target's layers, once it is known that they can be run in part.
 
     Raises:
@@ -216,8 +194,8 @@ class SelfDraftParams(NamedTuple):
         adapter: of the network between the layers and the head; None: there is none.
     """
 
-    head: Params = None
-    adapter: Params = None
+    head: core.Params = None
+    adapter: core.Params = None
 
 
 class Nodes(NamedTuple):
@@ -233,8 +211,8 @@ class Nodes(NamedTuple):
 
     stream: Float[Array, "B N+1 M"] | None
     start: Int[Array, " B"]
-    cache: Cache
-    adapter: Cache = ()
+    cache: core.Cache
+    adapter: core.Cache = ()
 
 
 class LayerSplit(NamedTuple):
@@ -246,14 +224,18 @@ class LayerSplit(NamedTuple):
         verifying: the other layers, whole.
     """
 
-    shared: Parts
-    drafting: Parts
-    verifying: Parts
+    shared: core.Parts
+    drafting: core.Parts
+    verifying: core.Parts
 
 
 def make_drafter(
-    target: Model, parts: Parts, name: str, head: Model | None = None, adapter: DraftHead[ExitAdapter] | None = None
-) -> BoundDrafter:
+    target: core.Model,
+    parts: core.Parts,
+    name: str,
+    head: core.Model | None = None,
+    adapter: DraftHead[ExitAdapter] | None = None,
+) -> core.BoundDrafter:
     """Makes the drafter that runs these parts of its target.
 
     Args:
@@ -276,25 +258,27 @@ def make_drafter(
         check_target(adapter.network.requirements, target, "an adapter")
     functions = _self_speculative(lm, parts, trimmed, None if adapter is None else adapter.network)
     params = SelfDraftParams(None if head is None else head.params, None if adapter is None else adapter.params)
-    return BoundDrafter(functions, params, target=target, name=name)
+    return core.BoundDrafter(functions, params, target=target, name=name)
 
 
-def split_layers(parts: Parts, count: int) -> LayerSplit:
+def split_layers(parts: core.Parts, count: int) -> LayerSplit:
     """Splits the layers where drafting parts from verification: at the first one that does not draft as a whole.
 
-    >>> split = split_layers(Parts(attention=(0, 1, 3), mlp=(0, 2, 3)), count=4)
+    >>> split = split_layers(core.Parts(attention=(0, 1, 3), mlp=(0, 2, 3)), count=4)
     >>> split.shared, split.drafting
     (Parts(attention=(0,), mlp=(0,)), Parts(attention=(1, 3), mlp=(2, 3)))
     """
     drafts_whole = (layer in parts.attention and layer in parts.mlp for layer in range(count))
     cut = next((layer for layer, whole_layer in enumerate(drafts_whole) if not whole_layer), count)
     first, rest = tuple(range(cut)), tuple(range(cut, count))
-    drafting = Parts(*(tuple(layer for layer in layers if layer >= cut) for layers in parts))
-    return LayerSplit(Parts(first, first), drafting, Parts(rest, rest))
+    drafting = core.Parts(*(tuple(layer for layer in layers if layer >= cut) for layers in parts))
+    return LayerSplit(core.Parts(first, first), drafting, core.Parts(rest, rest))
 
 
 @functools.lru_cache
-def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapter: ExitAdapter | None) -> Drafter:
+def _self_speculative(
+    lm: core.LanguageModel, parts: core.Parts, head: core.Head | None, adapter: ExitAdapter | None
+) -> core.Drafter:
     assert lm.inside is not None and lm.inside.layers is not None
     layers, target_head, width = lm.inside.layers, lm.inside.head, lm.inside.width
     shared, drafting, verifying = split_layers(parts, layers.count)
@@ -305,19 +289,19 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
     def place(nodes: Nodes, at: int | Int[Array, ""]) -> Int[Array, " B"]:
         return nodes.start + jnp.asarray(at, nodes.start.dtype)
 
-    def init(start: DraftStart) -> Cache:
+    def init(start: core.DraftStart, nodes: int) -> core.Cache:
         if adapter is None:
             return ()
         row, extend = token_rows.decoder_prompt(lm, start.prompt), adapter.extend
 
-        def read(cache: Cache, stream: Float[Array, "B T M"], real: Int[Array, " B"]) -> tuple[tuple, Cache]:
+        def read(cache: core.Cache, stream: Array, real: Array) -> tuple[tuple, core.Cache]:
             return (), extend(start.weights.draft.adapter, cache, stream)[1]
 
         stream = _exit_stream(start.prefilled)
         return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, start.room, start.before)[2]
 
     def feed(
-        weights: Weights,
+        weights: core.Weights,
         nodes: Nodes,
         tokens: Int[Array, "B n"],
         at: int | Int[Array, ""],
@@ -333,7 +317,7 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
         return stream, nodes._replace(stream=written, cache=cache)
 
     def logits_after(
-        weights: Weights,
+        weights: core.Weights,
         nodes: Nodes,
         stream: Float[Array, "B n M"],
         at: int | Int[Array, ""],
@@ -351,41 +335,46 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
             nodes = nodes._replace(adapter=cache)
         return (target_head(weights.target, features) if head is None else head(weights.draft.head, features)), nodes
 
-    def no_nodes(weights: Weights, caches: Caches, row: Prompt, count: int) -> Nodes:
-        """Returns a draft before its first token, with room for the last committed one and `count` nodes."""
-        embedded = jax.eval_shape(layers.embed, weights.target, caches.target, row.tokens[:, :1])  # B 1 M
-        stream = jnp.zeros((embedded.shape[0], 1 + count, embedded.shape[2]), embedded.dtype)
-        return Nodes(stream, row.length - 1, caches.target, caches.draft)
-
-    def handed_on(nodes: Nodes) -> Caches:
-        adapter_cache = nodes.adapter if adapter is None else adapter.rewind(nodes.adapter, nodes.start)
-        return Caches(nodes.cache, nodes._replace(cache=None, adapter=adapter_cache))
-
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
 
-        # The carry of the draft loop: the nodes, and how many tokens were fed.
-        def step(tokens: Int[Array, "B 1"], at: Int[Array, ""], nodes: Nodes) -> Logits:
-            stream, nodes = feed(weights, nodes, tokens, at)
-            logits, nodes = logits_after(weights, nodes, stream, at)
-            return logits[:, 0], None, (nodes, at + 1)
+        def read(
+            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, at: int | Int[Array, ""], nodes: Nodes
+        ) -> NodeLogits:
+            stream, nodes = feed(weights, nodes, tokens, at, parent)
+            return logits_after(weights, nodes, stream, at, parent)
 
-        def first(carry: tuple[Nodes, Int[Array, ""]]) -> Logits:
-            return step(last, carry[1], carry[0])
+        def root(carry: Nodes) -> NodeLogits:
+            return read(last, None, 0, carry)
 
-        def following(i: Int[Array, ""], token: Int[Array, " B"], carry: tuple[Nodes, Int[Array, ""]]) -> Logits:
-            return step(token[:, None], i, carry[0])
+        def nodes(
+            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: int | Int[Array, ""], carry: Nodes
+        ) -> NodeLogits:
+            # A tree's nodes are fed to the places that they have in verification.
+            at = level if parent is None else 1 + parent.shape[1] - tokens.shape[1]
+            return read(tokens, parent, at, carry)
 
-        carry = no_nodes(weights, caches, context.row, context.gamma), jnp.zeros((), jnp.int32)
-        draft, (nodes, num_fed) = sequential(first, following, carry, context)
-        # The last draft token was not fed; where no row may draft, nor was the last committed one.
-        tokens = jnp.concatenate([last, draft.tokens], axis=1)
-        _, nodes = feed(weights, nodes, jax.lax.dynamic_slice_in_dim(tokens, num_fed, 1, axis=1), num_fed)
-        return draft, handed_on(nodes)
+        def end(carry: Nodes, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+            if fed is None:
+                # Of a chain the last draft token was not fed; where no row may draft, nor was the last committed one.
+                at = jnp.where(jnp.any(context.max_draft > 0), jnp.max(slots) + 2, 0)
+                tokens = jnp.concatenate([last, draft.tokens], axis=1)
+                _, carry = feed(weights, carry, jax.lax.dynamic_slice_in_dim(tokens, at, 1, axis=1), at)
+            elif context.adaptive:
+                # With a policy nodes may be verified that were not fed, because their children are of no use.
+                carry = carry._replace(stream=None)
+            adapter_cache = carry.adapter if adapter is None else adapter.rewind(carry.adapter, carry.start)
+            return core.Caches(carry.cache, carry._replace(cache=None, adapter=adapter_cache))
+
+        # Room for the last committed token and all that are fed after it.
+        embedded = jax.eval_shape(layers.embed, weights.target, caches.target, last)  # B 1 M
+        size = 1 + (context.gamma if fed is None else fed)
+        stream = jnp.zeros((embedded.shape[0], size, embedded.shape[2]), embedded.dtype)
+        return core.Reading(Nodes(stream, context.row.length - 1, caches.target, caches.draft), root, nodes, end)
 
     def complete_target_pass(
-        weights: Weights, caches: Caches, tokens: Int[Array, "B T"], parent: Int[Array, "B T"] | None = None
-    ) -> tuple[Forward, Cache]:
+        weights: core.Weights, caches: core.Caches, tokens: Int[Array, "B T"], parent: Int[Array, "B T"] | None = None
+    ) -> tuple[core.Forward, core.Cache]:
         nodes: Nodes = caches.draft
         stream, step = nodes.stream, tokens.shape[1]
         if stream is None:
@@ -399,59 +388,26 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
         cache = lm.rewind(nodes.cache, place(nodes, 0))
         hidden, cache = layers.run(weights.target, cache, stream, verifying, parent)
         features = layers.features(weights.target, hidden)
-        return Forward(
+        return core.Forward(
             target_head(weights.target, features), features, None if adapter is None else stream[..., :width]
         ), cache
 
-    def commit(end: RoundEnd, depth: int | None = None) -> Caches:
+    def commit(end: core.RoundEnd) -> core.Caches:
         if adapter is None:
             return end.caches._replace(draft=())
         # What a policy, a tree or another drafter has made of this round does not matter: it reads what was accepted.
-        stream = _exit_stream(on_path(end.forward, end.verdict, depth))
+        stream = _exit_stream(on_path(end.forward, end.verdict))
         _, cache = adapter.extend(end.weights.draft.adapter, end.caches.draft.adapter, stream)
         return end.caches._replace(draft=adapter.rewind(cache, end.row.length - 1))
 
-    def rollback(state: Cache, row: Prompt) -> Cache:
+    def rollback(state: core.Cache, row: core.Prompt) -> core.Cache:
         return state if adapter is None else adapter.rewind(state, row.length - 1)
 
-    # As a `TreeReader`: the nodes that have children are fed level by level, to the places that they have in
-    # verification.
-
-    def begin_draft(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Nodes:
-        last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
-        return feed(weights, no_nodes(weights, caches, context.row, fed), last, 0)[1]
-
-    def root_logits(weights: Weights, state: Any, nodes: Nodes, context: DraftContext, width: int) -> Any:
-        assert nodes.stream is not None
-        return logits_after(weights, nodes, nodes.stream[:, :1], 0)
-
-    def node_logits(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:
-        at = 1 + parent.shape[1] - tokens.shape[1]
-        stream, nodes = feed(weights, nodes, tokens, at, parent)
-        return logits_after(weights, nodes, stream, at, parent)
-
-    def end_draft(caches: Caches, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
-        # With a policy nodes may be verified that were not fed, because their children are of no use.
-        drafted = handed_on(nodes)
-        return drafted._replace(draft=drafted.draft._replace(stream=None)) if context.adaptive else drafted
-
-    reader = TreeReader(
-        init=lambda nodes: init,
-        begin_draft=begin_draft,
-        root_logits=root_logits,
-        node_logits=node_logits,
-        end_draft=end_draft,
-        commit=lambda levels: functools.partial(commit, depth=levels + 1),
-        vocab_size=lm.vocab_size,
-        complete_target_pass=complete_target_pass,
-        rollback=rollback,
-    )
-    return Drafter(
-        *(init, propose, commit), tree_reader=reader, complete_target_pass=complete_target_pass, rollback=rollback
-    )
+    steps = core.Steps(init, begin, commit, lm.vocab_size, None, rollback, complete_target_pass)
+    return chain(steps)
 
 
-def _exit_stream(forward: Forward) -> Float[Array, "B T M"]:
+def _exit_stream(forward: core.Forward) -> Float[Array, "B T M"]:
     """Returns the output of the one layer that the target has taps of, which an adapter reads."""
     assert forward.taps is not None
     return forward.taps

@@ -20,12 +20,11 @@ import pytest
 import jaxspec
 from benchmarks.oracle import oracle
 from jaxspec import drafters, policies
-from jaxspec.core import BoundDrafter, BoundPolicy, Caches, Drafter, Policy, Weights, token_rows
+from jaxspec.core import BoundDrafter, BoundPolicy, Caches, Drafter, Policy, Reading, Steps, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
 from jaxspec.drafters.lookups import datastore
-from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model
 from tests.drafters.uniform import uniform
@@ -61,17 +60,16 @@ def model(name, seed=1):
 def early_exit(target):
     """Uses the target's own cache and weights."""
 
-    def propose(weights, caches, context):
-        def read(tokens, cache):
-            forward, cache = model(target).lm.extend(weights.target, cache, tokens)
-            return 0.5 * forward.logits[:, -1], None, cache
+    def begin(weights, caches, context, fed):
+        def nodes(tokens, parent, level, cache):
+            forward, cache = model(target).lm.extend(weights.target, cache, tokens, parent)
+            return 0.5 * forward.logits, cache
 
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
-        following = lambda i, token, cache: read(token[:, None], cache)  # noqa: E731
-        draft, used = sequential(lambda cache: read(last, cache), following, caches.target, context)
-        return draft, caches._replace(target=used)
+        end = lambda cache, draft, slots: caches._replace(target=cache)  # noqa: E731
+        return Reading(caches.target, lambda cache: nodes(last, None, 0, cache), nodes, end)
 
-    return Drafter(lambda *_: (), propose, lambda end: end.caches)
+    return drafters.chain(Steps(lambda *_: (), begin, lambda end: end.caches, VOCAB))
 
 
 def tables(target):

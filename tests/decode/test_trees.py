@@ -19,11 +19,12 @@ import jaxspec
 from jaxspec import drafters, policies, rules, trace
 from jaxspec.core import (
     BoundDrafter,
-    Caches,
     Distribution,
     Draft,
     Drafter,
+    Reading,
     Rule,
+    Steps,
     TreeSize,
     Verdict,
     Weights,
@@ -33,7 +34,6 @@ from jaxspec.core import (
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
-from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import certify, table_model, table_model_from
 from tests.marks import marked
@@ -517,25 +517,22 @@ def test_a_policy_cuts_a_tree_by_its_depth(policy):
 def early_exit(model, share=0.6):
     """Drafts with the target's own weights and cache, in place of half a network: its logits, made less sure."""
 
-    def init(start):
+    def init(start, nodes):
         assert start.prefilled.features.shape[:2] == (
             start.prompt.tokens.shape if model.lm.limits.start_token is None else (4, 1)
         )
         return ()
 
-    def propose(weights, caches, context):
-        def read(tokens, cache):
-            forward, cache = model.lm.extend(weights.target, cache, tokens)
-            logits = forward.logits[:, -1]
-            return share * logits + (1 - share) * jnp.roll(logits, 1, axis=-1), None, cache
+    def begin(weights, caches, context, fed):
+        def nodes(tokens, parent, level, cache):
+            forward, cache = model.lm.extend(weights.target, cache, tokens, parent)
+            return share * forward.logits + (1 - share) * jnp.roll(forward.logits, 1, axis=-1), cache
 
-        row = context.row
-        last = token_rows.window(row.tokens, row.length - 1, 1)
-        first = lambda cache: read(last, cache)  # noqa: E731
-        draft, used = sequential(first, lambda i, token, cache: read(token[:, None], cache), caches.target, context)
-        return draft, Caches(used, caches.draft)
+        last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
+        end = lambda cache, draft, slots: caches._replace(target=cache)  # noqa: E731
+        return Reading(caches.target, lambda cache: nodes(last, None, 0, cache), nodes, end)
 
-    return Drafter(init, propose, lambda end: end.caches)
+    return drafters.chain(Steps(init, begin, lambda end: end.caches, model.lm.vocab_size))
 
 
 @pytest.mark.parametrize("name", marked(["table", "encoder", "gpt", "t5"], slow={"table", "gpt", "t5"}))

@@ -113,11 +113,11 @@ class Words:
 
 def test_bad_arguments_are_refused():
     store = datastore.build([[1, 2]], vocab_size=3, vocabulary=datastore.vocabulary_of(Words(["a", "b", "c"])))
-    with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
+    with pytest.raises(ValueError, match="longest is 2: expected at least 3, the shortest, and at most 31"):
         drafters.retrieval(store, longest=2, shortest=3)
-    with pytest.raises(ValueError, match="longest is 32: expected at most 31"):
+    with pytest.raises(ValueError, match=r"longest is 32: .*at most 31"):
         drafters.retrieval(store, longest=32)
-    with pytest.raises(ValueError, match="candidates is 0 and length 5: expected at least 1 of each"):
+    with pytest.raises(ValueError, match="candidates is 0: expected at least 1"):
         drafters.retrieval(store, candidates=0)
     with pytest.raises(ValueError, match="no datastore at nowhere"):
         drafters.retrieval("nowhere")

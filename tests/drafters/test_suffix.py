@@ -139,7 +139,7 @@ def test_text_is_exact_whatever_the_other_rows_have_generated():
     ("options", "message"),
     [
         ({"longest": 0}, "longest is 0"),
-        ({"places": 0}, "places 0"),
+        ({"places": 0}, "places is 0"),
         ({"factor": 0}, "factor is 0"),
         ({"least_probability": 1.5}, "least_probability is 1.5"),
         ({"candidates": 0}, "candidates is 0"),

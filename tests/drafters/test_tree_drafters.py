@@ -19,6 +19,7 @@ from jaxspec.core import (
     Draw,
     Forward,
     Prompt,
+    Reading,
     Room,
     RoundEnd,
     Verdict,
@@ -28,7 +29,7 @@ from jaxspec.core import (
 )
 from jaxspec.core.noise import row_keys
 from jaxspec.drafters.trees import shape as shapes
-from jaxspec.drafters.trees.best_first import candidates, grow
+from jaxspec.drafters.trees.dynamic_tree import candidates, grow
 from jaxspec.testing import table_model, table_model_from
 
 VOCAB, NEW = 7, 20
@@ -171,15 +172,13 @@ def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
     log_q, row = np.asarray(table, np.float64), Prompt(jnp.array([[2], [5]]), jnp.array([1, 1]))
     nodes, depth, width = 9, 4, 3
 
-    def first(carry):
-        return table[row.tokens], carry
-
-    def following(tokens, parent, carry):
-        assert parent.shape[1] % width == 0
+    def nodes_of(tokens, parent, level, carry):
+        assert parent.shape[1] == level * width
         return table[tokens], carry
 
     context = context_of(row, [4, 2], lambda logits, *_: Distribution(logits))
-    draft, fed, _ = grow(first, following, None, context, nodes=nodes, depth=depth, width=width)
+    reading = Reading(None, lambda carry: (table[row.tokens], carry), nodes_of)
+    draft, fed, _ = grow(reading, context, nodes=nodes, depth=depth, width=width)
     for b, limit in enumerate([4, 2]):
         seen, frontier = {}, {(): 0.0}
         for _ in range(min(depth, limit)):
@@ -207,10 +206,8 @@ def test_ties_do_not_separate_children_from_their_parents():
     certain = jnp.log(jnp.eye(VOCAB))[jnp.array([1, 2, 3, 4, 5, 6, 0])]
     row = Prompt(jnp.array([[2]]), jnp.array([1]))
     context = context_of(row, [9], lambda logits, *_: Distribution(logits))
-    draft, _, _ = grow(
-        lambda carry: (certain[row.tokens], carry), lambda tokens, *_: (certain[tokens], None), None, context,
-        nodes=6, depth=4, width=2,
-    )  # fmt: skip
+    reading = Reading(None, lambda carry: (certain[row.tokens], carry), lambda tokens, *_: (certain[tokens], None))
+    draft, _, _ = grow(reading, context, nodes=6, depth=4, width=2)
     assert draft.tokens[0, :4].tolist() == [3, 4, 5, 6]
     assert draft.parent.tolist() == [[0, 1, 2, 3, -1, -1]]
     assert candidates(4, 2) == 14
@@ -365,16 +362,16 @@ def test_a_dynamic_tree_of_fewer_nodes_than_levels():
         (lambda: drafters.prompt_lookup(2.5), "longest is 2.5: expected an integer"),
         (lambda: drafters.token_recycling([0, 1]), "expected the ranks on the way to each node"),
         (lambda: drafters.tree(BLEND, (8,)), "has 8 children and the vocabulary 7 tokens"),
-        (lambda: drafters.tree(BLEND, (2,), draw="best"), "draw is 'best': expected one of"),
-        (lambda: drafters.sequences(BLEND, k=0), "k is 0 and length 5: expected at least 1"),
+        (lambda: drafters.tree(BLEND, (2,), draw="best"), "draw is 'best', expected one of"),
+        (lambda: drafters.sequences(BLEND, k=0), "k is 0: expected at least 1"),
         (lambda: drafters.sequences(BLEND, k=9), "9 children and the vocabulary 7"),
-        (lambda: drafters.dynamic_tree(BLEND, depth=0), "expected at least 1 of each"),
+        (lambda: drafters.dynamic_tree(BLEND, depth=0), "depth is 0: expected at least 1"),
         (lambda: drafters.dynamic_tree(BLEND, width=8), "width is 8 and the vocabulary has 7 tokens"),
         (lambda: drafters.dynamic_tree(BLEND, nodes=11, depth=3, width=2), "see 10: expected at most"),
         (lambda: drafters.token_recycling([(0, 0)]), "not its parent"),
         (lambda: drafters.prompt_lookup(candidates=0), "candidates is 0"),
-        (lambda: drafters.lookahead(window=0), "window is 0, ngram 4 and candidates 7: expected at least 1, 2 and 1"),
-        (lambda: drafters.lookahead(ngram=1), "ngram 1"),
+        (lambda: drafters.lookahead(window=0), "window is 0: expected at least 1"),
+        (lambda: drafters.lookahead(ngram=1), "ngram is 1: expected at least 2"),
         (lambda: drafters.lookahead(9, 4, 5, pool=8), "pool is 8: expected at least 9"),
         (lambda: drafters.jacobi(0), "longest is 0"),
         (lambda: drafters.jacobi(2.5), "longest is 2.5: expected an integer"),

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Distribution,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftStart,
-    Weights,
-)
+from jaxspec import core
 from jaxspec.drafters.common import no_commit, same_state
-from jaxspec.drafters.sequential import Logits, sequential
+from jaxspec.drafters.stepwise import NodeLogits, sequential
 
 
-def uniform() -> BoundDrafter:
+def uniform() -> core.BoundDrafter:
     """Draws each draft token uniformly from the target's vocabulary, whatever the temperature.
 
     Its acceptance rate is the sum of min(p, 1/V): between 1/V, where the target is sure, and 1, where all tokens are
@@ -32,28 +24,29 @@ def uniform() -> BoundDrafter:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
         >>> target = table_model(jax.random.key(1), vocab=3)
-        >>> from jaxspec.core import Prompt
-        >>> prompt, key = Prompt(jnp.array([[1]]), jnp.array([1])), jax.random.key(0)
+        >>> prompt, key = core.Prompt(jnp.array([[1]]), jnp.array([1])), jax.random.key(0)
         >>> options = dict(gamma=2, max_new_tokens=50, temperature=1.0, key=key)
         >>> out = jaxspec.generate(target, prompt, drafter=uniform(), **options)
         >>> bool(out.stats.tokens_per_round[0] > 1.5)
         True
     """
-    return BoundDrafter(_uniform(), name="uniform")
+    return core.BoundDrafter(_uniform(), name="uniform")
 
 
 @functools.lru_cache
-def _uniform() -> Drafter:
-    def init(start: DraftStart) -> Float[Array, "B V"]:
+def _uniform() -> core.Drafter:
+    def init(start: core.DraftStart) -> Float[Array, "B V"]:
         batch, _, vocab = start.prefilled.logits.shape
         return jnp.full((batch, vocab), -jnp.log(vocab))
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        def following(i: Int[Array, ""], last: Int[Array, " B"], carry: tuple[()]) -> Logits:
-            return caches.draft, None, carry
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
+        def nodes(*arguments: Any) -> NodeLogits:
+            return caches.draft[:, None], ()
 
-        unchanged = context._replace(to_distribution=lambda logits, *_: Distribution(logits))
-        draft, _ = sequential(lambda carry: (caches.draft, None, carry), following, (), unchanged)
+        unchanged = context._replace(to_distribution=lambda logits, *_: core.Distribution(logits))
+        draft, *_ = sequential(core.Reading((), nodes, nodes), unchanged)
         return draft, caches
 
-    return Drafter(init, propose, no_commit, rollback=same_state)
+    return core.Drafter(init, propose, no_commit, rollback=same_state)

@@ -8,19 +8,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftStart,
-    Prompt,
-    RoundEnd,
-    Weights,
-    noise,
-)
-from jaxspec.core.checks import integer
+from jaxspec import core
+from jaxspec.core import noise
+from jaxspec.core.checks import integers
 
 
 class JacobiState(NamedTuple):
@@ -35,7 +25,7 @@ class JacobiState(NamedTuple):
     start: Int[Array, " B"]
 
 
-def jacobi(longest: int = 16) -> BoundDrafter:
+def jacobi(longest: int = 16) -> core.BoundDrafter:
     """Proposes, as point masses, what the target found most probable at each position when it last read this far.
 
     Greedy text is the fixed point of a system of equations, token i being the most probable one after tokens 0 to
@@ -65,27 +55,27 @@ def jacobi(longest: int = 16) -> BoundDrafter:
 
     Reference: Santilli et al., ACL 2023, arXiv 2305.10427.
     """
-    longest = integer(longest, "longest", "an integer, the most draft tokens of a round")
-    if longest < 1:
-        raise ValueError(f"longest is {longest}: expected at least 1 draft token")
-    return BoundDrafter(_jacobi(longest), name="jacobi")
+    (longest,) = integers(1, longest=longest)
+    return core.BoundDrafter(_jacobi(longest), name="jacobi")
 
 
 @functools.lru_cache
-def _jacobi(longest: int) -> Drafter:
-    def init(start: DraftStart) -> JacobiState:
+def _jacobi(longest: int) -> core.Drafter:
+    def init(start: core.DraftStart) -> JacobiState:
         return JacobiState(prompt_tokens(start.prompt, longest), jnp.full_like(start.prompt.length, -1))
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         state = caches.draft
         # In a horizontal cascade the row has draft tokens, which stand at the first positions of the iterate.
         drafted = jnp.where(state.start < 0, 0, jnp.maximum(context.row.length - state.start, 0))
         index = drafted[:, None] + jnp.arange(context.gamma, dtype=drafted.dtype)[None, :]
         tokens = jnp.take_along_axis(state.tokens, jnp.minimum(index, longest - 1), axis=1)
         # Another drafter's rounds may be longer.
-        return Draft(tokens, jnp.minimum(context.max_draft, jnp.maximum(longest - drafted, 0))), caches
+        return core.Draft(tokens, jnp.minimum(context.max_draft, jnp.maximum(longest - drafted, 0))), caches
 
-    def commit(end: RoundEnd) -> Caches:
+    def commit(end: core.RoundEnd) -> core.Caches:
         # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.
         best = noise.first_largest(end.forward.logits)
         following = end.verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
@@ -93,13 +83,13 @@ def _jacobi(longest: int) -> Drafter:
         tokens = jnp.take_along_axis(best, jnp.minimum(following, last), axis=1)
         return end.caches._replace(draft=JacobiState(tokens, end.row.length))
 
-    return Drafter(init, propose, commit, longest=longest)
+    return core.Drafter(init, propose, commit, longest=longest)
 
 
-def prompt_tokens(prompt: Prompt, count: int) -> Int[Array, "B count"]:
+def prompt_tokens(prompt: core.Prompt, count: int) -> Int[Array, "B count"]:
     """Returns the first tokens of each prompt, over and over: a first draft, before anything is known.
 
-    >>> prompt_tokens(Prompt(jnp.array([[5, 6, 0]]), jnp.array([2])), 5).tolist()
+    >>> prompt_tokens(core.Prompt(jnp.array([[5, 6, 0]]), jnp.array([2])), 5).tolist()
     [[5, 6, 5, 6, 5]]
     """
     index = jnp.arange(count, dtype=prompt.length.dtype)[None, :] % prompt.length[:, None]

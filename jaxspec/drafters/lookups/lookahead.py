@@ -74,13 +74,8 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
 
     Reference: Fu et al., ICML 2024, arXiv 2402.02057.
     """
-    window, ngram, candidates, pool = integers(window=window, ngram=ngram, candidates=candidates, pool=pool)
-    if window < 1 or candidates < 1 or ngram < 2:
-        raise ValueError(f"window is {window}, ngram {ngram} and candidates {candidates}: expected at least 1, 2 and 1")
-    if pool < max(window, candidates):
-        raise ValueError(
-            f"pool is {pool}: expected at least {max(window, candidates)}, what a pass enters and what it verifies"
-        )
+    window, candidates = integers(1, window=window, candidates=candidates)
+    (ngram,), (pool,) = integers(2, ngram=ngram), integers(max(window, candidates), pool=pool)
     return core.BoundDrafter(_lookahead(window, ngram - 1, candidates, pool), name="lookahead")
 
 

@@ -15,17 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Caches,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftStart,
-    Prompt,
-    RoundEnd,
-    Weights,
-)
+from jaxspec import core
 from jaxspec.core.checks import integers
 from jaxspec.core.token_rows import NO_TOKEN, tokens_at
 from jaxspec.drafters.common import same_state, skip_if_idle
@@ -40,7 +30,7 @@ LONGEST = 16  # n: votes of all lengths together fit into 32 bits
 Entries = Int[Array, "B O H E"]
 
 
-def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> BoundDrafter:
+def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> core.BoundDrafter:
     """Proposes, as point masses, what the target last predicted after the same n - 1, n - 2, ..., 1 tokens.
 
     At every position that a round verifies the target's `top` most probable tokens are
@@ -67,33 +57,32 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> BoundDrafter:
         ValueError: n < 2, or top or slots < 1.
 
     Example:
-        >>> from jaxspec.core import Forward, Verdict
         >>> drafter = online_ngram(n=3).functions
-        >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
-        >>> context = DraftContext(None, row, None, 2, False, None)
-        >>> caches = Caches(None, drafter.init(DraftStart(None, row, None, None)))
+        >>> row = core.Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
+        >>> context = core.DraftContext(None, row, None, 2, False, None)
+        >>> caches = core.Caches(None, drafter.init(core.DraftStart(None, row, None, None)))
         >>> draft, _ = drafter.propose(None, caches, context)
         >>> draft.tokens.tolist(), draft.length.tolist()  # from the prompt
         ([[7, 8]], [2])
-        >>> forward = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
-        >>> row, ones = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7])), jnp.array([1])
-        >>> caches = drafter.commit(RoundEnd(None, caches, row, Verdict(0 * ones, 9 * ones, ones), forward))
-        >>> draft, _ = drafter.propose(None, caches, context._replace(row=Prompt(jnp.array([[4, 6]]), 2 * ones)))
+        >>> forward = core.Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
+        >>> row, ones = core.Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7])), jnp.array([1])
+        >>> caches = drafter.commit(core.RoundEnd(None, caches, row, core.Verdict(0 * ones, 9 * ones, ones), forward))
+        >>> draft, _ = drafter.propose(None, caches, context._replace(row=core.Prompt(jnp.array([[4, 6]]), 2 * ones)))
         >>> draft.tokens.tolist(), draft.length.tolist()  # after 5 6, and so after 6, the target has generated 9
         ([[9, 0]], [1])
     """
     n, top, slots = integers(n=n, top=top, slots=slots)
     if not 2 <= n <= LONGEST or top < 1 or slots < 1:
         raise ValueError(f"n is {n}, top {top} and slots {slots}: expected 2 to {LONGEST}, at least 1 and at least 1")
-    return BoundDrafter(_online_ngram(n, top, slots), name=f"online_ngram({n})")
+    return core.BoundDrafter(_online_ngram(n, top, slots), name=f"online_ngram({n})")
 
 
 @functools.lru_cache
-def _online_ngram(n: int, top: int, slots: int) -> Drafter:
+def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 
-    def init(start: DraftStart) -> Entries:
+    def init(start: core.DraftStart) -> Entries:
         prompt = start.prompt
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
@@ -103,13 +92,15 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
         inside = at < prompt.length[:, None] - 1
         return _enter(empty, contexts_at(prompt, at), followers, inside)
 
-    def contexts_at(row: Prompt, at: Int[Array, "B T"]) -> Int[Array, "B O T W"]:
+    def contexts_at(row: core.Prompt, at: Int[Array, "B T"]) -> Int[Array, "B O T W"]:
         return _contexts(tokens_at(row.tokens, positions_up_to(at, n - 1)), sizes)
 
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def propose(
+        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+    ) -> tuple[core.Draft, core.Caches]:
         return skip_if_idle(lambda: search(caches.draft, context.row, context.gamma), context), caches
 
-    def search(entries: Entries, row: Prompt, gamma: int) -> Draft:
+    def search(entries: Entries, row: core.Prompt, gamma: int) -> core.Draft:
         def draft_token(carry, _):
             last, goes_on = carry
             in_table, tokens = _look_up(entries, _contexts(last[:, None, :], sizes))
@@ -121,9 +112,9 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
         start = last, jnp.ones(last.shape[:1], bool)
         _, (tokens, goes_on) = jax.lax.scan(draft_token, start, None, length=gamma)  # G B
         length = jnp.sum(goes_on, axis=0, dtype=row.length.dtype)
-        return Draft(tokens.T, length)
+        return core.Draft(tokens.T, length)
 
-    def commit(end: RoundEnd) -> Caches:
+    def commit(end: core.RoundEnd) -> core.Caches:
         row, verdict, logits = end.row, end.verdict, end.forward.logits
         step = jnp.arange(logits.shape[1], dtype=row.length.dtype)[None, :]
         # Where the round began. Not so in a row that has ended, which may have committed fewer; but it drafts no more.
@@ -141,7 +132,7 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
         best = jax.lax.cond(any_accepted, ranked, lambda logits: ranked(logits[:, :1]), logits)
         return end.caches._replace(draft=_enter(end.caches.draft, contexts_at(row, at), best, verified))
 
-    return Drafter(init, propose, commit, may_be_empty=True, rollback=same_state)
+    return core.Drafter(init, propose, commit, may_be_empty=True, rollback=same_state)
 
 
 def _contexts(last: Int[Array, "B T W"], sizes: tuple[int, ...]) -> Int[Array, "B O T W"]:

@@ -15,17 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import (
-    BoundDrafter,
-    Draft,
-    DraftContext,
-    Drafter,
-    DraftStart,
-    Prompt,
-    TreeSize,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.core.checks import integers
 from jaxspec.core.token_rows import BEFORE_ROW, NO_TOKEN
 from jaxspec.drafters.common import lookup_drafter
@@ -34,7 +25,7 @@ from jaxspec.drafters.lookups import vote
 MATCHES = 16  # that a tree is made of
 
 
-def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> BoundDrafter:
+def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> core.BoundDrafter:
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
     The last `longest` tokens of the row are sought in the row itself and in the prompt (an encoder-decoder's prompt is
@@ -58,22 +49,21 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
         >>> target = table_model(jax.random.key(1), vocab=9, sharpness=9.0)  # soon repeats itself
-        >>> prompt = Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
+        >>> prompt = core.Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
         >>> out = jaxspec.generate(target, prompt, drafter=prompt_lookup(), gamma=3, max_new_tokens=40)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=40).tokens).all())
         True
     """
-    longest, shortest = integers(longest=longest, shortest=shortest)
-    if not 1 <= shortest <= longest:
-        raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
+    (shortest,) = integers(1, shortest=shortest)
+    (longest,) = integers(shortest, longest=longest)
     tree = vote.tree_size(candidates, length)
     name = "prompt_lookup" if tree is None else f"prompt_lookup({candidates} candidates)"
-    return BoundDrafter(_prompt_lookup(longest, shortest, tree), name=name)
+    return core.BoundDrafter(_prompt_lookup(longest, shortest, tree), name=name)
 
 
 @functools.lru_cache
-def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafter:
-    def search(weights: Weights, prompt: Prompt, context: DraftContext) -> Draft:
+def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None) -> core.Drafter:
+    def search(weights: core.Weights, prompt: core.Prompt, context: core.DraftContext) -> core.Draft:
         row, gamma = context.row, context.gamma
         text = text_of(prompt, row)
         match, place = best_matches(text, row, longest, shortest, 1 if tree is None else MATCHES)  # B C
@@ -87,7 +77,7 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
         tokens = jnp.take_along_axis(text[:, None], source, axis=2)
         length = jnp.where(match > 0, jnp.where(in_prompt, jnp.minimum(available, gamma), gamma), 0)
         if tree is None:
-            return Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(row.length.dtype))
+            return core.Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(row.length.dtype))
         # Any longer match outweighs all shorter ones together.
         weight = float(MATCHES) ** match.astype(jnp.float32)
         return vote.as_tree(tokens, step < length[..., None], weight, tree.nodes)
@@ -95,12 +85,12 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
     return lookup_drafter(search, keep_prompt, tree)
 
 
-def keep_prompt(start: DraftStart) -> Prompt:
+def keep_prompt(start: core.DraftStart) -> core.Prompt:
     """Makes the state of a drafter that searches the prompt: the prompt."""
     return start.prompt
 
 
-def text_of(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
+def text_of(prompt: core.Prompt, row: core.Prompt) -> Int[Array, "B N"]:
     """Joins the prompt, a gap, and the row; NO_TOKEN where there is none."""
     parts = []
     for tokens, length in (prompt, row):
@@ -111,7 +101,7 @@ def text_of(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
 
 
 def best_matches(
-    text: Int[Array, "B N"], row: Prompt, longest: int, shortest: int, count: int
+    text: Int[Array, "B N"], row: core.Prompt, longest: int, shortest: int, count: int
 ) -> tuple[Int[Array, "B C"], Int[Array, "B C"]]:
     """Finds the places after which the text may go on as the row does: the longest matches, of equals the latest first.
 
@@ -124,7 +114,7 @@ def best_matches(
     Returns:
         How many tokens match up to each place, 0 where there is no such place; and the places.
 
-    >>> row = Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
+    >>> row = core.Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
     >>> best_matches(jnp.array([[9, 5, 4, 5, 4, 5]]), row, 3, 1, 3)
     (Array([[3, 1, 0]], dtype=int32), Array([[3, 1, 0]], dtype=int32))
     """
@@ -138,10 +128,10 @@ def best_matches(
     return jnp.where(found_any, jnp.take_along_axis(match, best, axis=1), 0), best
 
 
-def match_lengths(text: Int[Array, "B N"], row: Prompt, longest: int) -> Int[Array, "B N"]:
+def match_lengths(text: Int[Array, "B N"], row: core.Prompt, longest: int) -> Int[Array, "B N"]:
     """Counts how many of the row's last tokens, `longest` at most, the text repeats up to each position.
 
-    >>> row = Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
+    >>> row = core.Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
     >>> match_lengths(jnp.array([[9, 5, 4, 5]]), row, 3).tolist()
     [[0, 1, 0, 3]]
     """

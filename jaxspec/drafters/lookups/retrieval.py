@@ -72,13 +72,9 @@ def retrieval(
         >>> draft.tokens.tolist(), draft.length.tolist()
         ([[8, 5, 0]], [2])
     """
-    shortest, longest, occurrences = integers(shortest=shortest, longest=longest, occurrences=occurrences)
-    if not 1 <= shortest <= longest:
-        raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
-    if longest > LONGEST:
-        raise ValueError(f"longest is {longest}: expected at most {LONGEST}")
-    if occurrences < 1:
-        raise ValueError(f"occurrences is {occurrences}: expected at least 1")
+    shortest, longest, occurrences = integers(1, shortest=shortest, longest=longest, occurrences=occurrences)
+    if not shortest <= longest <= LONGEST:
+        raise ValueError(f"longest is {longest}: expected at least {shortest}, the shortest, and at most {LONGEST}")
     tree = vote.tree_size(candidates, length)
     if not isinstance(store, Datastore):
         store = datastore.load(store)

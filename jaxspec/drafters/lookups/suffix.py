@@ -94,12 +94,11 @@ def suffix(
 
     Reference: Oliaro et al., SuffixDecoding, arXiv 2411.04975.
     """
-    longest, places, room = integers(longest=longest, places=places, room=room)
+    longest, places = integers(1, longest=longest, places=places)
+    (room,) = integers(room=room)
     factor = number(factor, "factor", "a finite number, the draft tokens for each token that matched")
     least_probability = number(least_probability, "least_probability", "a number from 0 to 1")
     least_score = number(least_score, "least_score", "a finite number, 0 or more")
-    if longest < 1 or places < 1:
-        raise ValueError(f"longest is {longest} and places {places}: expected at least 1 of each")
     if not factor > 0:
         raise ValueError(f"factor is {factor}: expected more than 0 draft tokens for each token that matched")
     if not 0 <= least_probability <= 1 or least_score < 0:

@@ -22,9 +22,7 @@ def tree_size(candidates: int, length: int) -> TreeSize | None:
     Raises:
         ValueError: no candidates, or of no tokens, or other numbers than integers.
     """
-    candidates, length = integers(candidates=candidates, length=length)
-    if candidates < 1 or length < 1:
-        raise ValueError(f"candidates is {candidates} and length {length}: expected at least 1 of each")
+    candidates, length = integers(1, candidates=candidates, length=length)
     return TreeSize(candidates * length, length) if candidates > 1 else None
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import Distribution, Draw, noise
+from jaxspec.core.checks import one_of
 
 DrawName = Literal["without_replacement", "replacement", "top", "mixed"]
 
@@ -31,13 +32,8 @@ class Children(NamedTuple):
 
 
 def check(draw: str) -> None:
-    """Checks the name of a draw.
-
-    Raises:
-        ValueError: no such draw.
-    """
-    if draw not in get_args(DrawName):
-        raise ValueError(f"draw is {draw!r}: expected one of {', '.join(get_args(DrawName))}")
+    """Checks the name of a draw."""
+    one_of(draw, "draw", get_args(DrawName))
 
 
 def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence[int], draw: DrawName) -> Children:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxspec.core import BoundDrafter, Model
 from jaxspec.core.checks import integers
-from jaxspec.drafters.common import name_of
+from jaxspec.drafters.common import as_drafter, name_of
 from jaxspec.drafters.trees.shape import branching
 from jaxspec.drafters.trees.tree import tree
 
@@ -37,11 +37,9 @@ def sequences(draft: Model | BoundDrafter, k: int = 4, length: int | None = None
         >>> jaxspec.generate(target, prompt, drafter=sequences(draft, k=3, length=2), **options).lengths.tolist()
         [9]
     """
-    reader = None if isinstance(draft, Model) else draft.functions.tree_reader
-    most = None if reader is None else reader.depth
-    k, length = integers(k=k, length=min(LENGTH, most or LENGTH) if length is None else length)
-    if k < 1 or length < 1:
-        raise ValueError(f"k is {k} and length {length}: expected at least 1 of each")
+    steps = as_drafter(draft, "draft").functions.steps
+    most = None if steps is None else steps.depth
+    k, length = integers(1, k=k, length=min(LENGTH, most or LENGTH) if length is None else length)
     if most is not None and length > most:
         raise ValueError(
             f"length is {length}, the tokens of a sequence, and the drafter drafts {most} tokens ahead: expected at "

@@ -14,7 +14,9 @@ from jaxtyping import Array, Int
 from jaxspec import core
 from jaxspec.core import noise
 from jaxspec.core.checks import integer
-from jaxspec.drafters.trees import children, tree_cache
+from jaxspec.drafters.common import as_drafter, steps_of, with_trees
+from jaxspec.drafters.stepwise import NodeLogits, read_if_wanted
+from jaxspec.drafters.trees import children
 from jaxspec.drafters.trees.children import DrawName
 from jaxspec.drafters.trees.shape import Level, Shape, seen, shape_of
 from jaxspec.drafters.trees.shape import branching as branching_choices
@@ -34,8 +36,7 @@ def tree(
     `draw`.
 
     Args:
-        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`) or runs
-            its layers (`early_exit`, `skip_layers`, `lookahead_embeddings`).
+        draft: the model; or a stepwise drafter (`core.Steps`), such as `eagle`, `heads` or `early_exit`.
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
@@ -74,18 +75,19 @@ def tree(
             raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
         shape = branching_choices(counts)
     children.check(draw)
-    static = shape_of(shape)
-    reader = tree_cache.reader_of(draft, len(static.levels))
-    widest, vocab = max(max(level.counts) for level in static.levels), reader.vocab_size
-    if widest > vocab:
+    static, drafter = shape_of(shape), as_drafter(draft, "draft")
+    steps = steps_of(drafter, len(static.levels))
+    widest = max(max(level.counts) for level in static.levels)
+    if widest > steps.width:
         raise ValueError(
-            f"a node of the tree has {widest} children and the vocabulary {vocab} tokens: expected at most as many"
+            f"a node of the tree has {widest} children and the vocabulary {steps.width} tokens: expected at most as "
+            "many"
         )
-    return tree_cache.with_trees(draft, _tree(reader, static, draw), "tree")
+    return with_trees(drafter, _tree(steps, static, draw), "tree")
 
 
 @functools.lru_cache
-def _tree(reader: core.TreeReader, shape: Shape, draw: DrawName) -> core.Drafter:
+def _tree(steps: core.Steps, shape: Shape, draw: DrawName) -> core.Drafter:
     nodes, before = len(shape.parents), seen(shape)
     fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1  # 1 F
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
@@ -93,25 +95,24 @@ def _tree(reader: core.TreeReader, shape: Shape, draw: DrawName) -> core.Drafter
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
     ) -> tuple[core.Draft, core.Caches]:
-        state, batch = caches.draft, context.max_draft.shape[0]
+        batch, reading = context.max_draft.shape[0], steps.begin(weights, caches, context, shape.fed)
         keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
 
-        def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any):
+        def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any) -> NodeLogits:
             if not depth:
-                return reader.root_logits(weights, state, carry, context, nodes + 1)
+                return reading.root(carry)
             first, last = level.parents[0] - 1, level.parents[-1]
             parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
-            return reader.node_logits(weights, tokens[:, first:last], parent, carry)
+            return reading.nodes(tokens[:, first:last], parent, depth, carry)
 
         tokens = jnp.zeros((batch, nodes), jnp.int32)  # the fed ones, of which there are `num_fed` so far
         # For each node of the level the fed token that its children follow: itself, or its twin.
         origin = jnp.zeros((batch, 1), jnp.int32)
-        carry = reader.begin_draft(weights, caches, context, shape.fed)
-        levels, parents, num_fed = [], [], 0
+        carry, levels, parents, num_fed = reading.carry, [], [], 0
         for depth, level in enumerate(shape.levels):
             count, first = len(level.parents), level.parents[0]
             read_level = functools.partial(read, level, depth, tokens)
-            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry)  # B n W
+            logits, carry = read_if_wanted(context, depth, read_level, carry)  # B n W
             distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
             chosen = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)  # B n k
             levels.append(chosen)
@@ -138,14 +139,14 @@ def _tree(reader: core.TreeReader, shape: Shape, draw: DrawName) -> core.Drafter
         if levels[0].log_probs is not None:
             log_probs = jnp.concatenate([chosen.log_probs for chosen in levels], axis=1)
             draft = draft._replace(log_probs=log_probs, draws=in_order([chosen.draws for chosen in levels]))
-        return draft, reader.end_draft(caches, carry, context, jnp.asarray(slots, jnp.int32))
+        return draft, caches if reading.end is None else reading.end(carry, draft, jnp.asarray(slots, jnp.int32))
 
-    size = core.TreeSize(nodes, len(shape.levels))
     return core.Drafter(
-        *(reader.init(nodes), propose, reader.commit(size.depth - 1)),
-        tree=size,
-        complete_target_pass=reader.complete_target_pass,
-        rollback=reader.rollback,
+        lambda start: steps.init(start, nodes),
+        *(propose, steps.commit),
+        tree=core.TreeSize(nodes, len(shape.levels)),
+        complete_target_pass=steps.complete_target_pass,
+        rollback=steps.rollback,
     )
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Distribution, DraftContext, Prompt, noise
-from jaxspec.drafters.sequential import sequential
+from jaxspec.core import Distribution, DraftContext, Prompt, Reading, noise
+from jaxspec.drafters.stepwise import sequential
 
 ROWS, GAMMA, VOCAB = 3, 5, 6
 KEYS = noise.row_keys(jax.random.key(0), ROWS)
@@ -30,28 +30,30 @@ def greedy(logits, draft_tokens=None, seen=None):
 class Drafter:
     """A table that looks at the last token; it counts the passes that were made."""
 
-    def __init__(self, ends=lambda tokens: None):
+    def __init__(self, ends=None):
         self.passes, self.ends = [], ends
 
     def read(self, tokens, carry):
         jax.debug.callback(lambda: self.passes.append(1))
-        return TABLE[tokens], self.ends(tokens), carry + 1
+        return TABLE[tokens], (carry[0] + 1, tokens)
 
     def draft(self, limit, *, adaptive=True, options=None, **context_fields):
-        """A draft in a program of its own, the carry after it, and the number of passes."""
+        """A draft in a program of its own, and the number of passes."""
         self.passes.clear()
 
         @jax.jit
         def propose(limit):
             context = DraftContext(KEYS, ROW, limit, GAMMA, adaptive, to_distribution)._replace(**context_fields)
-            first = functools.partial(self.read, LAST)
-            following = lambda i, last, carry: self.read(last, carry)  # noqa: E731
-            return sequential(first, following, jnp.zeros((), jnp.int32), context, **options or {})
+            root = functools.partial(self.read, LAST[:, None])
+            nodes = lambda tokens, parent, level, carry: self.read(tokens, carry)  # noqa: E731
+            going = None if self.ends is None else lambda carry: self.ends(carry[1][:, 0])
+            reading = Reading((jnp.zeros((), jnp.int32), LAST[:, None]), root, nodes, going=going)
+            return sequential(reading, context, **options or {})
 
-        draft, carry = propose(jnp.array(limit, jnp.int32))
+        draft, (count, _), num_fed = propose(jnp.array(limit, jnp.int32))
         jax.block_until_ready(draft)
         jax.effects_barrier()
-        assert int(carry) == len(self.passes)
+        assert int(count) == len(self.passes) and int(num_fed) == max(len(self.passes) - 1, 0)
         return draft, len(self.passes)
 
 
@@ -141,8 +143,8 @@ def test_a_policy_ends_the_draft_after_the_token_in_question():
 def test_a_row_ends_before_a_token_that_has_no_distribution():
     """After token 3 this one has nothing: a row that ends in it drafts nothing, another ends where 3 was drafted."""
     unlimited, _ = Drafter().draft([5, 5, 5], to_distribution=greedy)
-    options = dict(options=dict(may_be_empty=True), to_distribution=greedy)
-    draft, num_passes = Drafter(lambda tokens: tokens != 3).draft([5, 5, 5], adaptive=False, **options)
+    ending = Drafter(lambda tokens: tokens != 3)
+    draft, num_passes = ending.draft([5, 5, 5], adaptive=False, to_distribution=greedy)
     expected = []
     for last, tokens in zip(LAST.tolist(), unlimited.tokens.tolist(), strict=True):
         row = [last, *tokens]
