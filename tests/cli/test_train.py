@@ -102,7 +102,7 @@ def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_d
         (["debian-t5-bas"], "did you mean 'debian-t5-base'"),
         (["other.toml"], "expected a .toml file, or one of"),
         (["tiny.toml", "--data", "elsewhere"], "`python -m data_prep.debian --data elsewhere`"),
-        (["tiny.toml", "--steps", "0"], "must be positive"),
+        (["tiny.toml", "--steps", "0"], "steps is 0: expected at least 1"),
         (["tiny.toml", "--dtype", "float8"], "dtype is 'float8'"),
     ],
 )
