@@ -26,7 +26,7 @@ def verify(*options):
 @pytest.fixture
 def pair(zoo, monkeypatch):
     """Table models instead of checkpoints, in any precision."""
-    monkeypatch.setattr(loading, "load", lambda name, dtype, compute=None, mesh=None: zoo[name])
+    monkeypatch.setattr(loading, "load", lambda name, **options: zoo[name])
 
 
 @pytest.fixture
