@@ -115,6 +115,10 @@ class LayerCache(Protocol):
         """
         ...
 
+    def read_whole(self, records: Sequence[Any], *new: Any) -> Any:
+        """Returns what the tokens of whole rows may attend to, with nothing before them: as `read`, without a cache."""
+        ...
+
     def after(self, record: Any, at: Pass) -> LayerCache:
         """Returns the cache after the pass; `record` is what `read` returned."""
         ...
@@ -147,6 +151,10 @@ class Whole:
     def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
         """Writes the new entries, and returns all."""
         return write(self.keys, k, at.length), write(self.values, v, at.length)
+
+    def read_whole(self, records: Sequence[Any], k: New, v: New) -> KeysValues:
+        """Returns the new entries."""
+        return k, v
 
     def after(self, record: KeysValues, at: Pass) -> Whole:
         """Holds what was read."""
@@ -208,6 +216,10 @@ class Window:
             return tuple(jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs)  # type: ignore[return-value]
         return self._written(k, v, at)
 
+    def read_whole(self, records: Sequence[Any], k: New, v: New) -> KeysValues:
+        """Returns the new entries."""
+        return k, v
+
     def after(self, record: KeysValues, at: Pass) -> Window:
         """Holds what was read, the last entries of it in a ring."""
         k, v = record
@@ -264,6 +276,10 @@ class Shared:
 
     def read(self, at: Pass, records: Sequence[Any]) -> Any:
         """Returns what the earlier layer has read in this pass."""
+        return records[self.source]
+
+    def read_whole(self, records: Sequence[Any]) -> Any:
+        """Returns what the earlier layer has read."""
         return records[self.source]
 
     def after(self, record: Any, at: Pass) -> Shared:
@@ -357,6 +373,14 @@ class Recurrent:
         place = jnp.clip(place, 0, size + at.step - 1)
         log = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(place, x), axis=1), sequence)
         return RecurrentRecord(outputs, Recurrent(at_base, log, new_base))
+
+    def read_whole(self, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
+        """Runs the recurrence from the first token on."""
+        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), new)  # [T, B, ...]
+        batch = jax.tree.leaves(over_time)[0].shape[1]
+        state = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape[1:]), x.dtype), self.state)
+        _, outputs = jax.lax.scan(step, state, over_time)
+        return RecurrentRecord(jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs), self)
 
     def after(self, record: RecurrentRecord, at: Pass) -> Recurrent:
         """Holds what the pass has left."""

@@ -35,8 +35,8 @@ from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Mask, for_queries, softcap
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of
+from jaxspec.nets.attention import LayerInputs, Mask, for_queries, softcap
+from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of, norm_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.rotary import Rotation
@@ -289,7 +289,7 @@ class BlockDrafter(PartlyShared):
 
     def _layers(self, masks: list[Any], position: Int[Array, "#B T"]) -> list[stack.Layer]:
         layers = zip(self.layers, masks, self._rotations(position), strict=True)
-        return [functools.partial(layer, inputs=AttentionInputs(mask, turn, None)) for layer, mask, turn in layers]
+        return [functools.partial(layer, inputs=LayerInputs(mask, turn, None)) for layer, mask, turn in layers]
 
     def _embedded(self, shared: SharedWithTarget, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
         """Embeds a block's tokens: the last one of what is before it, and mask tokens."""

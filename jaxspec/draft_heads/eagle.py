@@ -27,7 +27,8 @@ from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets import stack
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, layer_of, norm_of
+from jaxspec.nets.attention import LayerInputs
+from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, layer_of, norm_of
 from jaxspec.nets.dense import Dense
 
 
@@ -124,15 +125,15 @@ class FirstLayer(DecoderLayer):
         if self.joins:
             self.embedding_norm, self.hidden_norm = self.norm(), self.norm()
 
-    def __call__(self, x, update_cache: stack.UpdateCache, embedded: Float[Array, "B T M"], inputs: AttentionInputs):
+    def __call__(self, x, read: stack.Read, embedded: Float[Array, "B T M"], inputs: LayerInputs):
         y = x
         if self.joins:
             hidden = self.hidden_norm(x)
             y = jnp.concatenate([self.embedding_norm(embedded), hidden], axis=-1)
             x = hidden if self.norm_before_residual else x
-        keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
-        x = x + self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
-        return x + self.ff(self.ff_norm(x)), keys, values
+        added, record = self.attention.mix(y, read, inputs)
+        x = x + added
+        return x + self.ff(self.ff_norm(x)), record
 
 
 class Eagle(Recurrent):
@@ -172,7 +173,7 @@ class Eagle(Recurrent):
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        inputs: AttentionInputs,
+        inputs: LayerInputs,
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         dtype = jnp.dtype(self.config.layer.dtype)
         embedded, hidden = self.embed(shared, tokens).astype(dtype), hidden.astype(dtype)

@@ -28,8 +28,8 @@ from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
-from jaxspec.nets.attention import causal
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
+from jaxspec.nets.attention import LayerInputs, causal
+from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of, norm_of, rotation_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Net(nn.Module):
         """Reads T further positions of each row."""
         at = kv.Pass(cache.length, x.shape[1], parent)
         mask = causal(at.length, at.step, cache.capacity, parent)
-        inputs = AttentionInputs(mask, rotation_of(self.config.layer, at.positions()), None)
+        inputs = LayerInputs(mask, rotation_of(self.config.layer, at.positions()), None)
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
         x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, at=at)
         return self.norm(x), cache

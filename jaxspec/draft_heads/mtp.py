@@ -38,7 +38,8 @@ from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, stack
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, layer_of, norm_of
+from jaxspec.nets.attention import LayerInputs
+from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
 from jaxspec.nets.dense import Dense
 
 
@@ -105,7 +106,7 @@ class MTP(Recurrent):
         hidden: Float[Array, "B T M"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        inputs: AttentionInputs,
+        inputs: LayerInputs,
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         embedded = self.embed(shared, tokens)
         if self.config.zero_first:

@@ -32,8 +32,8 @@ from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Mask, QueryMask, causal, for_queries
-from jaxspec.nets.decoder import AttentionInputs, empty_cache, rotation_of
+from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, causal, for_queries
+from jaxspec.nets.decoder import empty_cache, rotation_of
 from jaxspec.rules.common import take_position
 
 
@@ -76,7 +76,7 @@ class Recurrent(PartlyShared):
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        inputs: AttentionInputs,
+        inputs: LayerInputs,
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         """Makes what goes into the layers, and these."""
         raise NotImplementedError
@@ -134,7 +134,7 @@ class Recurrent(PartlyShared):
         return self.fed_on(x), past
 
     def _layers(self, shared, hidden, tokens, position, mask):
-        inputs = AttentionInputs(mask, rotation_of(self.config.layer, position), None)
+        inputs = LayerInputs(mask, rotation_of(self.config.layer, position), None)
         return self.joined(shared, hidden, tokens, position, inputs)
 
 

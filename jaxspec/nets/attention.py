@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -178,6 +178,15 @@ def _by_queries(
     return mixed.transpose(1, 2, 0, 3, 4).reshape(B, H, size * count, D)[:, :, :T]
 
 
+class LayerInputs(NamedTuple):
+    """A layer's inputs beside the stream: those of attention, by positions, and its part of the side inputs."""
+
+    mask: Mask | QueryMask
+    rotary: Rotation | None
+    bias: Bias
+    side: Float[Array, "B T P"] | None = None
+
+
 class Attention(nn.Module):
     """The projections and the softmax between them; masks, biases and the cache are the caller's.
 
@@ -240,6 +249,13 @@ class Attention(nn.Module):
         if self.head_norm is not None:
             keys = self.key_norm(keys)
         return (keys if rotary is None else rotate(keys, rotary)), values
+
+    def mix(
+        self, x: Float[Array, "B T M"], read: Callable[..., Any], inputs: LayerInputs
+    ) -> tuple[Float[Array, "B T M"], Any]:
+        """Computes what the layer adds, and what its cache is to hold; see `shapes.Mixer`."""
+        keys, values = read(*self.keys_values(x, inputs.rotary))
+        return self(x, keys, values, inputs.mask, inputs.bias, inputs.rotary), (keys, values)
 
     def __call__(
         self,

@@ -15,41 +15,33 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Limits, Params, Parts, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Bias, Mask, QueryMask, for_queries, softcap
+from jaxspec.nets.attention import Bias, LayerInputs, Mask, QueryMask, for_queries, softcap
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.network import Network
 from jaxspec.nets.relative import RelativeBias, biases, distances
 from jaxspec.nets.rotary import Rotation
-from jaxspec.nets.shapes import DecoderConfig
+from jaxspec.nets.shapes import DecoderConfig, LayerShape
 from jaxspec.nets.uniform import FORMS, decoder_config, gpt_config
 from jaxspec.sharding import Axes
 
 __all__ = ["Decoder", "DecoderConfig", "decoder_config", "gpt_config", "init", "language_model"]
 
 
-class AttentionInputs(NamedTuple):
-    """A layer's inputs beside the stream: those of attention, by positions, and its part of the side inputs."""
-
-    mask: Mask | QueryMask
-    rotary: Rotation | None
-    bias: Bias
-    side: Float[Array, "B T P"] | None = None
-
-
 def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
     """Computes the rotation of layers that all rotate alike; None if they rotate nothing."""
-    shape = config.layers[0].attention
-    return None if shape.rotary is None else shape.rotary.at(position, shape.head_dim)
+    turn = config.layers[0].attention.rotation
+    return turn and turn[0].at(position, turn[1])
 
 
 def norm_of(config: DecoderConfig) -> Callable[[], Any]:
@@ -63,10 +55,10 @@ def empty_cache(config: DecoderConfig, batch: int, room: Room) -> kv.KVCache:
 
 
 class DecoderLayer(nn.Module):
-    """Attention and a feed-forward block, each after a norm.
+    """A mixer, such as attention, and a feed-forward block, each after a norm.
 
     Attributes:
-        attention: the attention, with the methods of `nets.attention.Attention`; perhaps another one wrapped.
+        attention: the mixer: the module of a `shapes.Mixer`.
         ff: the feed-forward block.
         norm: makes norms.
         post_norms: whether what a block adds is normalised, too.
@@ -87,22 +79,20 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T M"],
-        update_cache: stack.UpdateCache,
-        inputs: AttentionInputs,
+        read: stack.Read,
+        inputs: LayerInputs,
         attention: bool = True,
         mlp: bool = True,
-    ):
-        """Computes the layer; `update_cache` takes this step's keys and values, and returns all it may attend to."""
-        keys = values = None
+    ) -> tuple[Float[Array, "B T M"], Any]:
+        """Computes the layer: see `stack.Layer`."""
+        record = None
         if attention:
-            y = self.attention_norm(x)
-            keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
-            added = self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
+            added, record = self.attention.mix(self.attention_norm(x), read, inputs)
             x = x + (self.attention_post_norm(added) if self.post_norms else added)
         if mlp:
             added = self.ff(self.ff_norm(x))
             x = x + (self.ff_post_norm(added) if self.post_norms else added)
-        return x if self.last is None else self.last(x, inputs.side), keys, values
+        return x if self.last is None else self.last(x, inputs.side), record
 
 
 def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
@@ -150,11 +140,10 @@ class Decoder(nn.Module):
     ) -> list[Float[Array, "B T M"]]:
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
         at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
-        views = [at.view(at.step, shape.attention.window) for shape in self.config.layers]
+        empty = jax.eval_shape(lambda: empty_cache(self.config, 1, Room(at.step)))
         x = self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None])
-        x, inputs = self._inputs(x, at, views)
-        sources = [shape.attention.shares for shape in self.config.layers]
-        return stack.without_cache(self._layers(inputs), x, runs, sources)
+        x, inputs = self._inputs(x, at, empty.views(at))
+        return stack.without_cache(self._layers(inputs), x, runs, empty)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
@@ -175,15 +164,15 @@ class Decoder(nn.Module):
         x, inputs = self._inputs(x, at, cache.views(at))
         return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts, at)
 
-    def _layers(self, inputs: Sequence[AttentionInputs]) -> list[stack.Layer]:
+    def _layers(self, inputs: Sequence[LayerInputs]) -> list[stack.Layer]:
         return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
 
     def _inputs(
         self, x: Float[Array, "B T D"], at: kv.Pass, views: Sequence[kv.View]
-    ) -> tuple[Float[Array, "B T M"], list[AttentionInputs]]:
+    ) -> tuple[Float[Array, "B T M"], list[LayerInputs]]:
         """Makes the stream and each layer's inputs; layers that read the same view, or rotate alike, share them."""
-        position, shapes = at.positions(), [layer.attention for layer in self.config.layers]
-        turns = {(a.rotary, a.head_dim): a.rotary and a.rotary.at(position, a.head_dim) for a in shapes}
+        position, turns = at.positions(), [layer.attention.rotation for layer in self.config.layers]
+        rotations = {turn: turn and turn[0].at(position, turn[1]) for turn in turns}
 
         def seen(view: kv.View) -> tuple[Mask | QueryMask, Bias]:
             by_distance = self.bias(distances(view.size)) if self.config.positions == "relative" else None
@@ -196,13 +185,13 @@ class Decoder(nn.Module):
 
             return for_queries(at.step, mask_and_bias, at.parent)
 
-        masks = {view: seen(view) for view in dict.fromkeys(views)}
+        masks = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
         # What follows the stream on its last axis are the layers' side inputs, one after the other.
         stream, side = x[..., : self.config.dim], x[..., self.config.dim :]
-        sides = [None] * len(shapes) if self.config.side is None else jnp.split(side, len(shapes), axis=-1)
+        sides = [None] * len(turns) if self.config.side is None else jnp.split(side, len(turns), axis=-1)
         return stream, [
-            AttentionInputs(masks[view][0], turns[shape.rotary, shape.head_dim], masks[view][1], part)
-            for view, shape, part in zip(views, shapes, sides, strict=True)
+            LayerInputs(masks[view][0], rotations[turn], masks[view][1], part)
+            for view, turn, part in zip(views, turns, sides, strict=True)
         ]
 
     def _embed(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T D"]:
@@ -260,8 +249,20 @@ def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
 
 def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
     shapes = collections.Counter(config.layers)
-    more = [(dataclasses.replace(config, layers=(*shapes, shape)), times - 1) for shape, times in shapes.items()]
-    return [(dataclasses.replace(config, layers=tuple(shapes)), 1 - sum(times for _, times in more)), *more]
+    numbers = {shape: number for number, shape in enumerate(shapes)}
+
+    def shallow(*layers: LayerShape) -> DecoderConfig:
+        """Makes a configuration of some layers; those that share keys share them with the same shape's here."""
+        moved = []
+        for layer in layers:
+            mixer, source = layer.attention, layer.attention.shares
+            if source is not None:
+                mixer = dataclasses.replace(mixer, shares=numbers[config.layers[source]])
+            moved.append(dataclasses.replace(layer, attention=mixer))
+        return dataclasses.replace(config, layers=tuple(moved))
+
+    more = [(shallow(*shapes, shape), times - 1) for shape, times in shapes.items()]
+    return [(shallow(*shapes), 1 - sum(times for _, times in more)), *more]
 
 
 def _axes(config: DecoderConfig) -> Axes:

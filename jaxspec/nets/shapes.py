@@ -52,7 +52,24 @@ class Block(Protocol):
 
 
 class Mixer(Block, Protocol):
-    """A block that reads other positions, by a cache."""
+    """A block that reads other positions, by a cache. Its module has the method `mix` of `nets.attention.Attention`:
+    (x [B, T, M], read, inputs) -> what the layer adds [B, T, M], and the record that `read` has made for the cache.
+    """
+
+    @property
+    def rotation(self) -> tuple[Rotary, int] | None:
+        """The rotation of its inputs, and the dimension of what is rotated; None for none."""
+        ...
+
+    @property
+    def window(self) -> int | None:
+        """The number of positions that a query attends to; None for all, or where there are no queries."""
+        ...
+
+    @property
+    def shares(self) -> int | None:
+        """The number of the layer whose keys it reads; None: its own, or none."""
+        ...
 
     def cache(self, config: DecoderConfig) -> kv.Maker:
         """Makes empty caches of the layer."""
@@ -95,6 +112,11 @@ class AttentionShape:
             raise ValueError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key-value heads: expected a divisor"
             )
+
+    @property
+    def rotation(self) -> tuple[Rotary, int] | None:
+        """See `Mixer`."""
+        return None if self.rotary is None else (self.rotary, self.head_dim)
 
     @property
     def scale(self) -> float:
@@ -280,7 +302,8 @@ class DecoderConfig:
     @property
     def rotaries(self) -> set[Rotary | None]:
         """The rotations of its layers; one entry if all rotate alike."""
-        return {layer.attention.rotary for layer in self.layers}
+        turns = [layer.attention.rotation for layer in self.layers]
+        return {None if turn is None else turn[0] for turn in turns}
 
     @property
     def windows(self) -> set[int]:

@@ -21,12 +21,13 @@ from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
-UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
+Read = Callable[..., Any]
+"""`kv_cache.LayerCache.read` of a pass: attention gives it the keys and values of this pass, and gets all that it may
+attend to; other kinds have their own arguments."""
 Layer = Callable[..., tuple[Any, ...]]
-"""(x, update_cache) -> (x, keys, values), where `update_cache` takes the keys and values of this pass and returns all
-that may be attended to. A layer of another kind of cache calls it with what that cache reads, and returns (x, record):
-see `kv_cache.LayerCache`. One that can be run in part also takes `attention` and `mlp`, both True where it runs as a
-whole; without its attention it returns None for keys and values."""
+"""(x, read) -> (x, record), where the record is what `read` returned: keys and values, for attention. A layer that can
+be run in part also takes `attention` and `mlp`, both True where it runs as a whole; without its attention the record
+is None."""
 Taps = Float[Array, "B T taps"] | None
 Past = tuple[KeysValues, ...]
 
@@ -74,9 +75,9 @@ def with_cache(
         in the order of `taps`, None if there are none; and the cache.
 
     Example:
-        >>> def running_sum(x, update_cache):  # a "layer" whose keys are its inputs
-        ...     keys, values = update_cache(x[:, None], x[:, None])
-        ...     return jnp.cumsum(keys[:, 0], axis=1)[:, -x.shape[1]:], keys, values
+        >>> def running_sum(x, read):  # a "layer" whose keys are its inputs
+        ...     keys, values = read(x[:, None], x[:, None])
+        ...     return jnp.cumsum(keys[:, 0], axis=1)[:, -x.shape[1]:], (keys, values)
         >>> empty = kv.empty(1, Room(3), [kv.whole(kv_heads=1, head_dim=1)] * 2)
         >>> x, taps, cache = with_cache([running_sum, running_sum], jnp.ones((1, 3, 1)), empty, taps=(0,))
         >>> x[0, :, 0].tolist(), taps[0, :, 0].tolist(), cache.length.tolist()
@@ -87,9 +88,9 @@ def with_cache(
     for i, (layer, old) in enumerate(zip(layers, cache.layers, strict=True)):
         read = functools.partial(old.read, at, tuple(records))
         if parts is None or i in parts.attention:
-            x, *record = layer(x, read) if parts is None else layer(x, read, mlp=i in parts.mlp)
-            records.append(record[0] if len(record) == 1 else tuple(record))
-            caches.append(old.after(records[-1], at))
+            x, record = layer(x, read) if parts is None else layer(x, read, mlp=i in parts.mlp)
+            records.append(record)
+            caches.append(old.after(record, at))
         else:
             x = layer(x, read, attention=False)[0] if i in parts.mlp else x
             # A later layer may share its keys, which an earlier call has written for these tokens.
@@ -141,7 +142,7 @@ def without_cache(
     layers: Iterable[Layer],
     x: Float[Array, "B T M"],
     runs: Bool[Array, "layers B"] | None = None,
-    sources: Sequence[int | None] = (),
+    empty: kv.KVCache | None = None,
 ) -> list[Float[Array, "B T M"]]:
     """Runs layers over whole rows, as in training: what a layer may attend to is what it was given.
 
@@ -150,19 +151,23 @@ def without_cache(
         x: the embedded tokens.
         runs: the rows that run each layer, in training with layer dropout; the others' stream goes on as it is. None:
             all run all.
-        sources: for each layer, the number of the one whose keys and values it reads; None, or no entry: its own.
+        empty: an empty cache, or its shapes, for layers that read other things than their own keys; None: none do.
 
     Returns:
         The residual stream after each layer.
     """
     after, records = [], []
     for i, layer in enumerate(layers):
-        source = sources[i] if sources else None
-        output, *record = layer(x, lambda *new, source=source: new if source is None else tuple(records[source]))
+        read = _own if empty is None else functools.partial(empty.layers[i].read_whole, tuple(records))
+        output, record = layer(x, read)
         records.append(record)
         x = output if runs is None else jnp.where(runs[i][:, None, None], output, x)
         after.append(x)
     return after
+
+
+def _own(*new: Any) -> Any:
+    return new
 
 
 def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> tuple[Float[Array, "B S M"], Past]:
@@ -177,8 +182,8 @@ def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> 
                 else tuple(jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True))
             )
 
-        x, keys, values = layer(x, update_cache)
-        grown.append((keys, values))
+        x, keys_values = layer(x, update_cache)
+        grown.append(keys_values)
     return x, tuple(grown)
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, Bias, FeedForward, Mask, QueryMask, RMSNorm, for_queries
+from jaxspec.nets.attention import Attention, Bias, FeedForward, LayerInputs, Mask, QueryMask, RMSNorm, for_queries
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.mismatch import named_mismatch
@@ -144,7 +144,7 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T M"],
-        update_cache: stack.UpdateCache,
+        read: stack.Read,
         mask,
         bias,
         cross: Cross,
@@ -152,14 +152,13 @@ class DecoderLayer(nn.Module):
         attention: bool = True,
         mlp: bool = True,
     ):
-        """Computes the layer; `update_cache` takes this step's keys and values, and returns all it may attend to."""
-        keys = values = None
+        """Computes the layer: see `stack.Layer`."""
+        record = None
         if attention:
-            y = self.attention_norm(x)
-            keys, values = update_cache(*self.attention.keys_values(y))
-            x = x + self.attention(y, keys, values, mask, bias)
+            added, record = self.attention.mix(self.attention_norm(x), read, LayerInputs(mask, None, bias))
+            x = x + added
             x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
-        return (x + self.ff(self.ff_norm(x)) if mlp else x), keys, values
+        return (x + self.ff(self.ff_norm(x)) if mlp else x), record
 
 
 class T5Cache(NamedTuple):

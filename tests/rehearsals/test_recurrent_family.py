@@ -1,10 +1,13 @@
 """A family with recurrent layers is one file: this one. A gated delta rule with a convolution, beside attention.
 
+The configuration is `nets.decoder`'s: a layer's mixer is another value, which has a state in place of keys and values.
 It is a target, and the drafter of itself: drafted text is plain text in ragged batches, in chunks of prompts, after a
 prefix and in refilled slots. (Yang et al., gated delta networks, arXiv 2412.06464.)
 """
 
+import dataclasses
 import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,120 +16,104 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import Model, drafters
+from jaxspec import Model, drafters, nets
 from jaxspec.core import chunks
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, RMSNorm
+from jaxspec.nets import decoder
+from jaxspec.nets.rotary import Rotary
+from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from tests.marks import marked
 
-VOCAB, DIM, HEADS, KEY, VALUE, KERNEL = 11, 8, 2, 3, 4, 3
-WIDTH = HEADS * (2 * KEY + VALUE)  # of what the convolution reads
+VOCAB, DIM, KERNEL = 11, 8, 3
 
 
-class DeltaLayer(nn.Module):
-    """A state [KEY, VALUE] for each head, which forgets by a gate and is corrected towards each token's value."""
+@dataclasses.dataclass(frozen=True)
+class DeltaShape:
+    """A state [key, value] for each head, which forgets by a gate and is corrected towards each token's value."""
 
-    @nn.compact
-    def __call__(self, x, read):
-        y = RMSNorm()(x)
-        kernel = self.param("kernel", nn.initializers.normal(0.5), (KERNEL, WIDTH))
-        gates = nn.Dense(2 * HEADS)(y)
-        entry = {
-            "u": nn.Dense(WIDTH, use_bias=False)(y),
-            "decay": -jax.nn.softplus(gates[..., :HEADS]),  # a logarithm
-            "beta": jax.nn.sigmoid(gates[..., HEADS:]),
-        }
+    heads: int
+    key: int
+    value: int
+    parts: ClassVar = {}
+    layouts: ClassVar = {}
+    rotation: ClassVar = None
+    window: ClassVar = None
+    shares: ClassVar = None
 
-        def step(state, entry):
-            window = jnp.concatenate([state["u"], entry["u"][:, None]], axis=1)  # B KERNEL WIDTH
-            mixed = jax.nn.silu(jnp.sum(window * kernel[None], axis=1)).reshape(-1, HEADS, 2 * KEY + VALUE)
-            query, key, value = jnp.split(mixed, (KEY, 2 * KEY), axis=-1)
-            key = key * jax.lax.rsqrt(jnp.sum(key**2, axis=-1, keepdims=True) + 1e-6)
-            memory = state["memory"] * jnp.exp(entry["decay"])[..., None, None]  # B H KEY VALUE
-            error = value - jnp.einsum("bhkv,bhk->bhv", memory, key)
-            memory = memory + jnp.einsum("bhk,bhv->bhkv", key, entry["beta"][..., None] * error)
-            return {"u": window[:, 1:], "memory": memory}, jnp.einsum("bhkv,bhk->bhv", memory, query)
+    @property
+    def width(self):
+        """What the convolution reads."""
+        return self.heads * (2 * self.key + self.value)
 
-        record = read(step, entry)
-        output = record.outputs.reshape(*x.shape[:2], HEADS * VALUE)
-        return x + nn.Dense(DIM)(output), record
+    def share(self, path):
+        return 1.0
 
+    def module(self, config):
+        return Delta(self, config.dim, parent=None)
 
-class AttentionLayer(nn.Module):
-    @nn.compact
-    def __call__(self, x, read, mask):
-        attention, y = Attention(HEADS, 1, 4, DIM, 0.5), RMSNorm()(x)
-        keys, values = read(*attention.keys_values(y))
-        return x + attention(y, keys, values, mask), keys, values
-
-
-class Network(nn.Module):
-    def setup(self):
-        self.embedding = nn.Embed(VOCAB, DIM)
-        self.layers = [DeltaLayer(), AttentionLayer(), DeltaLayer()]
-        self.norm, self.head = RMSNorm(), nn.Dense(VOCAB)
-
-    def __call__(self, tokens):
-        """The logits of whole rows, without a cache."""
-        mask = jnp.tri(tokens.shape[1], dtype=bool)[None, None]
-        reads = _whole_rows, lambda k, v: (k, v), _whole_rows
-        x = self.embedding(tokens)
-        for layer, read in zip(self._layers(mask), reads, strict=True):
-            x, *_ = layer(x, read)
-        return self.logits(self.features(x))
-
-    def embed(self, cache, tokens, parent=None):
-        return self.embedding(tokens)
-
-    def run(self, cache, x, parent=None, parts=None, real=None):
-        at = kv.Pass(cache.length, x.shape[1], parent, real)
-        mask = cache.views(at)[1].mask()[:, None]
-        return stack.with_cache(self._layers(mask), x, cache, parts=parts, at=at)
-
-    def _layers(self, mask):
-        return [self.layers[0], functools.partial(self.layers[1], mask=mask), self.layers[2]]
-
-    def features(self, x):
-        return self.norm(x)
-
-    def logits(self, features):
-        return self.head(features)
-
-
-def _whole_rows(step, entry):
-    """Runs a recurrence from its first token on; see `kv_cache.Recurrent`."""
-    batch = entry["u"].shape[0]
-    state = {"u": jnp.zeros((batch, KERNEL - 1, WIDTH)), "memory": jnp.zeros((batch, HEADS, KEY, VALUE))}
-    _, outputs = jax.lax.scan(step, state, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), entry))
-    return kv.RecurrentRecord(jnp.moveaxis(outputs, 0, 1), after=None)
+    def cache(self, config):
+        state = {"u": shape(KERNEL - 1, self.width), "memory": shape(self.heads, self.key, self.value)}
+        return kv.recurrent(state, {"u": shape(self.width), "decay": shape(self.heads), "beta": shape(self.heads)})
 
 
 def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def empty(batch, room):
-    state = {"u": shape(KERNEL - 1, WIDTH), "memory": shape(HEADS, KEY, VALUE)}
-    delta = kv.recurrent(state, {"u": shape(WIDTH), "decay": shape(HEADS), "beta": shape(HEADS)})
-    return kv.empty(batch, room, [delta, kv.whole(1, 4), delta])
+class Delta(nn.Module):
+    shape: DeltaShape
+    dim: int
+
+    @nn.compact
+    def mix(self, x, read, inputs):
+        heads, key_dim, value_dim = self.shape.heads, self.shape.key, self.shape.value
+        kernel = self.param("kernel", nn.initializers.normal(0.5), (KERNEL, self.shape.width))
+        gates = nn.Dense(2 * heads)(x)
+        entry = {
+            "u": nn.Dense(self.shape.width, use_bias=False)(x),
+            "decay": -jax.nn.softplus(gates[..., :heads]),  # a logarithm
+            "beta": jax.nn.sigmoid(gates[..., heads:]),
+        }
+
+        def step(state, entry):
+            window = jnp.concatenate([state["u"], entry["u"][:, None]], axis=1)  # B KERNEL width
+            mixed = jax.nn.silu(jnp.sum(window * kernel[None], axis=1)).reshape(-1, heads, 2 * key_dim + value_dim)
+            query, key, value = jnp.split(mixed, (key_dim, 2 * key_dim), axis=-1)
+            key = key * jax.lax.rsqrt(jnp.sum(key**2, axis=-1, keepdims=True) + 1e-6)
+            memory = state["memory"] * jnp.exp(entry["decay"])[..., None, None]  # B H key value
+            error = value - jnp.einsum("bhkv,bhk->bhv", memory, key)
+            memory = memory + jnp.einsum("bhk,bhv->bhkv", key, entry["beta"][..., None] * error)
+            return {"u": window[:, 1:], "memory": memory}, jnp.einsum("bhkv,bhk->bhv", memory, query)
+
+        record = read(step, entry)
+        return nn.Dense(self.dim)(record.outputs.reshape(*x.shape[:2], heads * value_dim)), record
 
 
-def init(config, key):
-    return Network().init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+DELTA, ATTENTION = DeltaShape(2, 3, 4), AttentionShape(heads=2, kv_heads=1, head_dim=4, rotary=Rotary(10.0))
+CONFIG = DecoderConfig(VOCAB, DIM, tuple(LayerShape(mixer, FeedForwardShape(6)) for mixer in (DELTA, ATTENTION, DELTA)))
 
 
 def network(seed=0):
     """The family's language model, and its parameters."""
-    lm = stack.decoder_only(Network(), init, None, empty, 3, VOCAB, DIM)
-    params = init(None, jax.random.key(seed))
-    noise = jax.random.normal(jax.random.key(seed + 1), (sum(x.size for x in jax.tree.leaves(params)),))
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    return lm, unravel(flat + 0.4 * noise)
+    lm = decoder._language_model.__wrapped__(CONFIG, ())  # whose functions nothing has compiled
+    flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(seed)))
+    return lm, unravel(flat + 0.4 * jax.random.normal(jax.random.key(seed + 1), flat.shape))
 
 
 def whole_rows(params, rows):
-    return Network().apply({"params": params}, rows)
+    """The logits of whole rows, without a cache."""
+    return decoder.Decoder(CONFIG).apply({"params": params}, rows)
+
+
+def test_amounts_are_those_of_its_arrays():
+    network, lm = nets.net_of(CONFIG), decoder.language_model(CONFIG)
+    prompt, room = jaxspec.Prompt(jnp.ones((1, 4), jnp.int32), jnp.array([4])), jaxspec.core.Room(9, rewind=0)
+    params = network.shapes(CONFIG)
+    _, cache = jax.eval_shape(lambda params: lm.prefill(params, prompt, room), params)
+    assert network.cache_bytes(CONFIG, 9, 4) == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    assert network.total(CONFIG, lambda small: len(jax.tree.leaves(network.shapes(small)))) == len(
+        jax.tree.leaves(params)
+    )
 
 
 @functools.cache

@@ -122,6 +122,14 @@ def test_layers_without_keys_hold_nothing():
     assert shapes["side"]["table"].shape == (VOCAB, 5 * SIDE)
 
 
+def test_amounts_are_those_of_its_arrays():
+    """Added up from networks that have each shape of layer once: layers that share keys find them there, too."""
+    network = nets.net_of(CONFIG)
+    tensors = network.total(CONFIG, lambda small: len(jax.tree.leaves(network.shapes(small))))
+    assert tensors == len(jax.tree.leaves(network.shapes(CONFIG)))
+    assert network.load(CONFIG, row=9).cache_bytes == network.cache_bytes(CONFIG, 9, dtypes=jnp.floating)
+
+
 def test_each_layer_reads_its_part_of_the_side_inputs():
     """Whatever is changed in one layer's part changes the streams after that layer, and none before it."""
     params, rows = model().params, jnp.array(ROWS[:1])

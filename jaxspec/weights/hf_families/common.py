@@ -147,9 +147,9 @@ def read_keys(table: Mapping[str, Any], keys: Mapping[str, str], **defaults: Any
     return fields
 
 
-def write_keys(config: Any, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Writes what `read_keys` reads."""
-    return {key: getattr(config, field) for field, key in keys.items()}
+def write_keys(form: Any, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Writes what `read_keys` reads, of a network's short form."""
+    return {key: getattr(form, field) for field, key in keys.items()}
 
 
 def only(table: dict, **expected: Any) -> None:
