@@ -74,20 +74,20 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 4_938,
     "cli": 4_139,
-    "core": 3_902,  # the record of a stepwise drafter
-    "decode": 4_666,
-    "draft_heads": 3_442,
+    "core": 3_932,  # the record of a stepwise drafter
+    "decode": 4_667,
+    "draft_heads": 3_444,
     "drafters": 4_527,
     "files": 646,
     "jobs": 2_097,
-    "nets": 3_580,
+    "nets": 3_624,
     "policies": 579,
     "rules": 1_572,
     "sampling": 842,
     "testing": 2_173,
     "top": 814,
     "trace": 454,
-    "training": 2_846,
+    "training": 2_851,
     "vocab": 655,
     "weights": 4_999,
 }
@@ -162,6 +162,31 @@ def test_no_package_outgrows_its_budget():
         if lines[name] < most - 50
     }
     assert slack == {}, "lower its number here to what there is"
+
+
+def modules_imported(file: Path, modules: set[str]) -> set[str]:
+    """The package's modules that a file imports at its top, but for types."""
+    imported = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            imported |= {name if name in modules else str(node.module) for name in names}
+    return imported & modules
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Folders' own files are left out: what they hand on may import its neighbours."""
+    files = {
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file
+        for file in PACKAGE.rglob("*.py")
+        if file.name != "__init__.py"
+    }
+    below = {name: modules_imported(file, set(files)) for name, file in files.items()}
+    while ready := {name for name, imported in below.items() if not imported & set(below)}:
+        below = {name: imported for name, imported in below.items() if name not in ready}
+    assert below == {}
 
 
 def test_hints_name_extras_that_a_checkout_has():

@@ -779,6 +779,12 @@ def fitted(cache: KVCache, like: KVCache) -> KVCache:
     return KVCache(layers, cache.length, written, like.rewind)
 
 
+def replays(caches: Any) -> bool:
+    """Tells whether some layers do again, in each pass, what the tokens do that may be taken back: recurrent ones."""
+    layers = jax.tree.leaves(caches, is_leaf=lambda x: isinstance(x, Recurrent))
+    return any(isinstance(layer, Recurrent) for layer in layers)
+
+
 def can_rewind(caches: Any, length: int) -> bool:
     """Says whether all rows can be rewound to `length`, and read on.
 

@@ -151,7 +151,8 @@ class Chat:
         rest = token_rows.bucket(len(ids) - start)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         needed = start + rest + headroom
-        prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
+        if not kv_cache.replays(self._empty.caches):
+            prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
         capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
         prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
         check_fits(prepared)

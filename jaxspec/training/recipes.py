@@ -12,7 +12,7 @@ from jaxspec.core.checks import at_least, in_range, one_of
 from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import FORMS, decoder_layers, from_table
+from jaxspec.nets import FORMS, decoder_layers, from_table, net_of
 from jaxspec.training.divergences import DIVERGENCES
 
 HEADS = {kind.name: kind.sizes for kind in KINDS}
@@ -195,10 +195,15 @@ class Recipe:
     distil: Distil | None = None
     early_exit: EarlyExit | None = None
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether the model is an encoder-decoder, which learns tasks: its examples have sources."""
+        return net_of(self.model).language_model(self.model).limits.start_token is not None
+
     def __post_init__(self):
         if not self.data.tokenizer:
             raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
-        check_data(self.data, self.family == "t5")
+        check_data(self.data, self.has_sources)
         if self.distil is not None and self.distil.weight and self.train.dropout:
             raise RecipeError(
                 f"{self.name}: train.dropout is {self.train.dropout}, which would drop what the teacher computes, too: "

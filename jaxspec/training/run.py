@@ -50,7 +50,7 @@ def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
         return None
     tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     answers = dataclasses.replace(distil, texts=0, weight=0.0, own=0.0)  # which are stored
-    _, tasks = teach(recipe, answers, examples(recipe.data, recipe.family == "t5", folder, tokenizer), work, False)
+    _, tasks = teach(recipe, answers, examples(recipe.data, recipe.has_sources, folder, tokenizer), work, False)
     counts = heads.counts(tasks, recipe.model.vocab_size)
     return trim.frequent_ids(load(distil.teacher), distil.draft_vocab, counts).tolist()
 
@@ -109,7 +109,7 @@ class Network(NamedTuple):
 def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> tuple[Network, Objective]:
     """Makes the untrained model of a recipe, and its objective on the data in `folder`, as `train` takes them."""
     tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
-    likelihood, encoder = cross_entropy(recipe.model), recipe.family == "t5"
+    likelihood, encoder = cross_entropy(recipe.model), recipe.has_sources
     tasks = examples(recipe.data, encoder, folder, tokenizer)
     loss = cross_entropy(_in_training(recipe))
     if recipe.distil is not None:
@@ -126,7 +126,7 @@ def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> tuple[N
 
 def heldout_batches(recipe: Recipe, folder: Path, tokenizer: Any) -> Batches:
     """Makes batches of some held-out examples of each task."""
-    held = examples(recipe.data, recipe.family == "t5", folder, tokenizer, held=True)
+    held = examples(recipe.data, recipe.has_sources, folder, tokenizer, held=True)
     few = {task: rows[:: max(1, len(rows) // HELDOUT_EXAMPLES)] for task, rows in held.items()}
     return batches(recipe, few)
 

@@ -22,6 +22,8 @@ from jaxspec.core import kv_cache as kv
 from jaxspec.nets import decoder
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
+from jaxspec.testing import word_tokenizer
+from tests.decode import test_chat
 from tests.marks import marked
 
 VOCAB, DIM, KERNEL = 11, 8, 3
@@ -170,6 +172,16 @@ def test_a_prefix_goes_on_from_its_state():
     prefix = jaxspec.prefix(model(), ROWS[0][:7], drafter=model(5))
     out = jaxspec.generate(model(), [ROWS[0][7:]], prefix=prefix, drafter=model(5), **OPTIONS)
     assert out.tokens.tolist() == plain()[:1]
+
+
+@pytest.mark.slow
+def test_a_chat_logs_a_round_and_no_answer():
+    """What a template rewrites is read again: to take an answer back, each pass would do all of it again."""
+    words = [*test_chat.WORDS, "five"]
+    target = model()._replace(tokenizer=word_tokenizer(words, chat_template=test_chat.FORGETS))
+    talk, _ = test_chat.talk_through(target, None, test_chat.MESSAGES[:3])
+    layers = jax.tree.leaves(talk._state.caches, is_leaf=lambda x: isinstance(x, kv.Recurrent))
+    assert {x.size for x in layers if isinstance(x, kv.Recurrent)} == {2}
 
 
 @pytest.mark.slow
