@@ -185,7 +185,7 @@ class Decoder(nn.Module):
 
             return for_queries(at.step, mask_and_bias, at.parent)
 
-        masks = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
+        masks: dict[Any, Any] = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
         # What follows the stream on its last axis are the layers' side inputs, one after the other.
         stream, side = x[..., : self.config.dim], x[..., self.config.dim :]
         sides = [None] * len(turns) if self.config.side is None else jnp.split(side, len(turns), axis=-1)
