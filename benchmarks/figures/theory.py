@@ -112,10 +112,11 @@ def landscape(
     smooth = formulas.improvement(alpha[None, :], between[:, None], c, np.interp(between, gammas, costs)[:, None])
     levels = [level for level in LEVELS if speed.min() < level < speed.max()]
     widths = [2.0 if level == 1 else 0.8 for level in levels]
-    lines = axes.contour(alpha, between, smooth, levels=levels, colors="white", linewidths=widths)
-    labelled = levels if len(levels) < 4 else levels[:-1]  # the last is in a corner, where a label is cut
-    for label in axes.clabel(lines, labelled, fmt=lambda level: f"{level:g}×", fontsize=8):
-        label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # steep ones all read upwards: a 6 is no 9
+    if levels:  # a draft token may cost so much that all of the map is one colour
+        lines = axes.contour(alpha, between, smooth, levels=levels, colors="white", linewidths=widths)
+        labelled = levels if len(levels) < 4 else levels[:-1]  # the last is in a corner, where a label is cut
+        for label in axes.clabel(lines, labelled, fmt=lambda level: f"{level:g}×", fontsize=8):
+            label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # steep ones all read upwards: a 6 is no 9
     best = formulas.optimal_gamma(alpha, c, np.concatenate([[1.0], costs]))
     line = np.where(best > 0, best, np.nan)
     edge = [withStroke(linewidth=3.5, foreground="white")]  # black on white is seen on any ground

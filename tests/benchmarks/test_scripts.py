@@ -345,7 +345,7 @@ def test_slots_may_be_prefilled_when_they_are_free(loading):
     prompts, limits = jobs.prompts_and_limits(target, 9, 2, 8)
     work = job_overhead.Work(target, draft, prompts, limits, slots=2, gamma=2)
     ahead, late = (job_overhead.run_job(work, ahead=way)._replace(live=0, idle=0) for way in (True, False))
-    assert ahead == late and (ahead.done, ahead.tokens) == (9, limits.sum())
+    assert ahead == late and (ahead.done, ahead.new_tokens) == (9, limits.sum())
 
 
 @pytest.mark.slow
