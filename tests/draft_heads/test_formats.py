@@ -288,7 +288,7 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path, published
         assert all(tensors[name].tolist() == case.fixed[name] for name in ("d2t", "t2d"))
         assert {x.split(".")[0] for x in tensors} >= {"layers", "fc", "norm", "lm_head", "embed_tokens"}
         assert table["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
-        with pytest.raises(CheckpointError, match="overwrite=True"):
+        with pytest.raises(CheckpointError, match="give overwrite"):
             save(config, params, written, target=target)
 
 
