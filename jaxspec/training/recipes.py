@@ -197,7 +197,7 @@ class Recipe:
 
     @property
     def has_sources(self) -> bool:
-        """Whether the model is an encoder-decoder, which learns tasks: its examples have sources."""
+        """Tells whether the model is an encoder-decoder, which learns tasks: its examples have sources."""
         return net_of(self.model).language_model(self.model).limits.start_token is not None
 
     def __post_init__(self):
