@@ -42,7 +42,7 @@ FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
 
 
 def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Times calls in turn (a, b, c, a, b, c, ...), in seconds [calls, repeats]; each waits for its result."""
+    """Times calls, interleaved (a, b, c, a, b, c, ...), in seconds [calls, repeats]; each waits for its result."""
     seconds = np.zeros((len(calls), repeats))
     for repeat in range(repeats):
         for index, call in enumerate(calls):

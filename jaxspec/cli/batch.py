@@ -150,7 +150,7 @@ class _Job(NamedTuple):
         return self.generation["rule"] is None or self.generation["rule"].exact
 
     def results(self, prompts: Iterable[Any], **calls: Callable[..., Any]) -> Iterator[Completion]:
-        """Decodes prompts; `calls` are functions to be told of progress and of lines that are skipped."""
+        """Decodes prompts; `calls` are callbacks: `progress`, and `skipped` for lines that are left out."""
         s = self.settings
         fixed: dict[str, Any] = {"max_prompt_tokens": s.max_prompt_tokens, "too_long": s.too_long, "on_error": "yield"}
         fixed |= {"slots": s.slots, "stop": s.pair.stop or (), "varying": self.survey.varying}

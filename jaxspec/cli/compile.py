@@ -84,7 +84,7 @@ def start(inputs: Inputs) -> Prepared:
     from jaxspec.analysis import chips
 
     jax.config.update("jax_platforms", "cpu")
-    chips.devices_of(inputs.topology)  # a wrong name, or no compiler, is told before all else
+    chips.devices_of(inputs.topology)  # refuses a wrong name or a missing compiler first
     return prepare(inputs)
 
 

@@ -138,7 +138,7 @@ def _refuse(
     """Refuses options that would be ignored, or contradict each other."""
     pair = settings.pair
     if shown.compare and (pair.draft is None or pair.gamma == 0):
-        raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
+        raise ValueError("--compare compares drafted with plain decoding: it needs a --draft, and a --gamma above 0")
     if shown.compare and pair.stop:
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
     if (settings.log_probs or settings.top_log_probs is not None) and not as_json:

@@ -108,7 +108,7 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
         raise ValueError("sizes do not tell the acceptance rate: add an --alpha (the paper has 0.5 to 0.9)")
     if not device and (alpha is None) != (c is None):
         present, other = ("--alpha", "--c") if c is None else ("--c", "--alpha")
-        raise ValueError(f"{present} needs an {other}, or sizes as --target and --draft, and a --device")
+        raise ValueError(f"{present} needs {other}, too, or sizes as --target and --draft, and a --device")
     mode = "--tree" if inputs.tree else "a plan for a pair"
     if device or alpha is not None:
         mode = "a plan for a --device" if device else "a plan for --alpha and --c"

@@ -1,4 +1,4 @@
-"""Signals: how a command ends when it is told to."""
+"""Signals: how Ctrl-C and SIGTERM end a command."""
 
 from __future__ import annotations
 

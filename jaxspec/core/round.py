@@ -111,7 +111,7 @@ def run_round(
     Args:
         target: the target, whose cache holds `context.row` but its last token.
         drafter, rule: as in `decode.speculative`.
-        weights, caches: those of target and drafter.
+        weights, caches: parameters and caches of target and drafter.
         context: the drafter's context; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
         widths: the widths of `bucket_widths`.

@@ -29,8 +29,8 @@ class Chat:
         target: the model that answers.
         options: `jaxspec.generate`'s options, for every answer.
         messages: the conversation so far, {"role": ..., "content": ...} each. It may be changed between two turns.
-        prompt_tokens, reused_tokens: of the last turn: the tokens of the conversation before the answer, and how many
-            of these were not read again.
+        prompt_tokens, reused_tokens: tokens of the conversation before the last answer, and how many of these were
+            not read again.
         is_new_shape: whether programs of the last turn had not run in this chat before, and so had to be compiled.
     """
 

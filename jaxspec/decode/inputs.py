@@ -408,7 +408,7 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
 
     Args:
         parts: bytes by what takes them; "weights", if among them, cannot be lowered.
-        what: is asked for.
+        what: the request, in words.
         lower: the option to lower, so that the largest part becomes smaller.
         devices: the number of devices that share the parts.
 

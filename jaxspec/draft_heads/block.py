@@ -57,7 +57,7 @@ class BlockConfig:
         from_anchor: whether the position of the last committed token predicts a token, too (DSpark). A block then has
             `block` draft tokens, otherwise one fewer.
         markov_rank: the rank of DSpark's matrix; 0 for none.
-        markov: which of its three forms it has.
+        markov: the name of one of its three forms.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
         causal_windows: whether in layers with a window a token of a block sees those before it and

@@ -34,7 +34,7 @@ class Drafting(NamedTuple):
     """A draft in the making.
 
     Attributes:
-        row: what is committed, and what was drafted after it.
+        row: the committed tokens, and the draft tokens after them.
         log_probs: the model's distribution of each draft token; None: they are proposed as point masses.
         confidence: as in `Draft.aux`; None where no policy asks.
         going: rows that draft on.
@@ -69,9 +69,9 @@ def cascade(
 
     Args:
         draft: the model that drafts for the target.
-        inner: what drafts for it, in the same vocabulary.
+        inner: the drafter of `draft`, in the same vocabulary.
         gamma: draft tokens of an inner round; one of trees has its own size.
-        rule: which of them `draft` accepts; `rules.rejection()` by default.
+        rule: the rule by which `draft` accepts them; `rules.rejection()` by default.
         inner_temperature: the temperature of the inner drafter's distributions over that of `draft`'s.
 
     Raises:

@@ -186,7 +186,7 @@ def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> c
     `Weights.draft` and the state are tuples, with an entry for each of the drafters.
 
     Args:
-        drafters: of chains.
+        drafters: drafters of chains.
         propose: as in `Drafter`.
     """
 
@@ -229,7 +229,7 @@ def combine(
 
     Args:
         first, second: the chains.
-        length: of the chain that they make.
+        length: the tokens of the chain that they make.
         merge: (an array of the first, that of the second) -> that of the chain that they make.
     """
     drafts = first, second

@@ -53,7 +53,7 @@ def inside_of(
         model: the target, or a model whose head is used in its place.
         reader: who asks, for errors.
         sizes: the width of features and the number of token ids that the reader expects; None: any.
-        advice: what to do about other sizes.
+        advice: the way out where sizes differ.
 
     Raises:
         ValueError: the model has no inside, or other sizes.

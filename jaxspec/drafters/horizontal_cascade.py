@@ -31,9 +31,9 @@ def horizontal_cascade(
     again. Where `first` has nothing, `then` drafts at once.
 
     Args:
-        first: of chains; a drafter on hidden states or the target's own layers may be one.
-        then: of chains; one that can begin after tokens that the target has not read.
-        tokens: that `first` drafts; with a gamma up to that there are no others.
+        first: a drafter of chains, which may read hidden states or run the target's own layers.
+        then: a drafter of chains that can begin after tokens which the target has not read.
+        tokens: the number of tokens that `first` drafts; with a gamma up to that there are no others.
 
     Raises:
         TypeError: first or then is no drafter.

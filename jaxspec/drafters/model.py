@@ -56,8 +56,8 @@ def model(draft: core.Model, *, coupled: bool = False, can_continue: CanContinue
             likely to be what plain sampling generates there: what `rules.coupled` rewards. Given that noise a token is
             certain, so it is proposed as a point mass, and every exact rule stays exact, although a position that is
             drafted again meets the same noise again.
-        can_continue: of the model's cache after each pass: a row's draft ends where this is False. It must not depend
-            on what is drawn next, or the text is biased. None: drafts never end by themselves.
+        can_continue: a function of the model's cache after each pass; a row's draft ends where it is False. It must not
+            depend on what is drawn next, or the text is biased. None: drafts never end by themselves.
 
     Example:
         >>> import jaxspec

@@ -33,7 +33,7 @@ class ExitAdapter(NamedTuple):
         extend: (parameters, cache, the target's hidden states of further tokens [B, T, M], parent or None as in
             `LanguageModel.extend`) -> what logits are made of [B, T, M], and the cache.
         rewind: see `LanguageModel.rewind`.
-        requirements: of the target; its one tap is the layer.
+        requirements: the sizes of its target; its one tap is the layer.
     """
 
     empty: Callable[[int, core.Room], core.Cache]
@@ -190,8 +190,8 @@ class SelfDraftParams(NamedTuple):
     """The drafter's parameters, beside the target's.
 
     Attributes:
-        head: of a model whose head makes the logits; None: the target's.
-        adapter: of the network between the layers and the head; None: there is none.
+        head: the parameters of another model whose head makes the logits; None: the target's.
+        adapter: the parameters of the network between the layers and the head; None: there is none.
     """
 
     head: core.Params = None
@@ -202,9 +202,9 @@ class Nodes(NamedTuple):
     """The fed nodes of a draft, as drafting hands them on to verification.
 
     Attributes:
-        stream: what the shared layers made of the last committed token and of each node that was fed after it; None if
-            not all nodes that are verified were fed.
-        start: where in each row that token is.
+        stream: the shared layers' outputs at the last committed token and each node that was fed after it; None if not
+            all nodes that are verified were fed.
+        start: the position of that token in each row.
         cache: the target's; None once it was handed back.
         adapter: the adapter's cache; empty if there is none.
     """
@@ -220,7 +220,7 @@ class LayerSplit(NamedTuple):
 
     Attributes:
         shared: the leading layers, which both run.
-        drafting: what else drafts.
+        drafting: the other parts that draft.
         verifying: the other layers, whole.
     """
 
@@ -240,8 +240,8 @@ def make_drafter(
 
     Args:
         target: a model for which `layers_of` returned layers.
-        parts: what drafts.
-        name: of the drafter.
+        parts: the parts that draft.
+        name: the drafter's name.
         head: a model whose head makes the drafter's logits; None: the target.
         adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
 

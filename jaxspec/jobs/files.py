@@ -65,7 +65,7 @@ class Source(NamedTuple):
         paths: text files, one prompt a line, or JSON lines (.jsonl, .ndjson); either also compressed (.gz).
         field: the field of a JSON line that has the prompt.
         chat: whether a prompt that is text is a user's message to the model.
-        shard: which part to read.
+        shard: the part to read.
         system: the message that comes before the user's, with `chat`.
     """
 
@@ -196,7 +196,7 @@ class Output(NamedTuple):
 
     Attributes:
         folder: the folder of the chunks and the manifest.
-        shard: which part of the input they are of.
+        shard: the part of the input that they come from.
         chunk: lines of the input that a chunk has the results of.
     """
 

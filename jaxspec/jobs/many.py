@@ -53,7 +53,7 @@ class Completion:
         error: the row's error; None if there is none.
         log_probs: the log probabilities of the tokens, if they were asked for; see `core.LogProbs`.
         truncated: how many more the prompt had before it was cut, with too_long="truncate"; 0 if it was not.
-        sample: which of the prompt's texts this is, from 0.
+        sample: the number of this text among the prompt's, from 0.
         samples: how many texts the prompt gets.
         fields: the caller's own fields of the prompt.
     """

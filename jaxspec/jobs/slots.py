@@ -38,7 +38,7 @@ class Row(NamedTuple):
             row's place.
         tokens: the prompt's ids.
         max_new_tokens: its limit.
-        sample: which of the prompt's texts this is, from 0; each has a key of its own.
+        sample: the number of this text among the prompt's, from 0; each has a key of its own.
         seed: makes the row's key in place of the job's key and `number`. None: those.
         sampling: its values of sampling where they are not the job's, by field of `SamplingParams`, [1] or [1, vocab];
             "draft" is the drafter's temperature.

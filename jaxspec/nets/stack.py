@@ -175,14 +175,14 @@ def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> 
     grown: list[KeysValues] = []
     for index, layer in enumerate(layers):
 
-        def update_cache(k, v, before=past[index] if past else None):
+        def read(k, v, before=past[index] if past else None):
             return (
                 (k, v)
                 if before is None
                 else tuple(jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True))
             )
 
-        x, keys_values = layer(x, update_cache)
+        x, keys_values = layer(x, read)
         grown.append(keys_values)
     return x, tuple(grown)
 

@@ -112,8 +112,8 @@ def test_every_option_is_read_by_a_kind_of_plan():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--alpha", "0.5"], "--alpha needs an --c"),
-        (["--c", "0.5"], "--c needs an --alpha"),
+        (["--alpha", "0.5"], "--alpha needs --c, too"),
+        (["--c", "0.5"], "--c needs --alpha, too"),
         (["--v", "0.5"], "a plan for a pair does not read --v: leave it out"),
         (["--alpha", "0.5", "--c", "0.1", "--v", "-1"], "--v is -1"),
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),

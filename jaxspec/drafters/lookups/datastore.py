@@ -82,9 +82,9 @@ def build(
     """Builds a datastore of rows of token ids, each of which is a document.
 
     Args:
-        rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
+        rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
         vocab_size: number of token ids.
-        start_token: what the decoder's row begins with where its prompt is elsewhere.
+        start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
         vocabulary: see `Manifest`.
         advance: called when the tokens are in place, and when they are sorted: twice.
 
@@ -130,7 +130,7 @@ def save(folder: str | Path, store: Datastore, provenance: dict[str, Any], *, ov
 
     Args:
         folder: where to.
-        store: what `build` made.
+        store: the result of `build`.
         provenance: `Manifest.about`: strings, numbers, booleans and lists of these.
         overwrite: whether a datastore that is there already may be replaced.
 

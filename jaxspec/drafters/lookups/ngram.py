@@ -113,12 +113,12 @@ def count(
     """Counts the tables of some rows of token ids; no n-gram crosses from one row into the next.
 
     Args:
-        rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
+        rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
         vocab_size: number of token ids.
         order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
         followers: most frequent tokens stored for each context.
         least: contexts seen less often than this are left out.
-        start_token: what the decoder's row begins with where its prompt is elsewhere.
+        start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
         advance: called when the contexts of another length have been counted, `order` times at most.
 
     Raises:

@@ -29,8 +29,8 @@ class NGramConfig:
         vocab_size: number of token ids.
         contexts: how many contexts of one token, of two tokens, ... there are: () for unigrams, one number for bigrams.
         followers: most frequent tokens stored for each context.
-        start_token: what a row begins with where the prompt is no part of it (the drafter of an encoder-decoder).
-        dtype: of a model's computation, for `jaxspec.load`; tables are integers, and their logits float32 always.
+        start_token: the id that a row begins with, where the prompt is no part of it (an encoder-decoder's drafter).
+        dtype: the dtype of a computation, for `jaxspec.load`; tables are integers, and their logits float32 always.
     """
 
     vocab_size: int
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     """The cache.
 
     Attributes:
-        tokens, length: what was fed, and how much of it.
+        tokens, length: the tokens that were fed, and their number.
         context: tokens of the longest counted context that the last pass found at its last position, 0 where it found
             none; a rewind leaves it as it is.
     """
@@ -156,7 +156,7 @@ def first_draft_tokens(config: NGramConfig, tables: Tables, rows: Int[Array, "B 
     """Returns the most probable token after each token of some rows: the argmax of the logits, without making any.
 
     Args:
-        config, tables: of `lookups.ngram.count`.
+        config, tables: the result of `lookups.ngram.count`.
         rows: token ids; -1 is no token, and known to no table.
 
     >>> from jaxspec.drafters.lookups.ngram import count

@@ -40,7 +40,7 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
         longest, shortest: tokens to match, at most and at least. 1 drafts most often, more draft better.
         candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes, and gamma
             is not read.
-        length: of each, in such a tree.
+        length: tokens of each continuation in such a tree.
 
     Raises:
         ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens.
@@ -106,8 +106,8 @@ def best_matches(
     """Finds the places after which the text may go on as the row does: the longest matches, of equals the latest first.
 
     Args:
-        text: what is searched.
-        row: whose last tokens are sought.
+        text: the text to search.
+        row: the row whose last tokens are sought.
         longest, shortest: tokens to match, at most and at least.
         count: most places; static.
 

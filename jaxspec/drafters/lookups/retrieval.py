@@ -49,7 +49,7 @@ def retrieval(
     the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 ids or more) for the token.
 
     Args:
-        store: what `datastore.load` gives, or the folder.
+        store: the result of `datastore.load`, or the folder.
         target: if given, the datastore must have been built with its vocabulary; where either has no tokenizer to
             compare, the datastore may have no more ids than it.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
@@ -57,7 +57,7 @@ def retrieval(
         occurrences: most places that vote.
         candidates: continuations to propose. Above 1 they make a tree of what follows most often, of at most
             candidates x length nodes, and gamma is not read.
-        length: of each, in such a tree.
+        length: tokens of each continuation in such a tree.
 
     Raises:
         ValueError: not 1 <= shortest <= longest <= 31, no occurrences or candidates, or a datastore that is damaged or

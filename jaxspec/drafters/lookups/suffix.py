@@ -65,8 +65,8 @@ def suffix(
         longest: tokens to match, at most.
         places: most that vote; those with the longest matches.
         factor: draft tokens for each token that matched.
-        least_probability: of a draft token with all before it.
-        least_score: of a draft.
+        least_probability: the least probability of a draft token with all before it.
+        least_score: the least score of a draft.
         share: whether rows that have ended are searched, too, with their prompts. Other users' texts may be among them,
             and so a row's draft, its speed and, at temperatures above 0, its very text (though not its distribution)
             depend on the other rows: off unless asked.
@@ -75,7 +75,7 @@ def suffix(
         room: tokens, and one more for each text, to make room for; by default those of `texts`, in a bucket.
         candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes of what
             followed those places most often, and gamma is not read.
-        length: of each, in such a tree.
+        length: tokens of each continuation in such a tree.
 
     Raises:
         ValueError: a number below 1, or none at all; factor <= 0; a probability outside [0, 1]; a score below 0; texts

@@ -34,7 +34,7 @@ def likeliest(
     Args:
         tokens: the continuations.
         real: their real tokens.
-        voters: those that vote, in each of K groups.
+        voters: True for continuations that vote, in each of K groups.
 
     Returns:
         The tokens, of equals that of the first continuation; and the probability of each with all before it, by the
@@ -70,7 +70,7 @@ def as_tree(tokens: Int[Array, "B C G"], real: Bool[Array, "B C G"], weight: Flo
     Args:
         tokens: the continuations.
         real: their real tokens.
-        weight: what each continuation counts; of equals the first goes first.
+        weight: the weight of each continuation; of equals the first goes first.
         nodes: how many to choose; there may be fewer, and the tree has none deeper than G.
 
     >>> tokens = jnp.array([[[5, 6, 7], [5, 8, 9], [5, 6, 4]]])

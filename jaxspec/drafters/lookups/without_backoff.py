@@ -23,8 +23,8 @@ def without_backoff(tables: Model, min_context: int | None = None) -> BoundDraft
     the same distribution as ever. A draft token that was made is always judged.
 
     Args:
-        tables: of `drafters.ngram`, or a checkpoint of such tables. `greedy(without_backoff(tables))` proposes their
-            most frequent continuation, as a point mass.
+        tables: a drafter of `drafters.ngram`, or a checkpoint of tables. `greedy(without_backoff(tables))` proposes
+            their most frequent continuation, as a point mass.
         min_context: 1 or more tokens; by default the longest context that the tables hold, 2 for trigrams.
 
     Raises:

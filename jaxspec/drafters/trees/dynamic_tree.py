@@ -33,7 +33,7 @@ def dynamic_tree(
     Args:
         draft: the model; or a stepwise drafter (`core.Steps`), such as `eagle`, `heads` or `early_exit`.
         nodes: draft tokens a round.
-        depth: of the deepest; no more than there are nodes.
+        depth: the depth of the deepest node; no more than there are nodes.
         width: paths that are continued on a level, and tokens that continue each.
 
     Raises:

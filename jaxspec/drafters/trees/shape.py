@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
     Attributes:
         parents: as in `core.Draft`.
-        depths: of each node, 1 for those after the last committed token.
+        depths: each node's depth, 1 after the last committed token.
         fed: how many of the nodes are fed.
         levels: from the last committed token down.
         order: of each node, its place among the children of all levels (each with as many as the most of its level).
@@ -71,7 +71,7 @@ def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
     Args:
         acceptance: falling.
         nodes: how many there are to be.
-        depth: of the deepest, at most.
+        depth: the most depth of a node.
 
     >>> by_rank((0.6, 0.3), nodes=4, depth=3)
     ((0,), (0, 0), (1,), (0, 0, 0))
