@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from jaxspec import nets
-from jaxspec.core import LanguageModel, Prompt, Room, chunks, token_rows
+from jaxspec.core import Forward, LanguageModel, Model, Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, t5
+from jaxspec.vocab.remap import NONE, map_vocabulary
 from tests.draft_heads.test_drafters import noisy
+from tests.marks import marked
 from tests.rehearsals import test_recurrent_family, test_shared_family
 
 VOCAB, WINDOW, REWIND, CAPACITY, WIDTH = 11, 3, 6, 40, 32
@@ -26,10 +28,15 @@ CONFIGS = {
     "whole": WHOLE,
     "window": nets.replace(WHOLE, window=WINDOW, local=(True,)),
     "both": nets.replace(WHOLE, window=WINDOW, local=(True, False)),
+    "no ring": nets.replace(WHOLE, window=WINDOW, local=(True,), positions="relative"),
 }
-TREES = (*CONFIGS, "shared")
-KINDS = (*TREES, "recurrent")
+TREES = (*CONFIGS, "shared", "cross")
+KINDS = (*TREES, "recurrent", "mapped both", "mapped recurrent")
+CROSS = t5.T5Config(VOCAB, dim=8, ff_dim=8, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2, start_token=0)
+SPELLED = [[token] if token % 2 else [token, (3 * token + 1) % VOCAB] for token in range(VOCAB)]
+FIRST = [4, 7]  # tokens before each row of a mapped model
 
+START = Room(CAPACITY, REWIND)
 RANDOM = np.random.default_rng(0)
 LENGTH = np.array([17, 6, 1])
 ROWS = RANDOM.integers(0, VOCAB, (3, WIDTH))
@@ -42,7 +49,8 @@ class Kind(NamedTuple):
     """A network with one kind of cache.
 
     Attributes:
-        lm, params: the network.
+        lm, params: the network. An encoder-decoder reads a row's first token as the prompt of its encoder
+            (`encoder_prompt`), and its start token in that place.
         whole_rows: (params, tokens [B, T]) -> logits [B, T, V], without a cache.
     """
 
@@ -68,21 +76,59 @@ def kinds(monkeypatch):
 
 @functools.cache
 def _kind(name: str) -> Kind:
+    if name.startswith("mapped "):
+        return _mapped(_kind(name.removeprefix("mapped ")))
     if name in CONFIGS:
         config = CONFIGS[name]
         lm = decoder._language_model.__wrapped__(config, ())
         params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.3)
         whole_rows = lambda params, rows: decoder.Decoder(config).apply({"params": params}, rows)  # noqa: E731
+    elif name == "cross":
+        lm, params = t5.language_model(CROSS), noisy(t5.init(CROSS, jax.random.key(0)), 1, 0.3)
+        whole_rows = lambda params, rows: t5.T5(CROSS).apply(  # noqa: E731
+            {"params": params}, encoder_prompt(rows), rows.at[:, 0].set(CROSS.start_token)
+        )
     else:
         family = {"shared": test_shared_family, "recurrent": test_recurrent_family}[name]
         (lm, params), whole_rows = family.network(), family.whole_rows
-    lm = lm._replace(prefill=jax.jit(lm.prefill), extend=jax.jit(lm.extend))
-    return Kind(lm, params, jax.jit(whole_rows))
+    return _compiled(lm, params, whole_rows)
 
 
-def start(kind: Kind, rows=ROWS, length=LENGTH):
-    prompt = Prompt(jnp.asarray(rows[:, : max(LENGTH)]), jnp.asarray(length, jnp.int32))
-    return kind.lm.prefill(kind.params, prompt, Room(CAPACITY, REWIND))
+def _compiled(lm: LanguageModel, params: Any, whole_rows: Callable[[Any, Any], Any]) -> Kind:
+    return Kind(lm._replace(prefill=jax.jit(lm.prefill), extend=jax.jit(lm.extend)), params, jax.jit(whole_rows))
+
+
+def _mapped(inner: Kind) -> Kind:
+    """A model that reads even tokens as two of its own (`SPELLED`), and is read at the last of them."""
+    own = np.array([token if token % 2 else NONE for token in range(VOCAB)])  # those that a token of the target is
+    model = map_vocabulary(Model(inner.lm, inner.params), own, VOCAB, SPELLED, first=FIRST)
+
+    def whole_rows(params, rows):
+        parts = jnp.array([[*spelled, NONE][:2] for spelled in SPELLED])[rows].reshape(len(rows), -1)
+        spelled = jnp.take_along_axis(parts, jnp.argsort(parts == NONE, axis=1, stable=True), axis=1)
+        first = jnp.broadcast_to(jnp.array(FIRST), (len(rows), len(FIRST)))
+        logits = inner.whole_rows(inner.params, jnp.concatenate([first, jnp.maximum(spelled, 0)], axis=1))
+        ends = len(FIRST) - 1 + jnp.cumsum(jnp.array([len(spelled) for spelled in SPELLED])[rows], axis=1)
+        return jnp.where(own == NONE, -jnp.inf, jnp.take_along_axis(logits, ends[:, :, None], axis=1))
+
+    return _compiled(model.lm, model.params, whole_rows)
+
+
+def encoder_prompt(rows) -> Prompt:
+    """The encoder's prompts, of one to four tokens, of rows that begin with different tokens."""
+    first = jnp.asarray(rows, jnp.int32)[:, :1]
+    return Prompt((first + jnp.arange(4, dtype=jnp.int32)[None]) % VOCAB, 1 + first[:, 0] % 4)
+
+
+def start(kind: Kind, rows=ROWS, length=LENGTH, room=START):
+    """The outputs at each row's last token, and the cache, after the beginning of some rows."""
+    tokens, length = jnp.asarray(rows[:, : max(LENGTH)], jnp.int32), jnp.asarray(length, jnp.int32)
+    if kind.lm.limits.start_token is None:
+        return kind.lm.prefill(kind.params, Prompt(tokens, length), room)
+    first, cache = kind.lm.prefill(kind.params, encoder_prompt(tokens), room)
+    rest, cache = kind.lm.extend(kind.params, cache, tokens[:, 1:], None, length - 1)
+    logits = jnp.concatenate([first.logits, rest.logits], axis=1)
+    return Forward(chunks.at(logits, length - 1)), kind.lm.rewind(cache, length)
 
 
 def feed(kind: Kind, cache, tokens, parent=None, real=None):
@@ -102,7 +148,7 @@ def assert_after(logits, reference, length):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
 def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
     """Ragged prompts in chunks; then passes over more tokens than a ring takes back, and over one."""
     kind = kinds(name)
@@ -118,7 +164,7 @@ def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
 
 
 @pytest.mark.parametrize("passes", [(REWIND,), (1,) * REWIND, (REWIND + 2, 1)], ids=["at once", "singly", "more"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
 def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
     """Wherever the passes before it began; then other tokens are fed, taken back in part, and fed again."""
     kind = kinds(name)
@@ -142,7 +188,7 @@ def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
         assert_after(logits, kind.logits(again), kept)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
 def test_padding_leaves_no_trace(name, kinds):
     """Of a pass some rows keep all, some a part, and some nothing; every rewind is then as if nothing had been fed."""
     kind = kinds(name)
@@ -161,14 +207,13 @@ def test_padding_leaves_no_trace(name, kinds):
         assert_after(logits, kind.logits(mixed), short)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
 def test_a_cache_moves_into_another_room(name, kinds):
     """What was read with little to take back goes on with room for more, and the other way round."""
     kind, reference = kinds(name), kinds(name).logits(ROWS)
-    prompt = Prompt(jnp.asarray(ROWS[:, : max(LENGTH)]), jnp.asarray(LENGTH, jnp.int32))
-    for small, large in ((Room(18, 2), Room(CAPACITY, REWIND)), (Room(18, 20), Room(CAPACITY, REWIND))):
-        _, cache = kind.lm.prefill(kind.params, prompt, small)
-        cache = chunks.enlarged(cache, lambda b, room: chunks.empty_cache(kind.lm, kind.params, b, room), 3, large)
+    for small in (Room(18, 2), Room(18, 20)):
+        _, cache = start(kind, room=small)
+        cache = chunks.enlarged(cache, lambda b, room: chunks.empty_cache(kind.lm, kind.params, b, room), 3, START)
         length = np.maximum(LENGTH - 1, 1)
         cache = kind.lm.rewind(cache, jnp.asarray(length, jnp.int32))
         for step in (3, 1, REWIND + 2):
@@ -177,36 +222,70 @@ def test_a_cache_moves_into_another_room(name, kinds):
             length = length + step
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_a_node_of_a_tree_is_its_path_and_a_committed_path_is_a_chain(name, kinds):
-    kind = kinds(name)
-    reference, (_, cache) = kind.logits(ROWS), start(kind)
-    nodes = at(ROWS, LENGTH, PARENT.shape[1])
-    logits, cache = feed(kind, cache, nodes, PARENT)
-    for row, length in enumerate(LENGTH):
-        for node in range(PARENT.shape[1]):
-            path = [node]
-            while PARENT[row, path[0]] >= 0:
-                path.insert(0, PARENT[row, path[0]])
-            whole = np.concatenate([ROWS[row, :length], nodes[row, path]])
-            expected = kind.logits([whole])[0, len(whole) - 1]
-            np.testing.assert_allclose(logits[row, node], expected, rtol=1e-4, atol=2e-5)
+def after_path(rows, length, other):
+    """Rows that have committed the first node of a tree fed at `length`, and the nodes of PATHS; then other tokens."""
+    pairs = zip(rows, length, PATHS, other, strict=True)
+    return np.stack([np.concatenate([x[:n], x[[n, *(n + 1 + np.array(path))]], y])[:WIDTH] for x, n, path, y in pairs])
+
+
+def select(kind: Kind, cache, length):
+    """Moves PATHS to the end of rows whose tree was fed at `length`; says how long the rows are then."""
     path = np.zeros((3, 5), np.int32)
     for row, accepted in enumerate(PATHS):
         path[row, : len(accepted)] = accepted
     assert kind.lm.select is not None
-    cache = kind.lm.select(cache, jnp.asarray(LENGTH + 1, jnp.int32), jnp.asarray(path))
-    length = LENGTH + 1 + [len(accepted) for accepted in PATHS]
-    committed = [
-        np.concatenate([ROWS[row, :n], nodes[row, [0, *(np.array(accepted) + 1)]], OTHER[row]])[:WIDTH]
-        for row, (n, accepted) in enumerate(zip(LENGTH, PATHS, strict=True))
-    ]
-    cache, reference = kind.lm.rewind(cache, jnp.asarray(length, jnp.int32)), kind.logits(committed)
-    logits, _ = feed(kind, cache, at(committed, length, 3))
-    assert_after(logits, reference, length)
+    cache = kind.lm.select(cache, jnp.asarray(length + 1, jnp.int32), jnp.asarray(path))
+    return cache, length + 1 + [len(accepted) for accepted in PATHS]
 
 
-@pytest.mark.parametrize("name", KINDS)
+def assert_nodes(kind: Kind, logits, rows, length):
+    """Logits of the trees of PARENT, whose nodes are the rows' next tokens, are those of their paths."""
+    for node in range(PARENT.shape[1]):
+        paths = [[node] for _ in PARENT]
+        for path, parent in zip(paths, PARENT, strict=True):
+            while parent[path[0]] >= 0:
+                path.insert(0, parent[path[0]])
+        whole = [np.concatenate([x[:n], x[n + np.array(p)]]) for x, n, p in zip(rows, length, paths, strict=True)]
+        last = [len(row) - 1 for row in whole]
+        expected = kind.logits(whole)[np.arange(len(last)), last]
+        np.testing.assert_allclose(logits[:, node], expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_node_of_a_tree_is_its_path_and_a_committed_path_is_a_chain(name, kinds):
+    kind = kinds(name)
+    _, cache = start(kind)
+    logits, cache = feed(kind, cache, at(ROWS, LENGTH, PARENT.shape[1]), PARENT)
+    assert_nodes(kind, logits, ROWS, LENGTH)
+    cache, length = select(kind, cache, LENGTH)
+    committed = after_path(ROWS, LENGTH, OTHER)
+    logits, _ = feed(kind, kind.lm.rewind(cache, jnp.asarray(length, jnp.int32)), at(committed, length, 3))
+    assert_after(logits, kind.logits(committed), length)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_rewind_of_every_length_after_trees_forgets_exactly_that(name, kinds):
+    """Each row goes back to before its tree, token by token; a tree is fed there, and taken back in part."""
+    kind = kinds(name)
+    _, cache = start(kind)
+    _, cache = feed(kind, cache, at(ROWS, LENGTH, PARENT.shape[1]), PARENT)
+    cache, longest = select(kind, cache, LENGTH)
+    committed = after_path(ROWS, LENGTH, OTHER)
+    for back in range(REWIND + 1):
+        # The nodes of the tree count: a row was REWIND tokens longer than it was when they were fed.
+        short = np.maximum(longest - back, LENGTH)
+        copy = kind.lm.rewind(cache, jnp.asarray(short, jnp.int32))
+        mixed = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(committed, OTHER, short, strict=True)])
+        logits, copy = feed(kind, copy, at(mixed, short, PARENT.shape[1]), PARENT)
+        assert_nodes(kind, logits, mixed, short)
+        copy, length = select(kind, copy, short)
+        kept, rows = np.maximum(length - back, short), after_path(mixed, short, ROWS)
+        again = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(rows, ROWS, kept, strict=True)])
+        logits, _ = feed(kind, kind.lm.rewind(copy, jnp.asarray(kept, jnp.int32)), at(again, kept, 3))
+        assert_after(logits, kind.logits(again), kept)
+
+
+@pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
 def test_a_refilled_row_is_its_own_and_the_others_stay(name, kinds):
     kind = kinds(name)
     _, cache = start(kind)
