@@ -74,10 +74,10 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 4_938,
     "cli": 4_139,
-    "core": 3_932,  # the record of a stepwise drafter
-    "decode": 4_667,
+    "core": 3_954,  # the check of who takes token trees
+    "decode": 4_668,
     "draft_heads": 3_444,
-    "drafters": 4_527,
+    "drafters": 4_525,
     "files": 646,
     "jobs": 2_097,
     "nets": 3_624,

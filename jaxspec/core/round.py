@@ -82,17 +82,39 @@ def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
     """Refuses a drafter of trees with a model or a rule that takes chains only.
 
     Raises:
-        ValueError: the target has no `select`, or the rule judges chains only.
+        ValueError: see `check_takes_trees`.
     """
-    if drafter.tree is None:
-        return
-    if target.select is None:
-        raise ValueError(
-            "the drafter drafts trees, and the target takes chains only: give its LanguageModel a select, or use a "
-            "drafter of chains, such as drafters.model"
-        )
-    if not rule.trees:
-        raise ValueError(f"the drafter drafts trees, and the rule {rule.name} judges chains only: use {JUDGE_TREES}")
+    if drafter.tree is not None:
+        check_takes_trees(target, "the target", "the drafter drafts token trees")
+        check_takes_trees(rule, f"the rule {rule.name}", "the drafter drafts token trees")
+
+
+def check_takes_trees(party: LanguageModel | Drafter | Rule, who: str, purpose: str) -> None:
+    """Refuses a party that takes chains only, for a purpose that needs token trees.
+
+    Args:
+        party: a model that reads trees, a drafter whose functions make them, or a rule that judges them.
+        who: its name in the error.
+        purpose: who needs the trees, in words.
+
+    Raises:
+        ValueError: it takes chains only.
+
+    >>> check_takes_trees(Rule(None, "mine", exact=True), "the rule mine", "the drafter drafts token trees")
+    ... # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: the rule mine takes chains only (Rule.trees is False), and the drafter drafts token trees: use rules...
+    """
+    if isinstance(party, LanguageModel):
+        lacks, field = party.select is None, "LanguageModel.select is None"
+        instead = "use another model (recurrent layers take no trees), or a drafter of chains, such as drafters.model"
+    elif isinstance(party, Drafter):
+        lacks, field = party.steps is None, "Drafter.steps is None; of a model, LanguageModel.select"
+        instead = "use drafters.model of another model, or the drafter as it is"
+    else:
+        lacks, field, instead = not party.trees, "Rule.trees is False", f"use {JUDGE_TREES}"
+    if lacks:
+        raise ValueError(f"{who} takes chains only ({field}), and {purpose}: {instead}")
 
 
 def run_round(

@@ -34,6 +34,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import core, sampling, sharding
 from jaxspec.core import branches, programs, token_rows
 from jaxspec.core.checks import integer
+from jaxspec.core.round import check_takes_trees
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, output, stopping
@@ -177,8 +178,8 @@ def beam_search(
     prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
     draft = None if prepared.drafter is None else prepared.drafter.functions.lm
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
-        if lm is not None and lm.select is None:
-            raise ValueError(f"beams are a token tree, and {who} takes chains only: its LanguageModel has no select")
+        if lm is not None:
+            check_takes_trees(lm, who, "beams are a token tree")
     goal = Goal(
         prepared.request.max_new_tokens,
         prepared.request.eos,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core
+from jaxspec.core.round import check_takes_trees
 from jaxspec.drafters.model import model
 
 
@@ -36,11 +37,8 @@ def steps_of(draft: core.BoundDrafter, depth: int) -> core.Steps:
         ValueError: the drafter takes chains only, or has no distributions so far ahead.
     """
     steps = draft.functions.steps
-    if steps is None:
-        raise ValueError(
-            f"{name_of(draft)} takes chains only (Drafter.steps is None; of a model, LanguageModel.select): use "
-            "drafters.model, or the drafter as it is"
-        )
+    check_takes_trees(draft.functions, name_of(draft), "a token tree is made of its drafts")
+    assert steps is not None
     if steps.depth is not None and depth > steps.depth:
         raise ValueError(f"the tree has depth {depth}, and the drafter drafts {steps.depth} tokens ahead at most")
     return steps

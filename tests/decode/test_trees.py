@@ -468,13 +468,16 @@ def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
 
 @pytest.mark.parametrize("rule", [rules.block(), rules.classical_rejection()], ids=lambda rule: rule.name)
 def test_a_rule_of_chains_is_refused(rule):
-    with pytest.raises(ValueError, match=r"the drafter drafts trees, .* judges chains only: use .*traversal\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"takes chains only \(Rule.trees is False\), and the drafter drafts token trees: use .*traversal\(\)",
+    ):
         jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), rule=rule, max_new_tokens=4)
 
 
 def test_a_target_of_chains_is_refused():
     chains = TARGET._replace(lm=TARGET.lm._replace(select=None))
-    with pytest.raises(ValueError, match="the drafter drafts trees, and the target takes chains only"):
+    with pytest.raises(ValueError, match=r"the target takes chains only .* drafts token trees: use another model"):
         jaxspec.generate(chains, prompt(), drafter=top_choices(BLEND), max_new_tokens=4)
     with pytest.raises(ValueError, match="takes chains only"):
         drafters.tree(chains, (2, 1))

@@ -87,7 +87,7 @@ def test_inner_rounds_are_told_which_rows_have_ended():
             lambda: drafters.cascade(LARGE, BoundDrafter(drafters.prompt_lookup().functions._replace(rollback=None))),
             "take back",
         ),
-        (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=rules.block()), "judges chains only"),
+        (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=rules.block()), "takes chains only"),
         (lambda: drafters.cascade(LARGE, SMALL, gamma=0), "gamma is 0"),
         (lambda: drafters.cascade(LARGE, SMALL, inner_temperature=0), "drafters.greedy"),
         (lambda: drafters.cascade(LARGE, SMALL, inner_temperature="a"), "inner_temperature is 'a': expected a finite"),

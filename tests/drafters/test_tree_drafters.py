@@ -389,7 +389,7 @@ def test_models_and_rules_of_chains_are_refused():
         with pytest.raises(ValueError, match=r"takes chains only .* use drafters\.model"):
             make(chains)
     options = dict(drafter=MADE["recycling"], max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"the rule block.* judges chains only: use rules\.rejection"):
+    with pytest.raises(ValueError, match=r"the rule block.* takes chains only .*: use rules\.rejection"):
         jaxspec.generate(TARGET, PROMPTS, rule=rules.block(), temperature=1.0, key=jax.random.key(0), **options)
     with pytest.raises(ValueError, match=r"policies\.adaptive\(\) or policies\.constant"):
         jaxspec.generate(TARGET, PROMPTS, policy=policies.entropy(), **options)

@@ -192,11 +192,16 @@ def test_refilled_slots_begin_with_an_empty_state():
 
 
 def test_trees_and_beams_are_refused():
-    lm = model().lm
-    assert lm.select is None
-    with pytest.raises(ValueError, match="the target takes chains only"):
+    """In the words of one check: who takes chains only, who needs trees, and what to do."""
+    assert model().lm.select is None
+    target = r"the target takes chains only \(LanguageModel.select is None\), and"
+    instead = r"use another model \(recurrent layers take no trees\)"
+    with pytest.raises(ValueError, match=f"{target} the drafter drafts token trees: {instead}"):
         jaxspec.generate(model(), ROWS, drafter=drafters.token_recycling(), **OPTIONS)
-    with pytest.raises(ValueError, match="takes chains only"):
-        drafters.tree(model(), (2, 1))
-    with pytest.raises(ValueError, match="takes chains only: its LanguageModel has no select"):
+    with pytest.raises(ValueError, match=f"{target} beams are a token tree: {instead}"):
         jaxspec.beam_search(model(), ROWS, beams=2, max_new_tokens=4)
+    for make in (drafters.tree, drafters.dynamic_tree):
+        with pytest.raises(
+            ValueError, match=r"recurrent-0 takes chains only .*LanguageModel\.select.* tree is made of"
+        ):
+            make(model())
