@@ -235,7 +235,7 @@ prompts = [
     )
 ]
 settings = dict(max_new_tokens=32)
-single = jaxspec.generate(whole[0], prompts, **settings)
+single = jaxspec.generate(unsplit[0], prompts, **settings)
 plain = jaxspec.generate(target, prompts, **settings)
 for text in plain.texts[:3]:
     print(text)
@@ -420,7 +420,7 @@ if DTYPE == "float32":
 # %%
 from jaxspec.analysis import numerics
 
-halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(whole[0].config, jax.device_count())) for name in names]
+halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(unsplit[0].config, jax.device_count())) for name in names]
 apart = numerics.mismatches(prepare(halved[0], prompts, drafter=halved[1], gamma=GAMMA, **settings))
 print(f"{len(prompts) - len(apart)} of {len(prompts)} texts are the same with draft tokens and without")
 for found in apart:

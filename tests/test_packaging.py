@@ -72,10 +72,10 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 }
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
-    "analysis": 4_938,
+    "analysis": 4_979,
     "cli": 4_139,
     "core": 3_954,  # the check of who takes token trees
-    "decode": 4_668,
+    "decode": 4_658,
     "draft_heads": 3_444,
     "drafters": 4_525,
     "files": 646,
@@ -83,13 +83,13 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "nets": 3_624,
     "policies": 579,
     "rules": 1_572,
-    "sampling": 842,
+    "sampling": 869,
     "testing": 2_173,
     "top": 814,
     "trace": 454,
     "training": 2_851,
     "vocab": 655,
-    "weights": 4_999,
+    "weights": 5_003,
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -190,9 +190,7 @@ def _overlap(
     log_lenience: Float[Array, ""],
 ) -> Float[Array, "B N"]:
     """Computes sum_x min(p(x) / l, q(x)) of the two distributions of each new token; 0 or 1 if greedy."""
-    row, new = decoder_prompt(target, prompt), tokens.shape[1]
-    # Position t of the text sees the new tokens before it: a strictly lower triangle [1, N, N - 1].
-    prefix = core.Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
+    prefix = prefixes(target, prompt, tokens)
     draft_params = request.draft_sampling_params
     draft_params = request.sampling_params if draft_params is None else draft_params
     draft_logits = sampling.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
@@ -204,6 +202,13 @@ def _overlap(
         is_near = drafted >= jnp.max(p.logits, axis=-1) + log_lenience
         return jnp.where(log_lenience < 0, is_near, p.tokens == q.tokens).astype(jnp.float32)
     return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs - log_lenience, q.log_probs)), axis=-1), 1.0)
+
+
+def prefixes(target: core.LanguageModel, prompt: core.Prompt, tokens: Int[Array, "B N"]) -> core.Prefix:
+    """Returns what precedes each new token of a text, for a sampler."""
+    row, new = decoder_prompt(target, prompt), tokens.shape[1]
+    # Position t of the text sees the new tokens before it: a strictly lower triangle [1, N, N - 1].
+    return core.Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
 
 
 def drafting_model(prepared: Prepared) -> core.Model:

@@ -379,7 +379,7 @@ def of_pair(
     """Measures a pair of models on prompts, and yields a plan for each batch size.
 
     Tokens per round come from replaying the rejection rule along the target's own texts (`replay`), for each draft.
-    With another rule, or with more sampling options, they assume independent draft tokens in texts as long. c and v are
+    With another rule, or with top_k, top_p or min_p, they assume independent draft tokens in texts as long. c and v are
     timed at each batch size, v at some gammas. `Plan.measured` has the intervals of these numbers. Trees come from
     `best_trees` for each draw, for acceptance by rank and then for acceptance by depth, too.
 
@@ -407,7 +407,7 @@ def of_pair(
         raise ValueError(f"most is {most}: expected at least 1 draft token a round")
     tokens, ratios = None, dict[str, np.ndarray]()
     rule, draft = prepared.options["rule"], acceptance.drafting_model(prepared)
-    if (rule is None or rule.lenience == 1) and replay.has_temperature_alone(prepared):
+    if (rule is None or rule.lenience == 1) and replay.can_replay(prepared):
         trace = replay.collect(prepared)
         rate, counts = replay.acceptance_rate(trace, rules.rejection()), trace.counts
         chain_ratios = replay.chain_ratios(trace, rules.rejection())
@@ -416,7 +416,9 @@ def of_pair(
         draws: Sequence[DrawName] = (DRAWS if trace.temperature else ("top",)) if trees else ()
         ratios = {draw: replay.tree_ratios(trace, draw, children) for draw in draws}
     elif trees:
-        raise ValueError("trees are planned for the rejection rule and a temperature alone: leave other options out")
+        raise ValueError(
+            "trees are planned for the rejection rule, without top_k, top_p or min_p: leave these out"
+        )
     else:
         measured = acceptance.measure(prepared)
         rate, counts = measured.rate, measured.counts

@@ -30,7 +30,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +40,22 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec import sampling
 from jaxspec.analysis import acceptance, formulas
 from jaxspec.analysis.statistics import Rate
-from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise, programs
+from jaxspec.core import (
+    AcceptanceRatio,
+    Distribution,
+    Draft,
+    LanguageModel,
+    Params,
+    Prompt,
+    Rule,
+    Sampler,
+    noise,
+    programs,
+)
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.trees.children import DrawName, check
 from jaxspec.drafters.trees.shape import Choices
+from jaxspec.sampling import samplers
 
 CHUNK = 256  # positions at a time
 SAMPLES = 4  # draws of siblings at each position, where their acceptance is averaged over those before them
@@ -56,7 +68,7 @@ class LogitTrace(NamedTuple):
         temperature: the temperature of the texts.
         counts: how many tokens each text has [rows].
         tokens: the texts.
-        target, draft: float32 logits of each of their tokens, given those before it, memory-mapped.
+        target, draft: float32 logits of each of their tokens, after the logits processors; memory-mapped.
     """
 
     temperature: float
@@ -70,9 +82,9 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
     """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
 
     Args:
-        prepared: a generation with a target and a draft model. Its rows are the unit of the standard errors. Only its
-            temperature shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each temperature that
-            matters.
+        prepared: a generation with a target and a draft model. Its rows are the unit of the standard errors. Its
+            temperature and logits processors shape the texts. Texts at 0 serve temperature 0 only, so collect some for
+            each temperature that matters.
         batch: rows at a time.
 
     Example:
@@ -89,16 +101,26 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
     counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
     tokenizer = prepared.target.tokenizer
     shape = (int(counts.sum()), prepared.target.lm.vocab_size if tokenizer is None else len(tokenizer))
-    logits = [_scratch(shape) for _ in models]
+    sides = [_scratch(shape) for _ in models]
     tokens, start = np.zeros(shape[0], np.int32), 0
     for text in texts:
         real, prompt = text.real, text.part.prepared.prompt
         real[text.part.real :] = False
         positions = slice(start, start := start + int(real.sum()))
         tokens[positions] = np.asarray(text.tokens)[real]
-        for side, model in zip(logits, models, strict=True):
-            side[positions] = np.asarray(_logits(model.lm, shape[1], model.params, prompt, text.tokens))[real]
-    return LogitTrace(temperature, counts, tokens, *logits)
+        for side, model in zip(sides, models, strict=True):
+            logits = _logits(
+                model.lm,
+                prepared.target.lm,
+                prepared.sampler,
+                shape[1],
+                model.params,
+                text.part.prepared.request.sampling_params,
+                prompt,
+                text.tokens,
+            )
+            side[positions] = np.asarray(logits)[real]
+    return LogitTrace(temperature, counts, tokens, *sides)
 
 
 def _scratch(shape: tuple[int, ...]) -> Float[np.ndarray, "N V"]:
@@ -303,19 +325,22 @@ def _by_text(
 
 
 def _temperature(prepared: Prepared) -> float:
-    """Returns the one temperature of a generation that has no other sampling options."""
+    """Returns the one temperature of a generation without truncation."""
     option = prepared.options.get("temperature")
     temperatures = np.unique(np.asarray(0.0 if option is None else option, np.float64))
-    if len(temperatures) > 1 or not has_temperature_alone(prepared):
-        raise ValueError("replay needs one temperature for all rows, and no other sampling options")
+    if len(temperatures) > 1 or not can_replay(prepared):
+        raise ValueError(
+            "replay got temperatures that differ, top_k, top_p, min_p, or sampling options of the drafter's own: "
+            "expected one temperature for all rows, and logits processors, bias or penalties if any"
+        )
     return float(temperatures[0])
 
 
-def has_temperature_alone(prepared: Prepared) -> bool:
-    """Tells whether a generation has no sampling option but a temperature, for both models."""
-    sampling_params = prepared.request.sampling_params._asdict()
-    options = [name for name, value in sampling_params.items() if value is not None]
-    return options == ["temperature"] and prepared.request.draft_sampling_params is None
+def can_replay(prepared: Prepared) -> bool:
+    """Tells whether tokens are drawn at a temperature alone, after any logits processors, from both models."""
+    of_target, of_draft = prepared.request.sampling_params, prepared.request.draft_sampling_params
+    truncated = (of_target.top_k, of_target.top_p, of_target.min_p)
+    return of_draft is None and all(value is None for value in truncated)
 
 
 def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
@@ -344,9 +369,18 @@ def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> 
     return log_probs
 
 
-@programs.jit(static_argnames=("lm", "vocab"))
+@programs.jit(static_argnames=("lm", "target", "sampler", "vocab"))
 def _logits(
-    lm: LanguageModel, vocab: int, params: Params, prompt: Prompt, tokens: Int[Array, "B T"]
+    lm: LanguageModel,
+    target: LanguageModel,
+    sampler: Sampler,
+    vocab: int,
+    params: Params,
+    sampling_params: Any,
+    prompt: Prompt,
+    tokens: Int[Array, "B T"],
 ) -> Float[Array, "B T V"]:
-    """Computes teacher-forced logits over the target's real ids."""
-    return sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)
+    """Computes teacher-forced logits over the target's real ids, after the logits processors."""
+    logits = sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), target.vocab_size)
+    prefix = acceptance.prefixes(target, prompt, tokens)
+    return sampling.match_vocab(samplers.processed(sampler, sampling_params, logits, prefix), vocab)

@@ -54,7 +54,7 @@ def convert(
     dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
     if stored_as not in dtypes:
-        raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(dtypes)} for {form}")
+        raise ValueError(f"--dtype is {stored_as!r}: expected one of {', '.join(dtypes)} for {form}")
     kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
     if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
         raise ValueError(complaint)

@@ -88,10 +88,10 @@ def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:
 
     >>> one_of("tanh", "activation", ["relu", "silu"])
     Traceback (most recent call last):
-    ValueError: activation is 'tanh', expected one of relu, silu
+    ValueError: activation is 'tanh': expected one of relu, silu
     """
     if value not in expected:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(expected)}")
+        raise ValueError(f"{name} is {value!r}: expected one of {', '.join(expected)}")
 
 
 def suggest(wanted: str, names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from jaxspec.core import Follower, Memory, Policy, Prompt, Sampler, State
 from jaxspec.core.round import RoundResult
 from jaxspec.decode import log_probs
-from jaxspec.sampling.samplers import Chain
+from jaxspec.sampling import samplers
 
 
 class Followers(NamedTuple):
@@ -42,7 +42,7 @@ def followers(
     """Makes the followers of a decoder; the arguments are those of `speculative`."""
     return Followers(
         None if policy is None else _of_policy(policy),
-        _of_processors(sampler, vocab) if isinstance(sampler, Chain) and sampler.remembers else None,
+        samplers.follower(sampler, vocab),
         None if top_log_probs is None else log_probs.follower(top_log_probs),
     )
 
@@ -53,15 +53,5 @@ def _of_policy(policy: Policy) -> Follower:
 
     def update(state: State, memory: Any, result: RoundResult, committed: Int[Array, " B"]) -> Any:
         return policy.update(state.request.policy, memory, result.draft, result.verdict, committed)
-
-    return Follower(init, update)
-
-
-def _of_processors(sampler: Chain, vocab: int) -> Follower:
-    def init(state: State, headroom: int) -> tuple[Any, ...]:
-        return sampler.init(state.request.sampling_params, Prompt(state.tokens, state.length), state.start, vocab)
-
-    def update(state: State, memory: Any, result: RoundResult, committed: Int[Array, " B"]) -> tuple[Any, ...]:
-        return sampler.commit(state.request.sampling_params, memory, result.tokens, committed)
 
     return Follower(init, update)

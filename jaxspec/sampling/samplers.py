@@ -10,7 +10,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Distribution, LogitsProcessor, Prefix, Processor, Prompt, Sampler, noise
+from jaxspec.core import (
+    Distribution,
+    Follower,
+    LogitsProcessor,
+    Prefix,
+    Processor,
+    Prompt,
+    Sampler,
+    State,
+    noise,
+)
+from jaxspec.core.round import RoundResult
 from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
 
 
@@ -102,32 +113,21 @@ class Chain:
     processors: tuple[Processor, ...]
     to: Sampler
 
-    @property
-    def remembers(self) -> bool:
-        """Says whether any processor has a memory."""
-        return any(processor.init is not None for processor in self.processors)
-
     def __call__(
         self, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix | None = None
     ) -> Distribution:
+        return self.to(sampling_params, self.process(sampling_params, logits, prefix), prefix)
+
+    def process(
+        self, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix | None
+    ) -> Float[Array, "B T V"]:
+        """Puts logits through all processors."""
         logits = logits.astype(jnp.float32)
         for index, process in enumerate(self.processors):
             memory = None if prefix is None or prefix.memory is None else prefix.memory[index]
             of_process = None if prefix is None else prefix._replace(memory=memory)
             logits = process(sampling_params, logits, of_process)
-        return self.to(sampling_params, logits, prefix)
-
-    def init(self, sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> tuple[Any, ...]:
-        """Makes the memories of all processors after a whole row; None where there is none."""
-        inits = (process.init for process in self.processors)
-        return tuple(None if init is None else init(sampling_params, row, start, vocab) for init in inits)
-
-    def commit(
-        self, sampling_params: Any, memory: tuple[Any, ...], tokens: Int[Array, "B N"], count: Int[Array, " B"]
-    ) -> tuple[Any, ...]:
-        """Takes the first `count` tokens of each row into the memories of all processors."""
-        pairs = zip(self.processors, memory, strict=True)
-        return tuple(process.commit(sampling_params, old, tokens, count) for process, old in pairs)
+        return logits
 
 
 @functools.lru_cache
@@ -152,6 +152,33 @@ def chain(*processors: LogitsProcessor | Processor, to: Sampler) -> Sampler:
     if isinstance(to, Chain):
         in_order, to = [*in_order, *to.processors], to.to
     return Chain(tuple(in_order), to)
+
+
+def processed(
+    sampler: Sampler, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix
+) -> Float[Array, "B T V"]:
+    """The logits that a sampler makes its distribution of, after its processors, if it has any."""
+    return sampler.process(sampling_params, logits, prefix) if isinstance(sampler, Chain) else logits
+
+
+def follower(sampler: Sampler, vocab: int) -> Follower | None:
+    """The follower that keeps the memories of a sampler's processors, a tuple; None: no processor has one."""
+    if not isinstance(sampler, Chain) or all(process.init is None for process in sampler.processors):
+        return None
+    processors = sampler.processors
+
+    def init(state: State, headroom: int) -> tuple[Any, ...]:
+        values, row = state.request.sampling_params, Prompt(state.tokens, state.length)
+        inits = (process.init for process in processors)
+        return tuple(None if init is None else init(values, row, state.start, vocab) for init in inits)
+
+    def update(
+        state: State, memory: tuple[Any, ...], result: RoundResult, committed: Int[Array, " B"]
+    ) -> tuple[Any, ...]:
+        values, pairs = state.request.sampling_params, zip(processors, memory, strict=True)
+        return tuple(process.commit(values, old, result.tokens, committed) for process, old in pairs)
+
+    return Follower(init, update)
 
 
 @functools.lru_cache

@@ -134,7 +134,7 @@ def _header(path: Path, content: mmap.mmap) -> Header:
         raise ValueError("it is no GGUF file")
     at = 4
     if (version := take("I")) not in VERSIONS:
-        raise ValueError(f"its version is {version}, expected one of {VERSIONS}")
+        raise ValueError(f"its version is {version}: expected one of {VERSIONS}")
     tensors, keys = take("QQ")
     metadata: dict[str, Any] = {}
     for _ in range(keys):

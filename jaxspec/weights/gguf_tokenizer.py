@@ -81,7 +81,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
     if kind in ("no_vocab", "none"):
         return None
     if kind not in KINDS:
-        raise CheckpointError(f"{path}: its tokenizer is of the kind {kind!r}, expected one of {', '.join(KINDS)}")
+        raise CheckpointError(f"{path}: its tokenizer is of the kind {kind!r}: expected one of {', '.join(KINDS)}")
     if kind == "gpt2" and f"{KEY}pre" not in metadata:
         logging.getLogger(__name__).warning(
             "%s does not say how its tokenizer cuts text (tokenizer.ggml.pre): 'default' is assumed, as by llama.cpp, "
@@ -213,7 +213,7 @@ def _byte_level(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[An
 
     name = metadata.get(f"{KEY}pre", "default")
     if name not in CUTS:
-        raise CheckpointError(f"its tokenizer cuts text as {name!r}, expected one of {', '.join(CUTS)}")
+        raise CheckpointError(f"its tokenizer cuts text as {name!r}: expected one of {', '.join(CUTS)}")
     cut = CUTS[name]
     vocab = {token: i for i, token in enumerate(metadata[f"{KEY}tokens"])}
     merges: Any = [tuple(pair.split(" ")) for pair in need(metadata, f"{KEY}merges")]

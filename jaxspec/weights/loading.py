@@ -120,7 +120,7 @@ def load(
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
-    ValueError: dtype is 'float8', expected one of float32, bfloat16, int8, int4
+    ValueError: dtype is 'float8': expected one of float32, bfloat16, int8, int4
     """
     check_names(others, ("dtype", "compute", "mesh", "revision", "chat_template"), THEIR_NAMES, NOT_HERE)
     dtype, computed = dtype_names(dtype, compute)
@@ -162,7 +162,7 @@ def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES)
     if name not in names:
         short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(name)
         meant = f". Did you mean {short!r}?" if short else ""
-        raise ValueError(f"{what} is {name!r}, expected one of {', '.join(names)}{meant}")
+        raise ValueError(f"{what} is {name!r}: expected one of {', '.join(names)}{meant}")
     return name
 
 

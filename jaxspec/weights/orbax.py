@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxspec import nets, optional_imports
+from jaxspec import nets, optional_imports, sharding
 from jaxspec.core import Params
 from jaxspec.core.checks import suggest
 from jaxspec.files import folders
@@ -193,7 +193,11 @@ def _read(
             x = {part: parameters.put(f"{path}/{part}", x[part], axes, mesh) for part in x}
         else:
             x = parameters.put(path, x, axes, mesh)
-        return _as_dtype(path, x, dtype, mixed)
+        x = _as_dtype(path, x, dtype, mixed)
+        if mesh is None or quantisation.is_quantised(x):
+            return x
+        # Groups of columns are an axis of their own; putting them together makes the matrix whole on every device.
+        return jax.device_put(x, sharding.of(path, x.shape, axes, mesh))
 
     return orbax_arrays.read(folder / "params", chosen, check, place)
 
@@ -331,7 +335,7 @@ def _unknown(dtype: Any, family: Any) -> str:
     """Says which of the two is none that there is; empty if both are."""
     expected = {"family": (family, sorted(FORMS)), "dtype": (dtype, list(DTYPES))}
     return next(
-        (f"{key} is {got!r}, expected one of {any}" for key, (got, any) in expected.items() if got not in any), ""
+        (f"{key} is {got!r}: expected one of {any}" for key, (got, any) in expected.items() if got not in any), ""
     )
 
 

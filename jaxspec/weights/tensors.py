@@ -166,7 +166,7 @@ def _safetensors(path: Path) -> Shard:
         entry, shape = entries[name], shapes[name]
         if entry["dtype"] not in SAFETENSORS_DTYPES:
             expected = ", ".join(SAFETENSORS_DTYPES)
-            raise CheckpointError(f"{path}: {name} is {entry['dtype']}, expected one of {expected}")
+            raise CheckpointError(f"{path}: {name} is {entry['dtype']}: expected one of {expected}")
         dtype = np.dtype(SAFETENSORS_DTYPES[entry["dtype"]])
         return from_file(path, 8 + size + entry["data_offsets"][0], shape, dtype)
 

@@ -10,7 +10,7 @@ from benchmarks import divergence
 from jaxspec import rules, sampling
 from jaxspec.analysis import acceptance, formulas, replay
 from jaxspec.analysis.statistics import Rate
-from jaxspec.core import Prompt, token_rows
+from jaxspec.core import Processor, Prompt, token_rows
 from jaxspec.decode.request import prepare
 from jaxspec.testing import plain_distribution, table_model, table_model_from
 from jaxspec.testing.outcomes import Outcomes
@@ -121,8 +121,8 @@ def stores():
     return {t: replay.collect(prepared.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
 
 
-def decoded(rule, temperature, gamma=4):
-    options = dict(drafter=NEAR, gamma=gamma, rule=rule, temperature=temperature, max_new_tokens=NEW)
+def decoded(rule, temperature, gamma=4, **others):
+    options = dict(drafter=NEAR, gamma=gamma, rule=rule, temperature=temperature, max_new_tokens=NEW, **others)
     stats = jaxspec.generate(WORDS, PROMPTS, key=jax.random.key(7), **options).stats
     return Rate.of(stats.emitted - 1, stats.rounds)
 
@@ -178,6 +178,29 @@ def test_rules_accept_more_in_their_known_order(stores):
     order = ["block", "rejection", "coupled", "exact_match"]
     assert sorted(order, key=tokens.__getitem__, reverse=True) == order
     assert tokens["classical_rejection"] < tokens["rejection"]
+
+
+def forbid_last(values, logits, prefix):
+    """Bans the token that the memory holds."""
+    is_last = prefix.memory[..., None] == jnp.arange(logits.shape[-1])[None, None, :]
+    return jnp.where(is_last, -jnp.inf, logits)
+
+
+FORBID_LAST = Processor(
+    forbid_last,
+    init=lambda values, row, start, vocab: token_rows.tokens_at(row.tokens, row.length - 1),
+    advance=lambda values, memory, token: token,
+)
+
+
+def test_replay_takes_bias_penalties_and_logits_processors():
+    options = dict(repetition_penalty=1.3, logit_bias={2: 0.5}, logits_processors=FORBID_LAST)
+    prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6), **options)
+    trace = replay.collect(prepared.replace(temperature=0.0), batch=40)
+    predicted, ran = replayed(trace, rules.rejection(), 4), decoded(rules.rejection(), 0.0, **options)
+    np.testing.assert_allclose(predicted[:4], ran[:4])
+    texts = trace.tokens.reshape(ROWS, NEW)
+    assert (texts[:, 1:] != texts[:, :-1]).all()
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
     ("options", "message"),
     [
         (["--format", "gguf"], "--format is 'gguf', expected huggingface or jaxspec"),
-        (["--dtype", "int3"], "--dtype is 'int3', expected one of float32, bfloat16, int8, int4 for jaxspec"),
+        (["--dtype", "int3"], "--dtype is 'int3': expected one of float32, bfloat16, int8, int4 for jaxspec"),
         (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16 for huggingface"),
     ],
 )

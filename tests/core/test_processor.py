@@ -12,7 +12,7 @@ from jaxspec.core import BoundProcessor, Prefix, Processor, Prompt, tree
 from jaxspec.core.processor import fold
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.sampling import SamplingParams, chain, greedy
+from jaxspec.sampling import SamplingParams, chain, greedy, samplers
 from jaxspec.testing import table_model
 
 ROWS = Prompt(jnp.array([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]]), jnp.array([5, 2]))
@@ -51,8 +51,7 @@ def test_after_every_round_the_memory_is_that_of_the_row(drafter):
     prepared = prepare(TARGET, [[3, 1, 4, 1], [2]], drafter=drafter, gamma=3, **options)
     rounds = 0
     for state, _ in loop.iterate_rounds(prepared):
-        row = Prompt(state.tokens, state.length)
-        expected = prepared.sampler.init(state.request.sampling_params, row, state.start, 5)
+        expected = samplers.follower(prepared.sampler, 5).init(state, 0)
         jax.tree.map(np.testing.assert_array_equal, state.memory.sampler, expected)
         rounds += 1
     assert rounds > 2
@@ -67,7 +66,7 @@ def test_a_chain_before_a_chain_is_one_chain():
     process = Processor(lambda values, logits, prefix: logits)
     inner = chain(sampling.repetition_penalty, to=greedy())
     assert chain(process, to=inner) == chain(process, sampling.repetition_penalty, to=greedy())
-    assert inner.remembers and not chain(process, to=greedy()).remembers
+    assert samplers.follower(inner, 5) and not samplers.follower(chain(process, to=greedy()), 5)
 
 
 def test_values_are_those_of_each_row():

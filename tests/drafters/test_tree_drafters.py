@@ -362,7 +362,7 @@ def test_a_dynamic_tree_of_fewer_nodes_than_levels():
         (lambda: drafters.prompt_lookup(2.5), "longest is 2.5: expected an integer"),
         (lambda: drafters.token_recycling([0, 1]), "expected the ranks on the way to each node"),
         (lambda: drafters.tree(BLEND, (8,)), "has 8 children and the vocabulary 7 tokens"),
-        (lambda: drafters.tree(BLEND, (2,), draw="best"), "draw is 'best', expected one of"),
+        (lambda: drafters.tree(BLEND, (2,), draw="best"), "draw is 'best': expected one of"),
         (lambda: drafters.sequences(BLEND, k=0), "k is 0: expected at least 1"),
         (lambda: drafters.sequences(BLEND, k=9), "9 children and the vocabulary 7"),
         (lambda: drafters.dynamic_tree(BLEND, depth=0), "depth is 0: expected at least 1"),

@@ -145,9 +145,9 @@ def test_every_parameter_has_one_place():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama-3.1-8b", {"model_type": "mamba"}, "model_type is 'mamba', expected one of t5, mt5, gpt2, llama"),
+        ("llama-3.1-8b", {"model_type": "mamba"}, "model_type is 'mamba': expected one of t5, mt5, gpt2, llama"),
         ("llama-3.1-8b", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
-        ("llama-3.1-8b", {"rope_scaling": {"type": "su"}}, "the rope scaling is 'su', expected one of default"),
+        ("llama-3.1-8b", {"rope_scaling": {"type": "su"}}, "the rope scaling is 'su': expected one of default"),
         ("llama-3.1-8b", {"rope_scaling": {"type": "yarn"}}, "it lacks 'factor'"),
         ("llama-3.1-8b", {"rope_scaling": {"rope_type": "linear"}}, "it lacks 'factor'"),
         (
@@ -157,7 +157,7 @@ def test_every_parameter_has_one_place():
         ),
         ("llama-3.1-8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: only 1.0"),
         ("llama-3.1-8b", {"hidden_size": None}, "it lacks 'hidden_size'"),
-        ("llama-3.1-8b", {"hidden_act": "quick_gelu"}, "the activation is 'quick_gelu', expected one of silu"),
+        ("llama-3.1-8b", {"hidden_act": "quick_gelu"}, "the activation is 'quick_gelu': expected one of silu"),
         ("llama-3.1-8b", {"num_key_value_heads": 5}, "32 query heads cannot share 5 key-value heads"),
         ("gemma-3-1b", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types has chunked_attention"),
         ("gemma-3-1b", {"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 26"),
@@ -169,8 +169,8 @@ def test_every_parameter_has_one_place():
             "rope_type is 'linear': only 'default'",
         ),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
-        ("gpt2", {"activation_function": "tanh"}, "the activation is 'tanh', expected one of silu"),
-        ("t5-small", {"feed_forward_proj": "tanh"}, "feed_forward_proj is 'tanh', expected one of relu"),
+        ("gpt2", {"activation_function": "tanh"}, "the activation is 'tanh': expected one of silu"),
+        ("t5-small", {"feed_forward_proj": "tanh"}, "feed_forward_proj is 'tanh': expected one of relu"),
         ("t5-small", {"relative_attention_num_buckets": 2}, "2 buckets for distances up to 128: expected at least 4"),
         ("t5-small", {"relative_attention_max_distance": 16}, "32 buckets for distances up to 16: expected at least 4"),
         ("t5-small", {"decoder_start_token_id": 32128}, "the start token is 32128, expected an id from 0 to 32127"),

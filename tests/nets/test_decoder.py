@@ -88,9 +88,9 @@ def test_bfloat16_gives_float32_logits(config):
     [
         ({"kv_heads": 3}, "4 query heads cannot share 3 key-value heads"),
         ({"local": (True,)}, "some layers are local, but window is None"),
-        ({"activation": "tanh"}, "activation is 'tanh', expected one of relu, silu, gelu"),
-        ({"positions": "learned"}, "positions is 'learned', expected one of rotary, relative"),
-        ({"rope_scaling": "su"}, "rope_scaling is 'su', expected one of default, linear, llama3, yarn"),
+        ({"activation": "tanh"}, "activation is 'tanh': expected one of relu, silu, gelu"),
+        ({"positions": "learned"}, "positions is 'learned': expected one of rotary, relative"),
+        ({"rope_scaling": "su"}, "rope_scaling is 'su': expected one of default, linear, llama3, yarn"),
     ],
 )
 def test_shapes_that_cannot_be(changes, message):

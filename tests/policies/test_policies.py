@@ -423,7 +423,7 @@ def test_oracle_makes_no_draft_token_in_vain():
         (lambda: policies.adaptive(v=[1.2, 1.3]), "begin with 1"),
         (lambda: policies.adaptive(alpha=float("nan")), "alpha is nan"),
         (lambda: policies.adaptive(pause=2**31), "pause is 2147483648: expected a number from 0 to 10000000"),
-        (lambda: policies.adaptive(together=True), "together is True, expected one of batch, slots"),
+        (lambda: policies.adaptive(together=True), "together is True: expected one of batch, slots"),
         (lambda: policies.adaptive(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
         (lambda: policies.adaptive(c=[0.1, 1e39]), "expected a finite number of at least 0"),
         (lambda: policies.adaptive(v=float("inf")), "v is inf"),

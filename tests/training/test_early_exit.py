@@ -125,7 +125,7 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"early_exit": {"curriculum": "random"}}, "curriculum is 'random', expected one of rotating, grad"),
+        ({"early_exit": {"curriculum": "random"}}, "curriculum is 'random': expected one of rotating, grad"),
         ({"early_exit": {"dropout": 1.0}}, r"\[early_exit\] dropout is 1.0: expected a number from 0 to below 1"),
         ({"early_exit": {}, "distil": {"teacher": "x"}}, "distil.weight is 1.0: expected 0"),
         (

@@ -241,7 +241,7 @@ def test_a_head_of_another_target_is_noticed(target, folder, load_target, promot
     [
         ({"family": "eagel"}, "family is 'eagel': expected one of"),
         ({"head": LAYER | {"tap": [1]}}, r"\[head\] has an unknown key 'tap': did you mean 'taps'"),
-        ({"learn": {"divergence": "kld"}}, "divergence is 'kld', expected one of kl, "),
+        ({"learn": {"divergence": "kld"}}, "divergence is 'kld': expected one of kl, "),
         ({"learn": {"stride": 0}}, r"\[learn\] stride is 0: expected at least 1"),
         ({"learn": {"kl": 2.0}}, "kl is 2.0: expected a number from 0 to 1"),
         ({"distil": {"teacher": "x"}}, "unknown key 'distil'"),

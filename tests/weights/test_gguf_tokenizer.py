@@ -66,7 +66,7 @@ def test_texts_are_cut_as_the_file_names_it():
         assert ids("1121a", BYTEWISE, pre=pre) == expected, pre
     assert ids("ab!\nab", BYTEWISE, pre="qwen2") == [14, 0, 13, 14]
     with pytest.raises(
-        CheckpointError, match=r"x\.gguf: its tokenizer cuts text as 'new', expected one of default, gpt-2"
+        CheckpointError, match=r"x\.gguf: its tokenizer cuts text as 'new': expected one of default, gpt-2"
     ):
         ids("a", BYTEWISE, pre="new")
 
@@ -233,7 +233,7 @@ def test_a_saved_tokenizer_reads_as_before(pieces, tmp_path):
 
 def test_tokenizers_that_cannot_be_made_are_refused_in_words():
     for changes, words in (
-        ({"model": "rwkv"}, "is of the kind 'rwkv', expected one of llama, gpt2, t5"),
+        ({"model": "rwkv"}, "is of the kind 'rwkv': expected one of llama, gpt2, t5"),
         ({"tokens": None}, "it lacks 'tokenizer.ggml.tokens'"),
         ({"merges": None}, "it lacks 'tokenizer.ggml.merges'"),
         ({"model": "llama"}, "it lacks 'tokenizer.ggml.scores'"),

@@ -123,7 +123,7 @@ def test_int8_is_computed_in_bfloat16_where_asked_for_and_by_default_off_a_cpu(f
     ("dtype", "compute", "message"),
     [
         ("bfloat16", "float32", 'expected dtype="int8" or dtype="int4" with it'),
-        ("int8", "int8", "compute is 'int8', expected one of"),
+        ("int8", "int8", "compute is 'int8': expected one of"),
     ],
 )
 def test_what_computes_with_no_int8_matrices_is_refused(folder, dtype, compute, message):
@@ -215,7 +215,7 @@ def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
 
 
 def test_an_unknown_dtype_is_refused(folder):
-    with pytest.raises(ValueError, match="dtype is 'float16', expected one of float32, bfloat16, int8, int4"):
+    with pytest.raises(ValueError, match="dtype is 'float16': expected one of float32, bfloat16, int8, int4"):
         load(folder / "tiny-t5", dtype="float16")
     with pytest.raises(ValueError, match="dtype is 'float16'"):
         load(folder / "tiny-t5", dtype=np.float16)
@@ -320,7 +320,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
         (dict(device_map="auto"), "no option 'device_map': it is called mesh, such as mesh=\"model=8\""),
         (dict(trust_remote_code=True), "no option 'trust_remote_code': code that a model brings is never run"),
         (dict(revison="v2"), r"no option 'revison': did you mean revision\?"),
-        (dict(dtype=None), "dtype is 'None', expected one of"),
+        (dict(dtype=None), "dtype is 'None': expected one of"),
         (dict(mesh=2), "the mesh is 2: expected sizes such as 'data=2,model=4'"),
     ],
 )

@@ -37,7 +37,7 @@ def of(table: dict) -> Family:
         if table.get("model_type") in family.model_types:
             return family
     expected = ", ".join(name for family in FAMILIES for name in family.model_types)
-    raise FamilyError(f"model_type is {table.get('model_type')!r}, expected one of {expected}")
+    raise FamilyError(f"model_type is {table.get('model_type')!r}: expected one of {expected}")
 
 
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:

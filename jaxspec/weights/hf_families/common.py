@@ -68,7 +68,7 @@ def activation(name: str) -> str:
     'gelu'
     """
     if name not in ACTIVATIONS:
-        raise FamilyError(f"the activation is {name!r}, expected one of {', '.join(ACTIVATIONS)}")
+        raise FamilyError(f"the activation is {name!r}: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

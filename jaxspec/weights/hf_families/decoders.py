@@ -71,7 +71,7 @@ def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
     only(merged, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     kind = merged.get("rope_type") or merged.get("type") or "default"
     if kind not in (*SCALINGS, "dynamic"):
-        raise FamilyError(f"the rope scaling is {kind!r}, expected one of {', '.join(SCALINGS)}, dynamic")
+        raise FamilyError(f"the rope scaling is {kind!r}: expected one of {', '.join(SCALINGS)}, dynamic")
     options: dict[str, Any] = {"rope_base": float(merged["rope_theta"])}
     if kind == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
         need(table, "max_position_embeddings")

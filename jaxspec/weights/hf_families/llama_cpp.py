@@ -48,14 +48,14 @@ def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dic
 
     >>> config_json({"general.architecture": "rwkv7"}, {})
     Traceback (most recent call last):
-    jaxspec.weights.hf_families.common.FamilyError: the architecture is 'rwkv7', expected one of gpt2, ...
+    jaxspec.weights.hf_families.common.FamilyError: the architecture is 'rwkv7': expected one of gpt2, ...
     """
     _only(dict(metadata), "general.type", "model")
     if metadata.get("tokenizer.ggml.suppress_tokens"):
         raise FamilyError("tokenizer.ggml.suppress_tokens, a list of tokens never to generate, is not supported")
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise FamilyError(f"the architecture is {architecture!r}, expected one of {', '.join(ARCHITECTURES)}")
+        raise FamilyError(f"the architecture is {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
     if "token_embd.weight" not in shapes:
         raise FamilyError("it has no tensor token_embd.weight")
     prefix = f"{architecture}."

@@ -41,7 +41,7 @@ def read(table: dict) -> T5Config:
     """
     kind = table.get("feed_forward_proj", "relu")
     if kind not in FEED_FORWARD:
-        raise FamilyError(f"feed_forward_proj is {kind!r}, expected one of {', '.join(FEED_FORWARD)}")
+        raise FamilyError(f"feed_forward_proj is {kind!r}: expected one of {', '.join(FEED_FORWARD)}")
     activation, gated = FEED_FORWARD[kind]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
