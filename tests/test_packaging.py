@@ -74,7 +74,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 4_979,
     "cli": 4_139,
-    "core": 3_954,  # the check of who takes token trees
+    "core": 3_982,  # checks of who takes token trees, and of rewinds
     "decode": 4_658,
     "draft_heads": 3_444,
     "drafters": 4_525,

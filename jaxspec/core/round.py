@@ -31,6 +31,7 @@ from jaxspec.core import (
     Verdict,
     Weights,
     branches,
+    kv_cache,
     token_rows,
     tree,
 )
@@ -117,6 +118,26 @@ def check_takes_trees(party: LanguageModel | Drafter | Rule, who: str, purpose: 
         raise ValueError(f"{who} takes chains only ({field}), and {purpose}: {instead}")
 
 
+def check_room(cache: Cache, tokens: int) -> None:
+    """Refuses a round that may take back more tokens than its cache was made to take back. All of this is static.
+
+    Raises:
+        ValueError: with what the cache takes back (`Room.rewind`), and the most that the round does.
+
+    >>> from jaxspec.core import Room
+    >>> check_room(kv_cache.empty(1, Room(64, rewind=4), [kv_cache.whole(1, 8)]), 6)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: the cache takes back at most 4 tokens (Room.rewind), and a round up to 6: begin rows with the decoder...
+    """
+    for part in jax.tree.leaves(cache, is_leaf=lambda node: isinstance(node, kv_cache.KVCache)):
+        if isinstance(part, kv_cache.KVCache) and part.rewind is not None and part.rewind < tokens:
+            raise ValueError(
+                f"the cache takes back at most {part.rewind} tokens (Room.rewind), and a round up to {tokens}: begin "
+                "rows with the decoder that goes on with them, with the same drafter and gamma. A drafter that feeds a "
+                "row more tokens than its draft says so in Drafter.spare"
+            )
+
+
 def run_round(
     target: LanguageModel,
     drafter: Drafter,
@@ -140,8 +161,9 @@ def run_round(
         shorten: most tokens of each row's draft that are verified, as a policy has it; None: all.
     """
     row, (nodes, depth) = context.row, size_of(drafter, context.gamma)
+    check_room(caches.target, nodes + 1 + drafter.spare)
     with jax.named_scope("draft"):
-        draft, caches = _proposed(drafter.propose(weights, caches, context))
+        draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
         draft = truncate(draft, context.max_draft, target.vocab_size)
         if shorten is not None:
@@ -242,11 +264,17 @@ def fed_before(verdict: Verdict, depth: int) -> Int[Array, "B depth+1"] | None:
     return None if verdict.path is None else jnp.pad(verdict.path[:, :depth] + 1, ((0, 0), (1, 0)))
 
 
-def _proposed(returned: Any) -> tuple[Draft, Caches]:
-    """Returns what a drafter proposed, if it is what `core.Propose` returns."""
+def _proposed(returned: Any, given: Caches) -> tuple[Draft, Caches]:
+    """Returns what a drafter proposed, if it is what `core.Propose` returns for the caches that it was given."""
     if isinstance(returned, tuple) and len(returned) == 2:
         draft, caches = returned
         if isinstance(draft, Draft) and isinstance(caches, Caches):
+            old, new = (jax.tree.map(jnp.shape, cache) for cache in (given.target, caches.target))
+            if jax.tree.structure(old) != jax.tree.structure(new) or old != new:
+                raise ValueError(
+                    "the drafter's propose returned a target's cache of another kind or room: expected the one that it "
+                    "was given, perhaps fed, with every token that was fed taken back by the decoder (Room.rewind)"
+                )
             return draft, caches
     names = ", ".join(type(part).__name__ for part in returned) if type(returned) is tuple else type(returned).__name__
     raise TypeError(
