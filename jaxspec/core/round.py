@@ -264,12 +264,12 @@ def fed_before(verdict: Verdict, depth: int) -> Int[Array, "B depth+1"] | None:
     return None if verdict.path is None else jnp.pad(verdict.path[:, :depth] + 1, ((0, 0), (1, 0)))
 
 
-def _proposed(returned: Any, given: Caches) -> tuple[Draft, Caches]:
+def _proposed(returned: Any, old_caches: Caches) -> tuple[Draft, Caches]:
     """Returns what a drafter proposed, if it is what `core.Propose` returns for the caches that it was given."""
     if isinstance(returned, tuple) and len(returned) == 2:
         draft, caches = returned
         if isinstance(draft, Draft) and isinstance(caches, Caches):
-            old, new = (jax.tree.map(jnp.shape, cache) for cache in (given.target, caches.target))
+            old, new = (jax.tree.map(jnp.shape, cache) for cache in (old_caches.target, caches.target))
             if jax.tree.structure(old) != jax.tree.structure(new) or old != new:
                 raise ValueError(
                     "the drafter's propose returned a target's cache of another kind or room: expected the one that it "
