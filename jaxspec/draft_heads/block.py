@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import core, nets
 from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.core.checks import one_of
+from jaxspec.core.checks import in_range, one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
@@ -91,14 +91,8 @@ class BlockConfig:
         one_of(self.markov, "markov", MARKOV)
         if self.count < 1:
             raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
-        if c.dim != self.hidden_size and not (self.own_embedding and self.own_head):
-            raise ValueError(
-                f"width {c.dim} is not the target's, {self.hidden_size}: expected own_embedding and own_head"
-            )
-        if self.draft_vocab is not None and not self.own_head:
-            raise ValueError("the target's head has the target's vocabulary: a draft_vocab needs own_head")
-        if not 0 <= self.mask_token < c.vocab_size:
-            raise ValueError(f"the mask token is {self.mask_token}, expected an id from 0 to {c.vocab_size - 1}")
+        formats.check_own_parts(self, c.dim, self.hidden_size)
+        in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
 
     @property
     def count(self) -> int:
@@ -518,14 +512,17 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     """Reads the network of a config.json."""
     options = {**table, **(table.get("dflash_config") or {})}
     layer = formats.layer_of(table, shapes, windows=True)
-    formats.check_vocabulary(layer.vocab_size, target)
     if options.get("aux_hidden_state_layer_ids") is not None:
         taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
     else:
         taps = formats.taps_of(formats.need(options, "target_layer_ids"), 0, target)
-    formats.check_layers(options.get("num_target_layers"), target)
     hidden = table.get("target_hidden_size") or layer.dim
-    formats.check_taps(shapes, taps, hidden, target)
+    formats.check_same(
+        ("vocabulary size", layer.vocab_size, target.vocab_size),
+        ("number of target layers", options.get("num_target_layers"), target.layers),
+        ("width of hidden states", hidden, target.hidden_size),
+        ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
+    )
     spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
     parts, cap = formats.own_parts(shapes), options.get("final_logit_softcapping") or None
     target_cap = nets.logits_cap(target.config)

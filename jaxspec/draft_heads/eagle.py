@@ -72,15 +72,7 @@ class EagleConfig:
                 f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and the target's "
                 f"vocabulary: got width {c.dim} and draft_vocab {self.draft_vocab}"
             )
-        if not self.own_embedding and c.dim != self.hidden_size:
-            raise ValueError(
-                f"width {c.dim} is not the target's, {self.hidden_size}, so its embedding cannot be shared: "
-                "expected own_embedding"
-            )
-        if not self.own_head and (c.dim != self.hidden_size or self.draft_vocab is not None):
-            raise ValueError(
-                "the target's head has another width or vocabulary and cannot be shared: expected own_head"
-            )
+        formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
 
@@ -266,13 +258,16 @@ def matches(table: dict, shapes: Shapes) -> bool:
 def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
     """Reads the network of a config.json."""
     layer = formats.layer_of(table, shapes)
-    formats.check_vocabulary(layer.vocab_size, target)
+    formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     parts = formats.own_parts(shapes) | {"fc_bias": "fc.bias" in shapes}
     if FUSED not in shapes:
-        formats.check_shape(shapes, "fc.weight", 0, target.hidden_size, "the width")
+        formats.check_same(("width of hidden states", formats.axis_of(shapes, "fc.weight", 0), target.hidden_size))
         return EagleConfig(layer, target.hidden_size, (), None, **parts)
     hidden, taps = table.get("target_hidden_size") or layer.dim, _taps(table, target)
-    formats.check_taps(shapes, taps, hidden, target)
+    formats.check_same(
+        ("width of hidden states", hidden, target.hidden_size),
+        ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
+    )
     return EagleConfig(
         layer,
         hidden,

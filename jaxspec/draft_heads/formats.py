@@ -128,12 +128,9 @@ def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:
 def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
     """Numbers layers as `language_model(config, taps)` does: 0 is the output of the first.
 
-    There are three ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash, DeepSpec, SGLang). -1: the
-    input of layer l, which is transformers' `hidden_states[l]` (EAGLE, vLLM, speculators).
-
-    Raises:
-        FamilyError: a number is no layer's. The output of the last layer is none, either: transformers, with which
-            drafters are trained, has it after the final norm only.
+    There are two ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash, DeepSpec, SGLang). -1: the
+    input of layer l, which is transformers' `hidden_states[l]` (EAGLE, vLLM, speculators). The output of the last layer
+    is refused, too: transformers, with which drafters are trained, has it after the final norm only.
 
     >>> taps_of([2, 16, 29], -1, TargetShape(None, 1, 1, layers=32))
     (1, 15, 28)
@@ -149,53 +146,35 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
     return taps
 
 
-def check_shape(shapes: Shapes, name: str, axis: int, expected: int, what: str) -> None:
-    """Compares an axis of a tensor with what the target has.
+def check_same(*facts: tuple[str, int | None, int]) -> None:
+    """Compares what a drafter's files say of their target with the target, fact by fact.
+
+    Args:
+        facts: a name of the fact, the files' value and the target's. None: the files are silent.
 
     Raises:
-        FamilyError: it is another target's.
+        FamilyError: they differ; the first fact that does is named.
+
+    >>> check_same(("layers", None, 4), ("vocabulary size", 13, 16))
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: its vocabulary size is 13, ... 16: it was made for another target
     """
-    if name in shapes and shapes[name][axis] != expected:
-        raise FamilyError(
-            f"{name} is {list(shapes[name])}, for {what} {shapes[name][axis]}, and the target's is {expected}: it was "
-            "made for another target"
-        )
+    for name, theirs, expected in facts:
+        if theirs is not None and theirs != expected:
+            raise FamilyError(f"its {name} is {theirs}, and the target's {expected}: it was made for another target")
 
 
-def check_vocabulary(vocab: int, target: TargetShape) -> None:
-    """Compares the size of the vocabulary with the target's.
-
-    Raises:
-        FamilyError: it is another target's.
-    """
-    if vocab != target.vocab_size:
-        raise FamilyError(
-            f"its vocabulary has {vocab} ids, and the target's {target.vocab_size}: it was made for another target"
-        )
+def axis_of(shapes: Shapes, name: str, axis: int) -> int | None:
+    """Returns the length of an axis of a tensor; None without the tensor."""
+    return shapes[name][axis] if name in shapes else None
 
 
-def check_taps(shapes: Shapes, taps: tuple[int, ...], hidden: int, target: TargetShape) -> None:
-    """Compares the width of the hidden states, and that of the projection of what is read, with the target's.
-
-    Raises:
-        FamilyError: they are another target's.
-    """
-    if hidden != target.hidden_size:
-        raise FamilyError(
-            f"it reads hidden states of width {hidden}, and the target's have {target.hidden_size}: it was made for "
-            "another target"
-        )
-    check_shape(shapes, "fc.weight", 1, len(taps) * hidden, f"{len(taps)} layers of a total width of")
-
-
-def check_layers(made_for: int | None, target: TargetShape) -> None:
-    """Compares the number of the target's layers with what the files say it is, if they do.
-
-    Raises:
-        FamilyError: it is another target's.
-    """
-    if made_for is not None and made_for != target.layers:
-        raise FamilyError(f"it was made for a target of {made_for} layers, and the target has {target.layers}")
+def check_own_parts(config: Any, dim: int, hidden_size: int) -> None:
+    """Refuses layers of another width or vocabulary than the target's that use the target's embedding or head."""
+    if dim != hidden_size and not (config.own_embedding and config.own_head):
+        raise ValueError(f"width {dim} is not the target's, {hidden_size}: expected own_embedding and own_head")
+    if config.draft_vocab is not None and not config.own_head:
+        raise ValueError(f"draft_vocab is {config.draft_vocab} for the target's head, which has all: expected own_head")
 
 
 def draft_vocab(shapes: Shapes, vocab: int) -> int | None:

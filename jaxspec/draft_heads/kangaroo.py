@@ -160,14 +160,16 @@ def matches(table: dict, shapes: Shapes) -> bool:
 def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
     """Reads the network of a config.json."""
     layer = formats.layer_of(table, shapes)
-    formats.check_vocabulary(layer.vocab_size, target)
-    formats.check_shape(shapes, QUERIES, 1, target.hidden_size, "a width of")
+    formats.check_same(
+        ("vocabulary size", layer.vocab_size, target.vocab_size),
+        ("width of hidden states", formats.axis_of(shapes, QUERIES, 1), target.hidden_size),
+        ("number of target layers", table.get(LAYERS), target.layers),
+    )
     if EXIT not in table and target.taps is None:
         raise formats.FamilyError(
             f"its config.json has no {EXIT}: pass taps=[1] to load_drafter if it reads the output of the second layer, "
             "as Kangaroo's for 7B models do"
         )
-    formats.check_layers(table.get(LAYERS), target)
     tap, *more = formats.taps_of([table.get(EXIT, 0)], -1, target)
     if more:
         raise formats.FamilyError(f"taps is {[tap, *more]}: an adapter reads the output of one layer")

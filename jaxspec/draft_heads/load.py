@@ -170,12 +170,6 @@ def _check_name(folder: Path, target: Model) -> None:
 
     Only names that mean one model are compared: the hub's ids, and those of shipped models. A folder may be called
     anything, and a name that holds the other is a copy's, as a rule: quantised, or fine-tuned.
-
-    Raises:
-        CheckpointError: the other model is a shipped one, of another number of layers.
-
-    Warns:
-        UserWarning: it is another one, as far as is known.
     """
     try:
         table = common.read_object(folder / CONFIG)
@@ -212,12 +206,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded first.
-
-    Raises:
-        CheckpointError: there is none.
-        ValueError: a revision is given of something that is not of the hub.
-    """
+    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded first."""
     path = models.local(source, shipped())
     if path is not None and revision is not None:
         raise ValueError(f"revision is {revision!r}, but {source} is a folder: only models of the hub have revisions")
@@ -241,19 +230,9 @@ class Tensor(NamedTuple):
 
 
 def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) -> tuple[Any, Params]:
-    """Reads a drafter's folder.
+    """Reads a drafter's folder: the configuration of its network, of one of `KINDS`, and its parameters.
 
-    Args:
-        folder: holds config.json and weights; for a module for multi-token prediction, the model's own folder.
-        target: the model that it drafts for; the drafter's matrices get the dtype of its computation, and its mesh.
-        taps: the layers to read, if the folder is wrong or silent about them.
-
-    Returns:
-        The configuration of the network, of one of `KINDS`, and its parameters.
-
-    Raises:
-        CheckpointError: its format is unknown, it was made for another target, or its files are missing, damaged or
-            another drafter's. This is known before weights are read.
+    Matrices get the dtype of the target's computation, and its mesh.
     """
     files = tensors.shards(folder, tensors.OF_DRAFTERS)
     description = describe(folder, files, target, taps)
@@ -279,13 +258,7 @@ def describe(
 ) -> Description:
     """Reads a drafter's config.json, and compares it with the shapes of its tensors and with the target.
 
-    Args:
-        folder: holds config.json.
-        files: the files of its weights. Only names and shapes are read.
-        target, taps: the arguments of `restore`.
-
-    Raises:
-        CheckpointError: the errors of `restore`.
+    Only names and shapes are read of the files, so a drafter of another target is refused before weights are read.
     """
     try:
         table = common.read_object(folder / CONFIG)

@@ -209,8 +209,10 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> LookAheadConfig:
     """Reads as many vectors as the matrix has rows."""
-    formats.check_vocabulary(table.get("vocab_size", target.vocab_size), target)
-    formats.check_shape(shapes, VECTORS, 1, target.hidden_size, "a width of")
+    formats.check_same(
+        ("vocabulary size", table.get("vocab_size"), target.vocab_size),
+        ("width of hidden states", shapes[VECTORS][1], target.hidden_size),
+    )
     dtype = nets.dtype_of(target.config)
     return LookAheadConfig(target.vocab_size, target.hidden_size, shapes[VECTORS][0], dtype)
 

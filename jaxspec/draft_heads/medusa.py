@@ -77,10 +77,9 @@ class HeadsConfig:
     def __post_init__(self):
         one_of(self.block, "block", BLOCKS)
         at_least(1, heads=self.heads, blocks=self.blocks)
-        if self.block == "feed_forward" and self.ff_dim < 1:
-            raise ValueError(f"ff_dim is {self.ff_dim}: feed-forward blocks need a width of at least 1")
-        if self.draft_vocab is not None and not self.own_head:
-            raise ValueError("the target's head has the target's vocabulary: a draft_vocab needs own_head")
+        if self.block == "feed_forward":
+            at_least(1, ff_dim=self.ff_dim)
+        formats.check_own_parts(self, self.dim, self.dim)
 
     @property
     def shape(self) -> HeadsConfig:
@@ -341,12 +340,12 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
     # Hydra's first block takes tokens beside the features, and has a projection of both.
     first = next(name for name in ("0.0.shortcut.weight", "0.0.wi.weight", "0.0.weight") if name in shapes)
     hydra = first == "0.0.shortcut.weight"
-    formats.check_shape(shapes, first, int(not hydra), target.hidden_size, "a width of")
-    draft_vocab = shapes[MAP][0] if MAP in shapes else None
+    formats.check_same(("width of hidden states", shapes[first][int(not hydra)], target.hidden_size))
+    draft_vocab, vocab = formats.axis_of(shapes, MAP, 0), formats.axis_of(shapes, "0.head.weight", 0)
     if draft_vocab is None:
-        formats.check_shape(shapes, "0.head.weight", 0, target.vocab_size, "a vocabulary of")
-    elif shapes.get("0.head.weight", (draft_vocab,))[0] != draft_vocab:
-        raise formats.FamilyError(f"{MAP} has {draft_vocab} ids, and the heads {shapes['0.head.weight'][0]}")
+        formats.check_same(("vocabulary size", vocab, target.vocab_size))
+    elif vocab not in (None, draft_vocab):
+        raise formats.FamilyError(f"{MAP} has {draft_vocab} ids, and the heads {vocab}")
     return HeadsConfig(
         vocab_size=target.vocab_size,
         dim=target.hidden_size,

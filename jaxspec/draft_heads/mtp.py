@@ -245,10 +245,10 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     """Reads the module beside a model, whose layer is as the model's are."""
     place = place_of(shapes)
     assert place is not None
-    formats.check_shape(shapes, f"{place}fc.weight", 0, target.hidden_size, "a width of")
+    formats.check_same(("width of hidden states", shapes[f"{place}fc.weight"][0], target.hidden_size))
     if place == SPECULATORS:
         layer = formats.layer_of(table, shapes, f"{place}layers.0.")
-        formats.check_vocabulary(layer.vocab_size, target)
+        formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
         layer = target.config
     else:

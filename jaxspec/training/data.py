@@ -1,4 +1,4 @@
-"""Token rows into batches of a few fixed shapes, in an order that depends on (seed, step) alone."""
+"""A recipe's examples, as batches of a few fixed shapes in an order that depends on (seed, step) alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxspec.core.token_ids import frame_of
 from jaxspec.files import read_jsonl
+from jaxspec.training.recipes import Data, HeadRecipe, Recipe, check_data
 
 ENCODED = 1000  # texts that a tokenizer is given at a time
 
@@ -19,6 +21,9 @@ class Example(NamedTuple):
 
     source: np.ndarray
     target: np.ndarray
+
+
+Tasks = dict[str, list[Example]]
 
 
 class Batch(NamedTuple):
@@ -172,3 +177,41 @@ def _padded(rows: Sequence[np.ndarray], count: int, width: int) -> tuple[np.ndar
     length[: len(rows)] = [len(row) for row in rows]
     tokens[np.arange(width)[None, :] < length[:, None]] = np.concatenate(rows)  # row by row, as they lie there
     return tokens, length
+
+
+def examples(options: Data, encoder: bool, folder: Path, tokenizer, heldout: bool = False) -> Tasks:
+    """Reads the examples of each task of a recipe (of the one task "text" for a language model, without an encoder).
+
+    Args:
+        options: the recipe's data.
+        encoder: whether the model has one.
+        folder: holds the files.
+        tokenizer: the model's tokenizer.
+        heldout: the held-out examples instead of those to train on.
+    """
+    check_data(options, encoder)
+    path = folder / (options.heldout if heldout else options.train)
+    also = () if heldout else [folder / name for name in options.also]
+    source, target = (max(sizes) for sizes in zip(*options.shapes, strict=True))
+    if not encoder:
+        return {"text": [example for file in (path, *also) for example in read_texts(file, tokenizer, target)]}
+    return {task: read_pairs(path, tokenizer, [task], source, target, also) for task in options.tasks}
+
+
+def few(tasks: Tasks, count: int) -> Tasks:
+    """Returns about `count` examples of each task, evenly spaced; all where there are fewer."""
+    return {task: rows[:: max(1, len(rows) // max(1, count))] for task, rows in tasks.items()}
+
+
+def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:
+    """Counts each token in the texts that are learnt from."""
+    targets = [example.target for rows in tasks.values() for example in rows]
+    return np.bincount(np.concatenate(targets), minlength=vocab)
+
+
+def batches(recipe: Recipe | HeadRecipe, tasks: Tasks, repeat: Sequence[int] = ()) -> Batches:
+    """Makes batches of examples, each task's as often as `repeat` has it."""
+    times = repeat or (1,) * len(tasks)
+    repeated = [example for rows, n in zip(tasks.values(), times, strict=True) for example in list(rows) * n]
+    shapes = buckets(recipe.data.shapes, recipe.train.batch_tokens)
+    return Batches(repeated, shapes, recipe.train.seed)

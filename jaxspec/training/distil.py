@@ -12,19 +12,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import progress as bars
-from jaxspec.core import Model, Prompt
-from jaxspec.decode import generate
+from jaxspec.core import LanguageModel, Model, Prompt, Request, Weights, noise, token_rows
+from jaxspec.decode import autoregressive, generate, loop
 from jaxspec.files import digests, json_object, numbered, write_jsonl, write_text
-from jaxspec.training.data import Example
+from jaxspec.sampling import SamplingParams, at_temperature
+from jaxspec.training.data import Batch, Example
 from jaxspec.training.divergences import Divergence, kl
-from jaxspec.training.losses import LossFunction, logits_and_labels, over_real
+from jaxspec.training.losses import LossFunction, logits_and_labels, negative_log_likelihood, over_real
+from jaxspec.training.recipes import Answers
 
 BATCH = 64  # prompts that the teacher answers at once
 
@@ -40,35 +42,16 @@ def distillation(config, teacher: Model, weight: float, divergence: Divergence =
         logits, labels, real = student_logits(params, batch)
         p_logits, _, _ = teacher_logits(teacher.params, batch)
         log_p = jax.nn.log_softmax(jax.lax.stop_gradient(p_logits))
-        log_q = jax.nn.log_softmax(logits)
-        is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
-        likelihood = -jnp.sum(jnp.where(is_label, log_q, 0.0), axis=-1)
-        apart = divergence(log_p, log_q, real)
-        return over_real(weight * apart + (1 - weight) * likelihood, real)
+        apart = divergence(log_p, jax.nn.log_softmax(logits), real)
+        return over_real(weight * apart + (1 - weight) * negative_log_likelihood(logits, labels), real)
 
     return loss
-
-
-class AnswerOptions(Protocol):
-    """The number of each task's inputs that a model answers, at temperatures; the texts count `texts` times beside.
-
-    A language model continues the first `prompt` tokens of a text.
-    """
-
-    @property
-    def answers(self) -> tuple[int, ...]: ...
-    @property
-    def temperatures(self) -> tuple[float, ...]: ...
-    @property
-    def texts(self) -> int: ...
-    @property
-    def prompt(self) -> int: ...
 
 
 def own_texts(
     teacher: Model,
     tasks: Mapping[str, Sequence[Example]],
-    options: AnswerOptions,
+    options: Answers,
     longest: int,
     path: Path,
     progress: bool,
@@ -82,9 +65,6 @@ def own_texts(
         longest: most tokens of an answer; of a language model, of a text after its first token.
         path: the path of the stored answers, without the ending that each task adds.
         progress: whether a bar shows it.
-
-    Raises:
-        ValueError: another number of tasks than `options` has, or as `answers`.
     """
     if len(options.answers) != len(tasks):
         raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
@@ -127,9 +107,6 @@ def answers(
     Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
     recipe that asks for more gets the rest. Examples are answered in order of length, so that a batch holds little
     padding.
-
-    Raises:
-        ValueError: `path` holds answers of another teacher, or of another length.
     """
     header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
     stored = _open(path, header | ({"temperature": temperature} if temperature else {}))
@@ -178,3 +155,69 @@ def _answer(
         key=jax.random.key(seed) if temperature else None,
     )
     return [out.tokens[row, : out.lengths[row]].tolist() for row in range(len(sources))]
+
+
+def on_policy(
+    loss: LossFunction,
+    student: LanguageModel,
+    share: float,
+    *,
+    prompt: int = 16,
+    eos: Sequence[int] = (),
+    seed: int = 0,
+) -> LossFunction:
+    """Returns the same loss, on texts of which the student has written a share itself (on-policy distillation).
+
+    When it drafts, a model reads its own tokens; so it is taught there, by its target's distributions. Its texts are
+    sampled in the training step itself and are gone after it. They depend on the parameters and the batch alone, so a
+    run that is resumed makes the same ones (DistillSpec, arXiv 2310.08461).
+
+    The student's answer to a row's source replaces its text: one sample at temperature 1, at most as long as the
+    batch's rows. A decoder-only student continues the row's first tokens. Gradients do not flow through samples.
+
+    Args:
+        loss: a function of parameters and a batch.
+        student: the model whose parameters these are.
+        share: the share of rows to replace: 1 is all, 0.5 a mixture.
+        prompt: tokens of a row that a decoder-only student is given.
+        eos: the tokens that end a text.
+        seed: the seed of the draws.
+    """
+
+    def mixed(params: Any, batch: Batch) -> Batch:
+        # The key differs from batch to batch, and depends on nothing else.
+        key = jax.random.fold_in(jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32))
+        written = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
+        drawn = jax.random.uniform(jax.random.fold_in(key, 1), written.target_length.shape) < share
+        drawn = jnp.logical_and(drawn, jnp.asarray(batch.target_length) > 0)
+        target = jnp.where(drawn[:, None], written.target, jnp.asarray(batch.target))
+        length = jnp.where(drawn, written.target_length, jnp.asarray(batch.target_length))
+        return batch._replace(target=target, target_length=length)
+
+    return lambda params, batch: loss(params, mixed(params, batch))
+
+
+def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt: int, eos: Sequence[int]) -> Batch:
+    """Returns a batch with texts that a model has written."""
+    target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
+    rows, width = target.shape
+    if lm.limits.start_token is not None:
+        read, most = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1)), width
+    else:
+        read, most = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt)), width - prompt
+    if most < 1:
+        raise ValueError(f"texts have {width} tokens, and the model is given {prompt} of them: expected fewer")
+    request = Request(
+        keys=noise.row_keys(key, rows),
+        sampling_params=SamplingParams(jnp.ones(rows)),
+        max_new_tokens=jnp.full(rows, most, jnp.int32),
+        eos=jnp.tile(jnp.array(eos or [-1], jnp.int32), (rows, 1)),
+    )
+    weights = Weights(jax.lax.stop_gradient(params))
+    out = loop.generation(autoregressive(lm, at_temperature()), weights, read, request, most)
+    if lm.limits.start_token is not None:
+        return batch._replace(target=out.tokens, target_length=out.length)
+    row = jnp.pad(read.tokens, ((0, 0), (0, most)))
+    return batch._replace(
+        target=token_rows.append(row, read.length, out.tokens), target_length=read.length + out.length
+    )

@@ -9,7 +9,6 @@ Shapes: L layers, B batch, T step, M model dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -19,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec.nets import decoder_layers
-from jaxspec.training.data import Batch, Batches
+from jaxspec.training.data import Batch
 from jaxspec.training.losses import LossFunction, module_of, negative_log_likelihood, over_real, rows_of
 from jaxspec.training.recipes import EarlyExit, Train
 
@@ -31,23 +30,9 @@ class Numbered(NamedTuple):
     step: Int[np.ndarray, ""]
 
 
-class Steps(NamedTuple):
-    """Batches with the number of the step beside each, for `loss`. Exact resume needs nothing else."""
-
-    batches: Batches
-
-    @property
-    def per_epoch(self) -> int:
-        """Steps an epoch."""
-        return self.batches.per_epoch
-
-    def at(self, step: int) -> Numbered:
-        """Returns the batch of a step."""
-        return Numbered(self.batches.at(step), np.asarray(step, np.int32))
-
-    def once(self) -> Iterable[Numbered]:
-        """Yields every example once."""
-        return (Numbered(batch, np.zeros((), np.int32)) for batch in self.batches.once())
+def numbered(batch: Batch, step: int) -> Numbered:
+    """Returns a batch with its step, for `loss`. Exact resume needs nothing else."""
+    return Numbered(batch, np.asarray(step, np.int32))
 
 
 def dropout(options: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:

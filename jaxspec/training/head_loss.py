@@ -27,7 +27,7 @@ from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
-from jaxspec.training.data import Batch, Batches
+from jaxspec.training.data import Batch
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.losses import LossFunction
 from jaxspec.training.recipes import Learn
@@ -38,26 +38,6 @@ class Lesson(NamedTuple):
 
     batch: Batch
     target: Params
-
-
-class Lessons(NamedTuple):
-    """Batches with a target's parameters beside each."""
-
-    batches: Batches
-    target: Params
-
-    @property
-    def per_epoch(self) -> int:
-        """Steps an epoch."""
-        return self.batches.per_epoch
-
-    def at(self, step: int) -> Lesson:
-        """Returns the lesson of a step."""
-        return Lesson(self.batches.at(step), self.target)
-
-    def once(self) -> Iterable[Lesson]:
-        """Yields every example once."""
-        return (Lesson(batch, self.target) for batch in self.batches.once())
 
 
 class Rows(NamedTuple):
@@ -328,11 +308,8 @@ def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], Held
     @jax.jit
     def of_batch(params: Params, lesson: Lesson) -> tuple[Float[Array, "4 K"], Float[Array, " K"]]:
         drafted = draft(task, params, lesson)
-
-        def add(total: Array, part: tuple[Array, Part]) -> tuple[Array, None]:
-            return total + of_part(lesson.target, params, *part), None
-
-        return jax.lax.scan(add, jnp.zeros((4, task.depths)), (drafted.hidden, drafted.parts))[0], drafted.count
+        sums: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
+        return sums, drafted.count
 
     def over(params: Params, lessons: Iterable[Lesson]) -> HeldOutAcceptance:
         sums, counts = zip(*(of_batch(params, lesson) for lesson in lessons), strict=True)
@@ -353,10 +330,8 @@ def in_parts(function: Callable[..., Array], fixed: Any, params: Params, hidden:
     or computed twice.
     """
 
-    def add(total: Array, part: tuple[Array, Any]) -> tuple[Array, None]:
-        return total + function(fixed, params, *part), None
-
-    return jax.lax.scan(add, jnp.zeros(()), (hidden, parts))[0]
+    values: Array = jax.lax.map(lambda part: function(fixed, params, *part), (hidden, parts))
+    return jnp.sum(values, axis=0)
 
 
 def _forward(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any):

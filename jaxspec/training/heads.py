@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.training.data import Batch, Tasks, batches, counts, examples, few
 from jaxspec.training.distil import own_texts
-from jaxspec.training.head_loss import Lessons, Task, held_out_acceptance, losses
-from jaxspec.training.loop import Objective
+from jaxspec.training.head_loss import HeldOutAcceptance, Lesson, Task, held_out_acceptance, losses
+from jaxspec.training.loop import Destination, Objective, Run
 from jaxspec.training.recipes import HeadRecipe
-from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import tokenizers
 from jaxspec.weights.loading import load, with_taps
 
@@ -43,16 +44,25 @@ class Head(NamedTuple):
     params: Params
 
 
-def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> tuple[Head, Objective]:
+def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Run:
     """Makes the untrained drafter of a recipe, and its objective on the data in `folder`, as `run.train` takes them."""
     target = load(recipe.target, dtype=recipe.train.dtype)
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
-    training = Lessons(batches(recipe, tasks, recipe.data.repeat), target.params)
-    heldout = Lessons(batches(recipe, heldout_tasks), target.params)
-    first, rest = losses(head.task)
-    later = round(recipe.learn.kl * recipe.train.steps), rest
-    return head, Objective(first, training, first, heldout, later, held_out_acceptance(head.task))
+    (first, rest), acceptance = losses(head.task), held_out_acceptance(head.task)
+
+    def lesson(batch: Batch, step: int) -> Lesson:
+        return Lesson(batch, target.params)
+
+    objective = Objective(
+        first,
+        batches(recipe, tasks, recipe.data.repeat),
+        lambda params, heldout: acceptance(params, (lesson(batch, 0) for batch in heldout)),
+        batches(recipe, heldout_tasks),
+        (round(recipe.learn.kl * recipe.train.steps), rest),
+        lesson,
+    )
+    return Run(head.params, head.task.frozen, objective, functools.partial(write, head))
 
 
 def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Path, progress: bool) -> Tasks:
@@ -62,21 +72,13 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
     """
     options, learn, encoder = recipe.data, recipe.learn, target.lm.limits.start_token is not None
     tokenizer = tokenizers.load(folder / options.tokenizer) if options.tokenizer else target.tokenizer
-    held = split == "heldout"
-    tasks = examples(options, encoder, folder, tokenizer, held)
-    if held:
-        tasks = {task: rows[:: max(1, len(rows) // HELDOUT_TEXTS)][:HELDOUT_TEXTS] for task, rows in tasks.items()}
+    tasks = examples(options, encoder, folder, tokenizer, heldout=split == "heldout")
+    if split == "heldout":
+        tasks = {task: rows[:HELDOUT_TEXTS] for task, rows in few(tasks, HELDOUT_TEXTS).items()}
         learn = dataclasses.replace(learn, answers=tuple(HELDOUT_TEXTS for _ in learn.answers), texts=0)
     if not learn.answers:
         return tasks
-    longest = max(target_tokens for _, target_tokens in options.shapes)
-    return own_texts(target, tasks, learn, longest, work / f"{split}.answers", progress)
-
-
-def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:
-    """Counts each token in the texts that are learnt from."""
-    targets = [example.target for rows in tasks.values() for example in rows]
-    return np.bincount(np.concatenate(targets), minlength=vocab)
+    return own_texts(target, tasks, learn, options.longest, work / f"{split}.answers", progress)
 
 
 def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> Head:
@@ -103,12 +105,13 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
         params = kind.init(config, jax.random.key(recipe.train.seed))
         params = kind.training.begin(config, params, target, frequencies)
     params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
-    frozen = {name: x for name, x in params.items() if name == VOCABULARY}
-    trained = {name: x for name, x in params.items() if name != VOCABULARY}
-    return Head(target, Task(target.lm, config, frozen, recipe.learn), trained)
+    frozen = {VOCABULARY: params.pop(VOCABULARY)} if VOCABULARY in params else {}
+    return Head(target, Task(target.lm, config, frozen, recipe.learn), params)
 
 
-def write(head: Head, out: Path, dtype: str, overwrite: bool) -> None:
-    """Writes a drafter as `jaxspec.load_drafter` reads it."""
-    config, params = in_dtype(head.task.config, dtype), {**head.params, **head.task.frozen}
-    save(config, params, out, target=head.target, tokens=head.task.depths, overwrite=overwrite)
+def write(head: Head, params: Params, held_out: HeldOutAcceptance, to: Destination) -> str:
+    """Writes a drafter as `jaxspec.load_drafter` reads it; returns a line that describes it."""
+    config = in_dtype(head.task.config, to.dtype)
+    save(config, params, to.out, target=head.target, tokens=head.task.depths, overwrite=to.overwrite)
+    size = sum(leaf.size for leaf in jax.tree.leaves(head.params))
+    return f"{to.out}: {size:,} parameters as {to.dtype}. On held-out texts at {held_out}"

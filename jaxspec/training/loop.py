@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxspec import progress as bars
 from jaxspec.files import folders
 from jaxspec.training import optimizer, regularise
-from jaxspec.training.data import Batch
+from jaxspec.training.data import Batch, Batches
 from jaxspec.training.losses import LossFunction
 from jaxspec.training.recipes import Train
 
@@ -80,39 +80,58 @@ def evaluate(loss: Callable, params: Any, batches: Iterable[Batch]) -> float:
     return float(sum(float(t) for t, _ in sums) / max(1.0, sum(float(c) for _, c in sums)))
 
 
+def mean_loss(loss: LossFunction) -> Callable[[Any, Iterable[Batch]], float]:
+    """Returns a report: the loss per token over all batches, in nats."""
+    return functools.partial(evaluate, jax.jit(loss))
+
+
 class Objective(NamedTuple):
     """The loss to minimise, and the report.
 
     Attributes:
-        loss, batches: the training loss, and the batches.
-        heldout_loss, heldout: the loss for evaluation in nats per token, and its batches.
+        loss: the training loss, a function of parameters and `inputs` of a batch.
+        batches: the training batches.
+        report: (parameters, batches) -> the report on held-out batches, such as `mean_loss`.
+        heldout: the held-out batches.
         later: a step, and the loss from that step on.
-        report: (parameters, batches) -> a report, in place of the held-out loss.
+        inputs: (batch, step) -> the batch with what the loss reads beside it.
     """
 
     loss: LossFunction
-    batches: Source
-    heldout_loss: LossFunction
-    heldout: Source
+    batches: Batches
+    report: Callable[[Any, Iterable[Batch]], Any]
+    heldout: Batches
     later: tuple[int, LossFunction] | None = None
-    report: Callable[[Any, Iterable[Any]], Any] | None = None
-
-
-class Source(Protocol):
-    """A source of batches: `data.Batches`, or batches with something beside them."""
-
-    @property
-    def per_epoch(self) -> int:
-        """Steps an epoch."""
-        ...
+    inputs: Callable[[Batch, int], Any] = lambda batch, step: batch
 
     def at(self, step: int) -> Any:
-        """Returns the batch of a step."""
-        ...
+        """Returns the argument that the loss takes in a step, beside the parameters."""
+        return self.inputs(self.batches.at(step), step)
 
-    def once(self) -> Iterable[Any]:
-        """Yields every example once."""
-        ...
+
+class Destination(NamedTuple):
+    """The place of a checkpoint, the dtype of its matrices, and whether it may replace what is there."""
+
+    out: Path
+    dtype: str
+    overwrite: bool
+
+
+class Run(NamedTuple):
+    """A training run that is ready to begin, or that has ended.
+
+    Attributes:
+        params: the parameters that are learnt.
+        fixed: the parameters that stay as they are.
+        objective: the loss, the batches and the report.
+        write: writes all parameters, given what the run reported at its end; returns a line that describes the
+            checkpoint.
+    """
+
+    params: Any
+    fixed: dict[str, Any]
+    objective: Objective
+    write: Callable[[Any, Any, Destination], str]
 
 
 def fit(
@@ -138,13 +157,9 @@ def fit(
         OSError: the disk is full; the last checkpoint stays.
         ValueError: `folder` holds the state of another model.
     """
-    rule, evaluation = optimizer.make(train), jax.jit(objective.heldout_loss)
+    rule = optimizer.make(train)
     phases = _phases(objective, rule, train)
     params = jax.tree.map(jnp.copy, params)  # a step reuses its state's memory, and these may be the teacher's, too
-
-    def heldout(state: TrainState) -> Any:
-        report = objective.report or functools.partial(evaluate, evaluation)
-        return report(state.best, objective.heldout.once())
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     handler = ocp.StandardCheckpointHandler()  # named, so that what is stored can be looked at before it is read
@@ -161,11 +176,11 @@ def fit(
         with bars.bar(progress, remaining=True) as bar:
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
-            step_of = _compiled(phases, objective.batches, state, train.steps)
+            step_of = _compiled(phases, objective, state, train.steps)
             # A loss is read one step late, so that the next batch is made while the device computes.
             pending: list[tuple[int, Array]] = []
             for step in range(int(state.step), train.steps):
-                batch = objective.batches.at(step)
+                batch = objective.at(step)
                 state, value = step_of(step, batch)(state, batch)
                 done = step + 1
                 pauses = done % train.evaluate_every == 0 or done % train.save_every == 0 or done == train.steps
@@ -175,13 +190,13 @@ def fit(
                 latest = f"loss {np.mean(recent[-50:]):.3f}" if recent else "training"
                 bar.update(task, advance=1, description=latest)
                 if done % train.evaluate_every == 0 or done == train.steps:
-                    report = heldout(state)
+                    report = objective.report(state.best, objective.heldout.once())
                     shown = f"{report:.4f}" if isinstance(report, float) else report
                     log(f"step {done}: loss {np.mean(recent):.4f}, held-out {shown}")
                     recent = []
                 if done % train.save_every == 0 or done == train.steps:
                     _save(manager, done, state, folder)
-    return state.best, heldout(state)
+    return state.best, objective.report(state.best, objective.heldout.once())
 
 
 def _finite(step: int, value: Array) -> float:
@@ -203,14 +218,14 @@ def _phases(objective: Objective, rule: optax.GradientTransformation, train: Tra
 
 
 def _compiled(
-    phases: list[tuple[int, Callable]], batches: Source, state: TrainState, steps: int
+    phases: list[tuple[int, Callable]], objective: Objective, state: TrainState, steps: int
 ) -> Callable[[int, Any], Callable]:
     """Compiles the steps for the shapes of the next batches, side by side; returns which function a step's batch takes.
 
     Each shape of a batch is a program of its own. Shapes that come later are compiled when they come.
     """
     first = int(state.step)
-    shapes = {_shape(batch): batch for batch in map(batches.at, range(first, min(steps, first + COMPILED_AHEAD)))}
+    shapes = {_shape(batch): batch for batch in map(objective.at, range(first, min(steps, first + COMPILED_AHEAD)))}
 
     def phase_of(step: int) -> int:
         return max(index for index, (start, _) in enumerate(phases) if step >= start)

@@ -5,50 +5,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+import jaxspec
 from jaxspec import progress as bars
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.drafters.lookups.ngram_model import NGramConfig, Tables, first_draft_tokens
 from jaxspec.files.corpus import read_texts, token_rows
+from jaxspec.training.loop import Destination
 from jaxspec.training.recipes import TableRecipe
-from jaxspec.weights import vocabulary
-from jaxspec.weights.vocabulary import Vocabulary
+from jaxspec.weights import orbax, vocabulary
 
 ROWS, WIDTH = 16, 128  # held-out tokens that are predicted at once
 HELDOUT_TEXTS = 512  # enough for two digits
 
 
-class Counted(NamedTuple):
-    """Tables, and what a checkpoint of them records.
-
-    Attributes:
-        tables, config: the arguments of `lookups.ngram_model`.
-        vocabulary: the target's, whose tokenizer the texts were read with.
-        provenance: for the manifest, with the share of held-out tokens that the first draft token gets right.
-    """
-
-    tables: Tables
-    config: NGramConfig
-    vocabulary: Vocabulary
-    provenance: dict[str, Any]
-
-
-def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
-    """Counts the tables of a recipe in the data of `folder`.
-
-    Raises:
-        FileNotFoundError, ValueError: the target or the data is not there, or not as the recipe says.
-    """
+def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = True) -> str:
+    """Counts the tables of a recipe in the data of `folder`, and writes them; returns a line that describes them."""
     data, options = recipe.data, recipe.tables
     target = vocabulary.load(options.target)
-    texts, held = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
-    few = held[:: -(-len(held) // HELDOUT_TEXTS)]
+    texts, others = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
+    few = others[:: -(-len(others) // HELDOUT_TEXTS)]
     with bars.bar(progress) as bar:
         reading = bar.add_task("texts", total=len(texts) + len(few))
         counting = bar.add_task("orders", total=options.order)
@@ -72,8 +53,15 @@ def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
         "field": data.field,
         "tasks": list(data.tasks),
         "heldout_hits": round(hits(config, tables, heldout), 3),
+        "jaxspec": jaxspec.__version__,
     }
-    return Counted(tables, config, target, provenance)
+    with vocabulary.tokenizer_folder(target) as words:
+        options = {"name": recipe.name, "family": recipe.family, "dtype": to.dtype, "overwrite": to.overwrite}
+        manifest = orbax.save(to.out, tables, config, words, description=provenance, **options)
+    contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(config.contexts, 1))
+    size = sum(entry[0] for entry in manifest.files.values())
+    share = f"the first draft token is right for {provenance['heldout_hits']:.1%} of held-out tokens"
+    return f"{to.out}: {size:,} bytes; contexts: {contexts or 'none'}; {share}"
 
 
 def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> float:

@@ -10,6 +10,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import sharding
 from jaxspec.core import BoundDrafter, LanguageModel, Model, Params, Prompt, programs, token_rows
+from jaxspec.core.checks import at_least, one_of
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
 from jaxspec.training.divergences import DIVERGENCES
@@ -146,32 +148,18 @@ def online(
 
     Reference: Liu et al., Online Speculative Decoding, ICML 2024, arXiv 2310.07177.
     """
-    if positions not in POSITIONS or divergence not in DIVERGENCES:
-        got = f"positions is {positions!r} and divergence {divergence!r}"
-        raise ValueError(f"{got}: expected one of {POSITIONS} and one of {', '.join(DIVERGENCES)}")
-    if min(max_prompt, max_new_tokens, top_k, rows, steps) < 1 or size < rows:
-        got = f"{max_prompt}, {max_new_tokens}, {top_k}, {rows}, {steps} and {size}"
-        raise ValueError(
-            f"max_prompt, max_new_tokens, top_k, rows, steps and size are {got}: expected size >= rows >= 1"
-        )
-    draft, lessened = _model_of(drafter), DIVERGENCES[divergence]
+    one_of(positions, "positions", POSITIONS)
+    one_of(divergence, "divergence", DIVERGENCES)
+    at_least(1, max_prompt=max_prompt, max_new_tokens=max_new_tokens, top_k=top_k, rows=rows, steps=steps)
+    if size < rows:
+        raise ValueError(f"size is {size} and rows {rows}: expected a buffer of at least the rows of a step")
+    draft, divergence_of = _model_of(drafter), DIVERGENCES[divergence]
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
-    top_k = min(top_k, draft.lm.vocab_size)
     encoder = draft.lm.encoder
-
-    def all_params(params: Params) -> Params:
-        """Returns the draft model's parameters in its own dtypes, with those that are not learnt."""
-
-        def in_place(new: Array | None, old: Array) -> Array:
-            return old if new is None else new.astype(old.dtype)
-
-        return jax.tree.map(in_place, params, draft.params, is_leaf=lambda leaf: leaf is None)
 
     def fresh() -> OnlineState:
         params, zero = _learnt(draft.params), jnp.zeros((), jnp.int32)
-        tokens, wide = jnp.zeros((size, max_new_tokens), jnp.int32), (size, max_new_tokens, top_k)
-        prompt = Prompt(jnp.zeros((size, max_prompt), jnp.int32), jnp.ones(size, jnp.int32))
-        buffer = Buffer(prompt, tokens, jnp.zeros(tokens.shape), jnp.zeros(wide, jnp.int32), jnp.zeros(wide))
+        buffer = _empty(size, max_prompt, max_new_tokens, min(top_k, draft.lm.vocab_size))
         state = OnlineState(params, optimizer.init(params), buffer, zero, zero)
         return state if (mesh := sharding.mesh_of(params)) is None else sharding.place(state, None, mesh)
 
@@ -179,37 +167,23 @@ def online(
     places = jax.tree.map(lambda x: x.sharding, fresh())
 
     def current(state: OnlineState) -> Model | BoundDrafter:
-        params = all_params(state.params)
+        params = _with_learnt(draft.params, state.params)
         if isinstance(drafter, Model):
             return drafter._replace(params=params)
         return drafter._replace(params=params, models=(draft._replace(params=params),))
 
     def update(state: OnlineState, target: Model, prompts: Prompts, out: Texts) -> tuple[OnlineState, float]:
-        is_whole = isinstance(out, Generation)
-        tokens, learn = (out.tokens, to_learn(out, positions)) if is_whole else _all_of(out, positions)
-        prompt, batch = encode(target, prompts), len(tokens)
-        if batch % len(prompt.length):
-            raise ValueError(f"got {len(prompt.length)} prompts and {batch} texts: expected as many of each prompt")
-        prompt = token_rows.repeat_rows(prompt, batch // len(prompt.length))
-        sizes = int(prompt.length.max()), tokens.shape[1], batch
-        if any(got > most for got, most in zip(sizes, (max_prompt, max_new_tokens, size), strict=True)):
-            raise ValueError(
-                f"the longest of {batch} prompts has {sizes[0]} tokens, and the longest text {sizes[1]}: expected at "
-                f"most max_prompt={max_prompt}, max_new_tokens={max_new_tokens} and size={size} rows"
-            )
         _check_room(target.lm, "the target", max_prompt, max_new_tokens)
-        prompt = prompt._replace(tokens=_to_width(prompt.tokens, max_prompt))
-        texts = _to_width(tokens, max_new_tokens), _to_width(learn, max_new_tokens)
-        slot = (state.rows + jnp.arange(batch)) % size
-        buffer = _collect(target.lm, target.params, state.buffer, slot, prompt, *texts)
-        state, losses = state._replace(buffer=buffer, rows=state.rows + batch), []
+        texts = _texts(state.buffer, encode(target, prompts), out, positions)
+        slot = (state.rows + jnp.arange(len(texts.learn))) % size
+        buffer = _collect(target.lm, target.params, state.buffer, slot, texts)
+        state, losses = state._replace(buffer=buffer, rows=state.rows + len(texts.learn)), []
         for _ in range(steps):
             state, loss = step(state)
             losses.append(float(loss))
         if not np.isfinite(losses).all():
-            raise FloatingPointError(
-                f"the losses are {losses}: lower the learning rate, and go on from the state before"
-            )
+            advice = "lower the learning rate, and go on from the state before"
+            raise FloatingPointError(f"the losses are {losses}: {advice}")
         return jax.device_put(state, places), float(np.mean(losses))
 
     @jax.jit
@@ -228,26 +202,51 @@ def online(
         return state, jnp.where(finite, value, jnp.nan)
 
     def mean_divergence(params: Params, sample: Buffer) -> Float[Array, ""]:
-        log_q = log_probs_of(draft.lm, all_params(params), sample.prompt, sample.tokens, sample.top)
-        by_token = lessened(with_the_rest(sample.log_p), with_the_rest(log_q), sample.learn)
+        params = _with_learnt(draft.params, params)
+        log_q = log_probs_of(draft.lm, params, sample.prompt, sample.tokens, sample.top)
+        by_token = divergence_of(with_the_rest(sample.log_p), with_the_rest(log_q), sample.learn)
         return jnp.sum(by_token * sample.learn) / jnp.maximum(jnp.sum(sample.learn), 1.0)
 
     return Online(lambda: jax.device_put(fresh(), places), current, update)
 
 
+class NewTexts(NamedTuple):
+    """A batch of finished rows, as wide as the buffer's; `learn` is 1.0 where a token is to be learnt."""
+
+    prompt: Prompt
+    tokens: Int[Array, "B T"]
+    learn: Float[Array, "B T"]
+
+
+def _empty(rows: int, prompt: int, new: int, top_k: int) -> Buffer:
+    """Makes a buffer without a position to learn; a prompt has one token, since attention needs one."""
+    ints, floats = (functools.partial(jnp.zeros, dtype=dtype) for dtype in (jnp.int32, jnp.float32))
+    prompts = Prompt(ints((rows, prompt)), jnp.ones(rows, jnp.int32))
+    return Buffer(prompts, ints((rows, new)), floats((rows, new)), ints((rows, new, top_k)), floats((rows, new, top_k)))
+
+
+def _texts(buffer: Buffer, prompt: Prompt, out: Texts, positions: str) -> NewTexts:
+    """Returns a batch's prompts and texts as rows for a buffer; refuses those for which it has no room."""
+    tokens, learn = (out.tokens, to_learn(out, positions)) if isinstance(out, Generation) else _all_of(out, positions)
+    batch, (size, max_new_tokens), max_prompt = len(tokens), buffer.learn.shape, buffer.prompt.tokens.shape[1]
+    if batch % len(prompt.length):
+        raise ValueError(f"got {len(prompt.length)} prompts and {batch} texts: expected as many of each prompt")
+    prompt = token_rows.repeat_rows(prompt, batch // len(prompt.length))
+    longest = int(prompt.length.max())
+    if longest > max_prompt or tokens.shape[1] > max_new_tokens or batch > size:
+        raise ValueError(
+            f"the longest of {batch} prompts has {longest} tokens, and the longest text {tokens.shape[1]}: expected at "
+            f"most max_prompt={max_prompt}, max_new_tokens={max_new_tokens} and size={size} rows"
+        )
+    prompt = prompt._replace(tokens=_to_width(prompt.tokens, max_prompt))
+    return NewTexts(prompt, *(_to_width(rows, max_new_tokens) for rows in (tokens, learn.astype(np.float32))))
+
+
 @programs.jit(static_argnames=("lm",))
-def _collect(
-    lm: LanguageModel,
-    params: Params,
-    buffer: Buffer,
-    slot: Int[Array, " B"],
-    prompt: Prompt,
-    tokens: Int[Array, "B T"],
-    learn: Bool[Array, "B T"],
-) -> Buffer:
+def _collect(lm: LanguageModel, params: Params, buffer: Buffer, slot: Int[Array, " B"], texts: NewTexts) -> Buffer:
     """Puts a batch, with the target's most probable tokens at each position, into rows of the buffer."""
-    top, log_p = most_probable(lm, params, prompt, tokens, buffer.top.shape[-1])
-    return token_rows.put_rows(buffer, slot, Buffer(prompt, tokens, learn.astype(jnp.float32), top, log_p))
+    top, log_p = most_probable(lm, params, texts.prompt, texts.tokens, buffer.top.shape[-1])
+    return token_rows.put_rows(buffer, slot, Buffer(*texts, top, log_p))
 
 
 def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
@@ -291,16 +290,23 @@ def _model_of(drafter: Model | BoundDrafter) -> Model:
         drafter = drafter.models[0]
     if not isinstance(drafter, Model):
         raise ValueError("the drafter is not one draft model: expected a jaxspec.Model, or a drafter made of one alone")
-    kinds = {x.dtype for x in jax.tree.leaves(drafter.params)}
+    dtypes = {x.dtype for x in jax.tree.leaves(drafter.params)}
+    integers = {dtype for dtype in dtypes if not jnp.issubdtype(dtype, jnp.floating)}
     # Integers of a byte are quantised weights; wider ones are ids, unless there is nothing else.
-    integers = {x for x in kinds if not jnp.issubdtype(x, jnp.floating)}
-    weights = (
-        integers if integers == kinds else {x for x in integers if jnp.issubdtype(x, jnp.integer) and x.itemsize < 2}
-    )
+    weights = [x for x in integers if integers == dtypes or (jnp.issubdtype(x, jnp.integer) and x.itemsize < 2)]
     if weights:
         names = ", ".join(sorted(map(str, weights)))
         raise ValueError(f"the draft model has parameters of {names}, which cannot be learnt: load it as float32")
     return drafter
+
+
+def _with_learnt(params: Params, learnt: Params) -> Params:
+    """Returns parameters in their own dtypes, with the learnt values where there are any."""
+
+    def in_place(new: Array | None, old: Array) -> Array:
+        return old if new is None else new.astype(old.dtype)
+
+    return jax.tree.map(in_place, learnt, params, is_leaf=lambda leaf: leaf is None)
 
 
 def _learnt(params: Params) -> Params:
@@ -314,11 +320,11 @@ def _learnt(params: Params) -> Params:
     )
 
 
-def _check_room(lm: LanguageModel, who: str, prompt: int, new: int) -> None:
+def _check_room(lm: LanguageModel, name: str, prompt: int, new: int) -> None:
     """Refuses rows of the buffer that have more positions than a model."""
     needed = new + (prompt if lm.limits.start_token is None else 1)
     if lm.limits.max_positions is not None and needed > lm.limits.max_positions:
         raise ValueError(
             f"max_prompt={prompt} and max_new_tokens={new} make rows of {needed} tokens: expected at most the "
-            f"{lm.limits.max_positions} positions of {who}"
+            f"{lm.limits.max_positions} positions of {name}"
         )

@@ -39,13 +39,14 @@ class Data:
     repeat: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
 
+    @property
+    def longest(self) -> int:
+        """The longest target, in tokens."""
+        return max(target_tokens for _, target_tokens in self.shapes)
+
 
 def check_data(data: Data, encoder: bool) -> None:
-    """Refuses data that are not those of the model's kind, with an encoder or without.
-
-    Raises:
-        RecipeError: a key that the kind has no use for, or lacks.
-    """
+    """Refuses data that are not those of the model's kind, with an encoder or without."""
     if encoder and not data.tasks:
         raise RecipeError("data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's")
     if not encoder and data.tasks:
@@ -103,22 +104,42 @@ class Train:
         one_of(self.dtype, "dtype", ("float32", "bfloat16"))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The texts of the target's own that a drafter learns from.
+
+    Attributes:
+        answers: how many training inputs of each task the target answers; the drafter then learns on these answers
+            alone. Empty: on the data.
+        temperatures: each input is answered once at each of these temperatures; 0 is greedy.
+        texts: how often the data's own examples count beside the answers, in an epoch.
+        prompt: how many tokens of a text a decoder-only model, target or drafter, is given to continue.
+    """
+
+    answers: tuple[int, ...] = ()
+    temperatures: tuple[float, ...] = (0.0,)
+    texts: int = 0
+    prompt: int = 16
+
+    def __post_init__(self):
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("temperatures", "texts"):
+            if not self.answers and getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name} is {getattr(self, name)!r} and answers is missing: set both, or neither")
+        at_least(1, prompt=self.prompt)
+
+
 @dataclasses.dataclass(frozen=True)
-class Distil:
-    """Whom to learn from; see `training.distil`.
+class Distil(Answers):
+    """Whom to learn from, besides the teacher's answers; see `training.distil`.
 
     Attributes:
         teacher: a checkpoint: the target that the model will draft for.
         weight: the weight of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0
             spares the teacher's passes, most of the cost of a step: the choice for a small budget, with answers.
         divergence: which: a name of `training.divergences.DIVERGENCES`.
-        answers: how many training inputs of each task the teacher answers; the drafter is then trained
-            on these answers alone. Empty: on the data.
-        temperatures: at which each of these inputs is answered, once each; 0 is greedily.
-        texts: how often the data's own examples count beside the answers, in an epoch.
         own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
-            (`training.on_policy`).
-        prompt: how many tokens of a text a language model, teacher or drafter, is given to continue.
+            (`training.distil.on_policy`).
         draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
             in the data if there are none; None: all.
         share_encoder: whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a
@@ -128,31 +149,19 @@ class Distil:
     teacher: str
     weight: float = 1.0
     divergence: str = "kl"
-    answers: tuple[int, ...] = ()
-    temperatures: tuple[float, ...] = (0.0,)
-    texts: int = 0
     own: float = 0.0
-    prompt: int = 16
     draft_vocab: int | None = None
     share_encoder: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         one_of(self.divergence, "divergence", DIVERGENCES)
-        _check_answers(self)
         in_range(0, 1, weight=self.weight, own=self.own)
-        at_least(1, prompt=self.prompt, draft_vocab=1 if self.draft_vocab is None else self.draft_vocab)
+        at_least(1, draft_vocab=1 if self.draft_vocab is None else self.draft_vocab)
         if self.own and self.weight < 1:
             raise ValueError(
                 f"own is {self.own}: expected a weight of 1, not {self.weight}: own texts have no likelihood"
             )
-
-
-def _check_answers(options: Distil | Learn) -> None:
-    """Refuses keys that say how inputs are answered, where none are."""
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    for name in ("temperatures", "texts"):
-        if not options.answers and getattr(options, name) != defaults[name]:
-            raise ValueError(f"{name} is {getattr(options, name)!r} and answers is missing: set both, or neither")
 
 
 CURRICULA = ("rotating", "gradual")
@@ -221,7 +230,7 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learn:
+class Learn(Answers):
     """The objective of a drafter that reads its target's hidden states; see `training.head_loss`.
 
     Attributes:
@@ -232,11 +241,7 @@ class Learn:
         regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
         stride: drafts begin at every `stride`-th position; the first one changes from batch to batch.
         chunk: positions of a batch, about, whose logits are in memory at once.
-        answers: how many training inputs of each task the target answers; the drafter then learns on these answers
-            alone. Empty: on the data.
-        prompt: how many tokens of a text a decoder-only target is given to continue.
-        temperatures: at which each input is answered, once each; 0 is greedily.
-        texts: how often the data's own examples count beside the answers, in an epoch.
+        temperatures: as in `Answers`; samples unless the recipe says otherwise.
     """
 
     depths: int = 0
@@ -246,15 +251,12 @@ class Learn:
     regression: float = 0.0
     stride: int = 1
     chunk: int = 256
-    answers: tuple[int, ...] = ()
-    prompt: int = 16
     temperatures: tuple[float, ...] = (1.0,)
-    texts: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         one_of(self.divergence, "divergence", DIVERGENCES)
-        _check_answers(self)
-        at_least(1, stride=self.stride, chunk=self.chunk, prompt=self.prompt)
+        at_least(1, stride=self.stride, chunk=self.chunk)
         in_range(0, 1, decay=self.decay, kl=self.kl)
 
 
@@ -369,19 +371,16 @@ def load(path: str | Path) -> AnyRecipe:
 
 def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     """A recipe from the tables of its TOML file; its family says of which kind."""
-    family = table.get("family")
+    family, table = table.get("family"), dict(table)
     if family not in {**FORMS, **HEADS}:
         raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*FORMS, *HEADS])}")
+    recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit}
     if family in HEADS:
-        kind_of_recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
-    else:
-        kind_of_recipe, parts = Recipe, {"data": Data, "train": Train, "distil": Distil, "early_exit": EarlyExit}
-    if family == "ngram":
-        kind_of_recipe, parts = TableRecipe, {"data": Texts, "tables": Tables}
-    table = dict(table)
-    if kind_of_recipe is Recipe and "model" in table:
+        recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
+    elif family == "ngram":
+        recipe, parts = TableRecipe, {"data": Texts, "tables": Tables}
+    elif "model" in table:
         table["model"] = from_table(family, table["model"], f"{where}: [model]")
-    for key, kind in parts.items():
-        if key in table:
-            table[key] = build(kind, table[key], f"{where}: [{key}]")
-    return build(kind_of_recipe, table, where)
+    for key in (key for key in parts if key in table):
+        table[key] = build(parts[key], table[key], f"{where}: [{key}]")
+    return build(recipe, table, where)

@@ -406,13 +406,13 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: medusa.HeadsConfig(V, D, 0), "heads is 0"),
         (lambda: medusa.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),
         (lambda: medusa.HeadsConfig(V, D, 1, block="feed_forward"), "ff_dim is 0"),
-        (lambda: medusa.HeadsConfig(V, D, 1, draft_vocab=2, own_head=False), "needs own_head"),
+        (lambda: medusa.HeadsConfig(V, D, 1, draft_vocab=2, own_head=False), "expected own_head"),
         (lambda: dataclasses.replace(DFLASH, taps=()), "taps is empty"),
         (lambda: dataclasses.replace(DFLASH, markov="none"), "markov is 'none'"),
         (lambda: dataclasses.replace(DFLASH, block=1), "block is 1: expected at least 2"),
-        (lambda: dataclasses.replace(DFLASH, mask_token=3), "the mask token is 3"),
+        (lambda: dataclasses.replace(DFLASH, mask_token=3), "mask_token is 3"),
         (lambda: dataclasses.replace(DFLASH, layer=dataclasses.replace(LAYER, dim=16)), "own_embedding and own_head"),
-        (lambda: dataclasses.replace(DFLASH, draft_vocab=2), "needs own_head"),
+        (lambda: dataclasses.replace(DFLASH, draft_vocab=2), "expected own_head"),
     ],
 )
 def test_shapes_that_make_no_drafter(make, complaint):

@@ -45,26 +45,24 @@ def unloaded(config):
 @pytest.mark.parametrize(
     ("name", "other", "complaint"),
     [
-        pytest.param(
-            "EAGLE", NARROW, "fc.weight is .* for the width 16, and the target's is 8", marks=pytest.mark.slow
-        ),
+        pytest.param("EAGLE", NARROW, "width of hidden states is 16, and the target's 8", marks=pytest.mark.slow),
         pytest.param(
             "EAGLE-3, its authors'",
             NARROW,
-            "hidden states of width 16, and the target's have 8",
+            "width of hidden states is 16, and the target's 8",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "EAGLE-3, its authors'", WORDS, "vocabulary has 13 ids, and the target's 16", marks=pytest.mark.slow
+            "EAGLE-3, its authors'", WORDS, "vocabulary size is 13, and the target's 16", marks=pytest.mark.slow
         ),
         ("EAGLE-3, SGLang's", SHALLOW, "it reads layers .* of its target, which has 4: the output of 4 cannot be read"),
-        pytest.param("Medusa", NARROW, "for a width of 16, and the target's is 8", marks=pytest.mark.slow),
-        pytest.param("Medusa", WORDS, "for a vocabulary of 13, and the target's is 16", marks=pytest.mark.slow),
+        pytest.param("Medusa", NARROW, "width of hidden states is 16, and the target's 8", marks=pytest.mark.slow),
+        pytest.param("Medusa", WORDS, "vocabulary size is 13, and the target's 16", marks=pytest.mark.slow),
         ("MTP, Qwen's", decoder.gpt_config(V, D, FF, 2, 2), "which has no rotary positions"),
         ("MTP, Qwen's", decoder_config(V, D, FF, 2, 2, 2, 8), "k_proj.weight is .8, 16., expected .16, 16."),
-        ("DFlash", NARROW, "hidden states of width 16"),
+        ("DFlash", NARROW, "width of hidden states is 16"),
         ("DFlash", SHALLOW, "which has 4: the output of 4 cannot be read"),
-        ("DFlash", DEEPER, f"made for a target of {LAYERS} layers, and the target has {LAYERS + 2}"),
+        ("DFlash", DEEPER, f"number of target layers is {LAYERS}, and the target's {LAYERS + 2}"),
     ],
 )
 def test_a_drafter_for_another_target(name, other, complaint, folder, tmp_path, published):
@@ -81,8 +79,8 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
     assert again == config
     np.testing.assert_array_equal(same["vectors"], params["vectors"])
     for other, complaint in (
-        (NARROW, "width of 16, and the target's is 8"),
-        (WORDS, "has 13 ids, and the target's 16"),
+        (NARROW, "width of hidden states is 16, and the target's 8"),
+        (WORDS, "size is 13, and the target's 16"),
     ):
         with pytest.raises(CheckpointError, match=complaint):
             jaxspec.load_drafter(where, target=unloaded(other))
@@ -107,7 +105,7 @@ def test_a_drafter_that_names_another_model(target, tmp_path):
     ):
         jaxspec.load_drafter(folder, target=target._replace(name="debian-gpt-base"))
     say(folder, num_target_layers=LAYERS + 1)
-    with pytest.raises(CheckpointError, match=f"made for a target of {LAYERS + 1} layers, and the target has {LAYERS}"):
+    with pytest.raises(CheckpointError, match=f"layers is {LAYERS + 1}, and the target's {LAYERS}"):
         jaxspec.load_drafter(folder, target=target)
 
 

@@ -112,7 +112,7 @@ def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypa
     assert str(held_out) in run.checkpoint(recipe, folder, folder / "out", folder / "run")
     drafter = jaxspec.load_drafter(folder / "out", target=target)
     params = drafter.params.adapter if kind == "kangaroo" else drafter.params
-    jax.tree.map(np.testing.assert_array_equal, params, {**trained.params, **trained.task.frozen})
+    jax.tree.map(np.testing.assert_array_equal, params, {**trained.params, **trained.fixed})
 
 
 def test_logits_and_their_gradients_are_made_in_parts(promotion):

@@ -13,8 +13,7 @@ import jaxspec
 from jaxspec.core import Model
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, recipes, tasks
-from jaxspec.training import run as run_recipe
+from jaxspec.training import data, distil, loop, losses, networks, optimizer, recipes
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.recipes import Data, RecipeError, Train
 
@@ -160,31 +159,31 @@ def test_divergences_are_those_by_hand():
 @pytest.mark.slow
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
-    monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
+    monkeypatch.setattr(networks, "load", lambda name, dtype: teacher)
     texts = recipes.Data("", "", ((8, 6),), "tokenizer", ("a",))
     recipe = recipes.Recipe("small", "t5", ENCDEC, texts, Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
-    _, learnt = run_recipe.teach(recipe, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
+    learnt = networks.answered(recipe, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
     assert {task: len(examples) for task, examples in learnt.items()} == {"one": 3, "two": 0}
     assert all(len(e.target) == 6 for e in learnt["one"])  # never ends: its answers are as long as they may be
     examples = recipes.Distil("teacher", 1.0, answers=(3, 0), temperatures=(0.0, 1.0), texts=2)
-    _, learnt = run_recipe.teach(recipe, examples, tasks, tmp_path, progress=False)
+    learnt = networks.answered(recipe, examples, tasks, tmp_path, progress=False)
     assert {task: len(examples) for task, examples in learnt.items()} == {"one": 2 * 6 + 2 * 3, "two": 2 * 4}
-    assert run_recipe.teach(recipe, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
+    assert networks.answered(recipe, recipes.Distil("teacher"), tasks, tmp_path, progress=False) is tasks
     with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
-        run_recipe.teach(recipe, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
+        networks.answered(recipe, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
 
 
 def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     shape = dataclasses.replace(ENCDEC, encoder_layers=2, decoder_layers=2, tied_head=True)
     teacher = Model(t5.language_model(shape), t5.init(shape, jax.random.key(0)), config=shape)
-    monkeypatch.setattr(run_recipe, "load", lambda name, dtype=None: teacher)
+    monkeypatch.setattr(networks, "load", lambda name, dtype=None: teacher)
     shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
     share = recipes.Distil("teacher", share_encoder=True)
     recipe = recipes.Recipe(
         "small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0), share
     )
-    fixed = run_recipe.fixed_parameters(recipe)
+    fixed = networks.fixed_parameters(recipe)
     assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
     params = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
     batch = data.collate(pairs(4), data.Bucket(8, 8, 4))
@@ -193,17 +192,17 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     expected = jax.jit(loss)(params | teacher.params | params, batch)[0]
     np.testing.assert_array_equal(jax.jit(held)(params, batch)[0], expected)
     assert sorted(jax.grad(lambda p: held(p, batch)[0])(params)) == sorted(params)
-    assert run_recipe.fixed_parameters(dataclasses.replace(recipe, distil=recipes.Distil("teacher"))) == {}
+    assert networks.fixed_parameters(dataclasses.replace(recipe, distil=recipes.Distil("teacher"))) == {}
     with pytest.raises(recipes.RecipeError, match=r"small: distil.share_encoder, and the teacher teacher is T5Config"):
-        run_recipe.fixed_parameters(dataclasses.replace(recipe, model=dataclasses.replace(shape, encoder_layers=1)))
+        networks.fixed_parameters(dataclasses.replace(recipe, model=dataclasses.replace(shape, encoder_layers=1)))
 
 
 def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):
     teacher = Model(decoder.language_model(CONFIG), decoder.init(CONFIG, jax.random.key(0)), config=CONFIG)
-    monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
+    monkeypatch.setattr(networks, "load", lambda name, dtype: teacher)
     recipe = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
     rows = [e for e in texts(6) if len(e.target) > 3]
-    _, learnt = run_recipe.teach(recipe, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
+    learnt = networks.answered(recipe, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
     assert [e.target[:3].tolist() for e in learnt["text"]] == [e.target[:3].tolist() for e in rows]
     assert [(len(e.source), len(e.target)) for e in learnt["text"]] == [(0, 10)] * len(rows)
 
@@ -215,7 +214,7 @@ def test_a_drafter_learns_on_texts_of_its_own():
         batch = data.collate(examples, data.Bucket(0 if net is decoder else 8, 9, 9))
         lm, params = net.language_model(config), net.init(config, jax.random.key(1))
         likelihood = losses.cross_entropy(config)
-        mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=(1,))  # noqa: B023
+        mixed = distil.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=(1,))  # noqa: B023
         gradient = jax.jit(jax.grad(mixed, has_aux=True) if net is decoder else mixed)
         changed, learnt = gradient(params, batch)
         if net is decoder:
@@ -236,7 +235,7 @@ def test_a_drafter_learns_on_texts_of_its_own():
             assert is_own[-1] or text == of_data
         assert 0 < sum(is_own) < 8 and not is_own[8]  # the last row is padding
     with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
-        on_policy.samples(
+        distil.samples(
             decoder.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
         )
 
@@ -272,7 +271,7 @@ def run(folder, steps=9, log=lambda line: None, **options):
     batches = data.Batches(texts(), data.buckets([(0, 9)], 40), seed=0)
     params = decoder.init(CONFIG, jax.random.key(0))
     loss = losses.cross_entropy(CONFIG)
-    objective = loop.Objective(loss, batches, loss, batches)
+    objective = loop.Objective(loss, batches, loop.mean_loss(loss), batches)
     return loop.fit(params, objective, train, folder, log=log, progress=False, **options)
 
 
@@ -303,7 +302,7 @@ def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
     params, recipe = decoder.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, 1, 0.0, average=0.15)
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
     loss, rule = losses.cross_entropy(CONFIG), optimizer.make(recipe)
-    objective = loop.Objective(loss, batches, loss, batches)
+    objective = loop.Objective(loss, batches, loop.mean_loss(loss), batches)
     averaged, held = loop.fit(params, objective, recipe, tmp_path, log=lambda _: None, progress=False)
     state, expected = (
         loop.TrainState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), rule.init(params)),
@@ -320,7 +319,7 @@ def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
 def test_a_run_drops_entries_and_learns_what_will_be_stored(tmp_path, promotion):
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
     loss, params = losses.cross_entropy(CONFIG), decoder.init(CONFIG, jax.random.key(0))
-    objective = loop.Objective(loss, batches, loss, batches)
+    objective = loop.Objective(loss, batches, loop.mean_loss(loss), batches)
 
     def trained(**options):
         recipe = Train(4, 40, 1e-2, 1, 0.5, evaluate_every=1, **options)
@@ -346,7 +345,7 @@ def test_a_diverging_run_says_so(tmp_path, promotion):
 
     with pytest.raises(FloatingPointError, match="loss is nan at step 0: lower the learning rate"):
         batches = data.Batches(texts(), data.buckets([(0, 9)], 40), 0)
-        objective = loop.Objective(broken, batches, broken, batches)
+        objective = loop.Objective(broken, batches, loop.mean_loss(broken), batches)
         loop.fit(decoder.init(CONFIG, jax.random.key(0)), objective, Train(2, 1, 1e-3), tmp_path, progress=False)
 
 
@@ -381,9 +380,9 @@ def test_a_recipe_may_train_on_several_files(tmp_path):
     written("second", 5)
     written("held", 6)
     options = Data("first", "held", ((4, 4),), tasks=("a",), also=("second", "second"))
-    outputs = [int(e.target[0]) for e in tasks.examples(options, True, tmp_path, words)["a"]]
+    outputs = [int(e.target[0]) for e in data.examples(options, True, tmp_path, words)["a"]]
     assert outputs == [3, 4, 5, 5]
-    assert [int(e.target[0]) for e in tasks.examples(options, True, tmp_path, words, held=True)["a"]] == [6]
+    assert [int(e.target[0]) for e in data.examples(options, True, tmp_path, words, heldout=True)["a"]] == [6]
 
 
 def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
@@ -396,7 +395,7 @@ def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
     for name, first in (("first", 3), ("second", 5), ("held", 6)):
         (tmp_path / name).write_text(json.dumps({"text": f"{first} " * 9}) + "\n")
     options = Data("first", "held", ((0, 16),), also=("second", "second"))
-    firsts = [int(e.target[1]) for e in tasks.examples(options, False, tmp_path, Words())["text"]]
+    firsts = [int(e.target[1]) for e in data.examples(options, False, tmp_path, Words())["text"]]
     assert firsts == [3, 5, 5]
     with pytest.raises(RecipeError, match=r"data.tasks is \['a'\]: a decoder-only model"):  # as a head's recipe may ask
-        tasks.examples(dataclasses.replace(options, tasks=("a",)), False, tmp_path, Words())
+        data.examples(dataclasses.replace(options, tasks=("a",)), False, tmp_path, Words())
