@@ -233,7 +233,7 @@ def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = 
     """Tests the samples of plain decoding, which shows what chance does, and of every rule of `rules.catalogue`."""
     shortest = batches.take(prepared, np.argsort(np.asarray(prepared.prompt.length), kind="stable")[: draws.prompts])
     key, results = jax.random.key(draws.seed), []
-    plain = catalogue.Entry(rules.exact_match()._replace(name="plain decoding"))
+    plain = catalogue.RuleEntry(rules.exact_match()._replace(name="plain decoding"))
     for row in range(len(shortest.prompt.length)):
         first, after = jax.random.split(jax.random.fold_in(key, row))
         for temperature in TEMPERATURES:
@@ -255,12 +255,12 @@ def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = 
     return RuleFits(*effort, false_alarm=UNLIKELY, confidence=1 - UNSURE, tests=tuple(tests))
 
 
-def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.Entry) -> Fit:
+def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.RuleEntry) -> Fit:
     if entry.rule.exact:
         return fit(context, tokens)
     if entry.bound is not None:
         return bound_test(context, tokens, entry.bound)
-    raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.Entry a bound")
+    raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.RuleEntry a bound")
 
 
 def _likeliest(context: Context, tokens: Int[np.ndarray, "N 2"]) -> tuple[LikelyToken, ...]:

@@ -21,7 +21,7 @@ REFUSED = {  # options of `generate_many`
 }
 
 
-class Decoder:
+class RayDecoder:
     """Decodes the prompts of a column, batch by batch; what is asked of it is what `jaxspec.generate_many` does.
 
     Each actor loads the models when it is made and decodes short prompts, so that with `max_prompt_tokens` all programs
@@ -50,7 +50,7 @@ class Decoder:
         ...     from jaxspec.testing import table_model, word_tokenizer
         ...     table = table_model(jax.random.key(1), vocab=5)
         ...     return table._replace(tokenizer=word_tokenizer(["<unk>", "</s>", "the", "old", "cat"])), table
-        >>> decoder = Decoder(load, max_new_tokens=5, slots=2)  # or ray.data...map_batches(Decoder, ...)
+        >>> decoder = RayDecoder(load, max_new_tokens=5, slots=2)  # or ray.data...map_batches(RayDecoder, ...)
         >>> decoder({"prompt": np.array(["the old", "cat"])})["new_tokens"].tolist()
         [2, 2]
     """
@@ -67,7 +67,7 @@ class Decoder:
         **options: Any,
     ):
         if refused := sorted(REFUSED.keys() & options):
-            raise ValueError(f"{refused[0]} is no option of Decoder: {REFUSED[refused[0]]}")
+            raise ValueError(f"{refused[0]} is no option of RayDecoder: {REFUSED[refused[0]]}")
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
             raise ValueError(
                 "tokens are drawn (temperature), and number is None: name a column of the prompts' numbers"

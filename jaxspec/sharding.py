@@ -257,8 +257,8 @@ def _check(mesh: Any) -> None:
 
 def _mesh(x: Any) -> Mesh | None:
     """Returns the mesh that an array lies on, if it does."""
-    place = getattr(x, "sharding", None)
-    return place.mesh if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) else None
+    layout = getattr(x, "sharding", None)
+    return layout.mesh if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh) else None
 
 
 def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], parts: Mapping[str, int], mesh: Mesh) -> NamedSharding:

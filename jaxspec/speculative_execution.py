@@ -142,13 +142,13 @@ def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Ve
     return rules.rejection().verify(*_address(key), draft, target)
 
 
-def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
+def _checked(logits: ArrayLike, owner: str) -> Float[np.ndarray, " V"]:
     """Logits, once they make a distribution."""
     values = np.asarray(logits, np.float32)
     if values.ndim != 1 or not values.size:
-        raise ValueError(f"{who} returned logits of shape {values.shape}: expected one row, [V]")
+        raise ValueError(f"{owner} returned logits of shape {values.shape}: expected one row, [V]")
     if np.isnan(values).any() or np.isposinf(values).any() or np.isneginf(values).all():
-        raise FloatingPointError(f"{who} returned logits that make no distribution: NaN, +inf, or -inf everywhere")
+        raise FloatingPointError(f"{owner} returned logits that make no distribution: NaN, +inf, or -inf everywhere")
     return values
 
 

@@ -74,22 +74,22 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
     "analysis": 4_979,
     "cli": 4_139,
-    "core": 3_982,  # checks of who takes token trees, and of rewinds
+    "core": 3_984,  # checks of who takes token trees, and of rewinds
     "decode": 4_658,
-    "draft_heads": 3_391,
+    "draft_heads": 3_392,
     "drafters": 4_525,
     "files": 646,
     "jobs": 2_097,
-    "nets": 3_624,
-    "policies": 579,
+    "nets": 3_632,
+    "policies": 597,
     "rules": 1_572,
     "sampling": 869,
     "testing": 2_173,
     "top": 814,
     "trace": 454,
-    "training": 2_775,
-    "vocab": 655,
-    "weights": 5_003,
+    "training": 2_779,
+    "vocab": 658,
+    "weights": 5_007,
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

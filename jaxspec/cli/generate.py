@@ -25,7 +25,7 @@ from jaxspec.decode import beam_search, loop
 from jaxspec.decode.batches import Batch, in_batches
 from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.request import Prepared, prepare
-from jaxspec.trace import Prefix, TracedRound
+from jaxspec.trace import TokensView, TracedRound
 
 NEXT = """\
 Your own model: jaxspec generate --target FOLDER_OR_HUB_ID "a prompt"
@@ -302,7 +302,7 @@ def _stream(prepared: Prepared, stop: Sequence[str], begin: Prefill | None) -> I
         record["seconds"] += time.perf_counter() - start
         if piece is None:
             return
-        before = Prefix(record["tokens"], len(record["tokens"]))
+        before = TokensView(record["tokens"], len(record["tokens"]))
         step = TracedRound(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
         record["trace"].append(step)
         record["tokens"] += piece.tokens

@@ -19,7 +19,7 @@ Carry = TypeVar("Carry")
 Outputs = TypeVar("Outputs")
 
 
-def run_if(wanted: Bool[Array, ""], update: Callable[[Carry], Carry], carry: Carry) -> Carry:
+def run_if(runs: Bool[Array, ""], update: Callable[[Carry], Carry], carry: Carry) -> Carry:
     """Returns the updated carry where that is wanted, and otherwise the carry as it is.
 
     >>> run_if(jnp.array(True), lambda cache: cache.at[0].set(5), jnp.zeros(2)).tolist()
@@ -30,11 +30,11 @@ def run_if(wanted: Bool[Array, ""], update: Callable[[Carry], Carry], carry: Car
         return jnp.zeros((), bool), update(state[1])
 
     with jax.named_scope("branch"):
-        return jax.lax.while_loop(lambda state: state[0], once, (wanted, carry))[1]
+        return jax.lax.while_loop(lambda state: state[0], once, (runs, carry))[1]
 
 
 def run_or_zeros(
-    wanted: Bool[Array, ""], branch: Callable[[Carry], tuple[Outputs, Carry]], carry: Carry
+    runs: Bool[Array, ""], branch: Callable[[Carry], tuple[Outputs, Carry]], carry: Carry
 ) -> tuple[Outputs, Carry]:
     """Returns outputs and the updated carry where these are wanted, and otherwise zeros and the carry as it is.
 
@@ -43,7 +43,7 @@ def run_or_zeros(
     (0.0, [1.0, 1.0])
     """
     outputs = _zeros(branch, carry)
-    return run_if(wanted, lambda state: branch(state[1]), (outputs, carry))
+    return run_if(runs, lambda state: branch(state[1]), (outputs, carry))
 
 
 def switch(

@@ -94,7 +94,7 @@ def one_of(value: Any, name: str, expected: Iterable[Any]) -> None:
         raise ValueError(f"{name} is {value!r}: expected one of {', '.join(expected)}")
 
 
-def suggest(wanted: str, names: Iterable[str]) -> str:
+def suggest(name: str, names: Iterable[str]) -> str:
     """Ends an error message by offering the nearest of several names.
 
     >>> suggest("debian-t5-bass", ["debian-t5-base", "gpt-6m"])
@@ -102,8 +102,8 @@ def suggest(wanted: str, names: Iterable[str]) -> str:
     >>> suggest("elsewhere", ["gpt-6m"])
     ''
     """
-    near = difflib.get_close_matches(wanted, sorted(names), n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    closest = difflib.get_close_matches(name, sorted(names), n=1)
+    return f": did you mean {closest[0]!r}?" if closest else ""
 
 
 def are_shapes(arrays: Any) -> bool:

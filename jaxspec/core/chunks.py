@@ -112,25 +112,27 @@ def read(
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, size * count - width)] + [(0, 0)] * (x.ndim - 2)), rows)
     shapes, grown = jax.eval_shape(lambda: extend(cache, part(jnp.zeros((), jnp.int32)), length))
     cache = jax.tree.map(lambda x, shape: x.astype(shape.dtype), cache, grown)
-    every = jax.tree.map(lambda x: jnp.zeros((batch, size * count, *x.shape[2:]), x.dtype), shapes)
+    filled = jax.tree.map(lambda x: jnp.zeros((batch, size * count, *x.shape[2:]), x.dtype), shapes)
     last = jax.tree.map(lambda x: jnp.zeros((batch, 1, *x.shape[2:]), x.dtype), shapes)
 
     def body(index: Int[Array, ""], carry: tuple[Outputs, Outputs, Cache]) -> tuple[Outputs, Outputs, Cache]:
-        every, last, cache = carry
+        filled, last, cache = carry
         start = index * size
         # Rows that have ended stay at their length. They are fed padding there, which is before `start + size`.
         outputs, cache = extend(cache, part(start), jnp.clip(length - begin - start, 0, size))
         cache = rewind(cache, jnp.minimum(length, begin + start + size))
-        every = jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1), every, outputs)
-        place = length - 1 - begin - start  # of a row's last entry in this chunk
-        is_inside = jnp.logical_and(place >= 0, place < size)
-        new = at(outputs, jnp.clip(place, 0, size - 1))
+        filled = jax.tree.map(
+            lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, axis=1), filled, outputs
+        )
+        offset = length - 1 - begin - start  # of a row's last entry in this chunk
+        is_inside = jnp.logical_and(offset >= 0, offset < size)
+        new = at(outputs, jnp.clip(offset, 0, size - 1))
         last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old), last, new)
-        return every, last, cache
+        return filled, last, cache
 
     needed = (jnp.max(length - begin) + (size - 1)) // size
-    every, last, cache = jax.lax.fori_loop(0, needed, body, (every, last, cache))
-    return jax.tree.map(lambda x: x[:, :width], every), last, cache
+    filled, last, cache = jax.lax.fori_loop(0, needed, body, (filled, last, cache))
+    return jax.tree.map(lambda x: x[:, :width], filled), last, cache
 
 
 def prefill(extend: Extend, rewind: Rewind, empty: Callable[[int, Room], Cache]) -> Prefill:
@@ -214,10 +216,10 @@ def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room
     return jax.tree.map(enlarge, cache, larger, is_leaf=lambda node: isinstance(node, kv_cache.KVCache))
 
 
-def at(outputs: Outputs, place: Int[Array, " B"]) -> Outputs:
+def at(outputs: Outputs, index: Int[Array, " B"]) -> Outputs:
     """Takes what is at one place of each row: [B, 1, ...]."""
 
     def take(x: Array) -> Array:
-        return jnp.take_along_axis(x, jnp.expand_dims(place, range(1, x.ndim)), axis=1)
+        return jnp.take_along_axis(x, jnp.expand_dims(index, range(1, x.ndim)), axis=1)
 
     return jax.tree.map(take, outputs)

@@ -91,12 +91,12 @@ def gumbel(keys: Key[Array, "*shape"], vocab: int) -> Float[Array, "*shape vocab
 def categorical(
     keys: Key[Array, "*shape"],
     log_probs: Float[Array, "*shape vocab"],
-    wanted: Bool[Array, "*shape"] | None = None,
+    used: Bool[Array, "*shape"] | None = None,
     drawn: Float[Array, "*shape vocab"] | None = None,
 ) -> Int[Array, "*shape"]:
     """Draws once for each key by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
 
-    `shape` is [batch], or [batch, nodes] for several draws of each row. With `wanted`, only those draws will be looked
+    `shape` is [batch], or [batch, nodes] for several draws of each row. With `used`, only those draws will be looked
     at; nothing is drawn where none will. `drawn` is what `gumbel` has given for these keys, if it was called.
 
     >>> log_probs = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
@@ -109,12 +109,12 @@ def categorical(
 
     if drawn is not None:
         return first_largest(log_probs + drawn)
-    if wanted is None:
+    if used is None:
         return draw(keys)
     # As data, because under vmap a cond selects between copies of what goes into it, which reads as using a key twice.
     data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
     return jax.lax.cond(
-        jnp.any(wanted),
+        jnp.any(used),
         lambda data: draw(jax.random.wrap_key_data(data, impl=impl)),
         lambda data: jnp.zeros(keys.shape, jnp.int32),
         data,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 def check_names(
     names: Iterable[str],
     options: Sequence[str],
-    theirs: Mapping[str, str] | None = None,
+    other_names: Mapping[str, str] | None = None,
     elsewhere: Mapping[str, str] | None = None,
 ) -> None:
     """Refuses keywords that are no options, with the one that was probably meant.
@@ -17,7 +17,7 @@ def check_names(
     Args:
         names: the keywords given.
         options: the options there are.
-        theirs: other libraries' names of some options, and the names here.
+        other_names: other libraries' names of some options, and the names here.
         elsewhere: names of other libraries' options that are none here, and what to do in their place.
 
     Raises:
@@ -30,8 +30,8 @@ def check_names(
     for name in names:
         if name in options:
             continue
-        near = difflib.get_close_matches(name, options, n=1)
-        meant = (elsewhere or {}).get(name) or (f"did you mean {near[0]}?" if near else "")
-        if theirs is not None and name in theirs:
-            meant = f"it is called {theirs[name]}"
-        raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(options)}")
+        closest = difflib.get_close_matches(name, options, n=1)
+        advice = (elsewhere or {}).get(name) or (f"did you mean {closest[0]}?" if closest else "")
+        if other_names is not None and name in other_names:
+            advice = f"it is called {other_names[name]}"
+        raise TypeError(f"there is no option {name!r}: {advice or 'expected one of ' + ', '.join(options)}")

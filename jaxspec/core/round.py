@@ -227,8 +227,8 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     # Nodes are numbered from 1, 0 is the last committed token; -1 marks what is no part of the tree.
     node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
     parent = jnp.where(draft.parent < node, draft.parent, -1)
-    near = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]
-    stays = jnp.logical_and(jnp.logical_and(valid, near), node <= draft.length[:, None])
+    within = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]
+    stays = jnp.logical_and(jnp.logical_and(valid, within), node <= draft.length[:, None])
     parent = jnp.where(stays, parent, -1)
     length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
     return draft._replace(tokens=tokens, parent=parent, length=length)

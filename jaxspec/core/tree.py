@@ -71,9 +71,9 @@ def last_on_path(parent: Int[Array, "B N"], count: int) -> Int[Array, "B N count
     [[[-1, 0], [0, 1], [0, 2], [1, 3]]]
     """
     above, level = ancestors(parent), depth(parent)
-    wanted = level[:, :, None] - jnp.arange(count - 1, -1, -1, dtype=level.dtype)[None, None, :]
-    is_wanted = jnp.logical_and(above[:, :, None, :], level[:, None, None, :] == wanted[..., None])
-    return jnp.where(wanted >= 0, jnp.argmax(is_wanted, axis=-1).astype(level.dtype), wanted)
+    ancestor = level[:, :, None] - jnp.arange(count - 1, -1, -1, dtype=level.dtype)[None, None, :]
+    is_wanted = jnp.logical_and(above[:, :, None, :], level[:, None, None, :] == ancestor[..., None])
+    return jnp.where(ancestor >= 0, jnp.argmax(is_wanted, axis=-1).astype(level.dtype), ancestor)
 
 
 def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
@@ -185,9 +185,9 @@ def best_nodes(
         above = jnp.pad(above, missing, constant_values=-1)
     best, chosen = jax.lax.top_k(scores, nodes)  # of equals the first
     chosen = jnp.sort(jnp.where(best > -jnp.inf, chosen, count + jnp.arange(nodes)[None, :]), axis=1)
-    source, wanted = (jnp.take_along_axis(x, jnp.minimum(chosen, count - 1), axis=1) for x in (tokens, above))
-    place = jnp.argmax(wanted[:, :, None] == chosen[:, None, :], axis=-1)
-    parent = jnp.where(chosen < count, jnp.where(wanted < 0, 0, place + 1), -1)
+    source, parent_nodes = (jnp.take_along_axis(x, jnp.minimum(chosen, count - 1), axis=1) for x in (tokens, above))
+    column = jnp.argmax(parent_nodes[:, :, None] == chosen[:, None, :], axis=-1)
+    parent = jnp.where(chosen < count, jnp.where(parent_nodes < 0, 0, column + 1), -1)
     return BestNodes(source, parent.astype(jnp.int32), chosen.astype(jnp.int32))
 
 

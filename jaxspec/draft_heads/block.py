@@ -237,7 +237,7 @@ class BlockDrafter(PartlyShared):
         return self.norm(x[:, first - config.lead : first + count])
 
     def blocks(
-        self, shared: SharedWithTarget, forward: core.Forward, last: Int[Array, "B A"], place: Int[Array, " A"]
+        self, shared: SharedWithTarget, forward: core.Forward, last: Int[Array, "B A"], position: Int[Array, " A"]
     ) -> Float[Array, "B A L+C M"]:
         """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
 
@@ -245,24 +245,24 @@ class BlockDrafter(PartlyShared):
             shared: the parts of the target that it uses.
             forward: the target's pass over whole rows.
             last: the tokens at these places.
-            place: positions in the rows, the same in each.
+            position: positions in the rows, the same in each.
         """
         config, c, size = self.config, self.config.layer, self.config.block
         context, (batch, anchors) = self.read(forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
-        block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=place.dtype), size)  # of each position
-        keys = jnp.arange(context.shape[1], dtype=place.dtype)
+        block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=position.dtype), size)  # of each position
+        keys = jnp.arange(context.shape[1], dtype=position.dtype)
 
         def mask(window: int | None, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
-            anchor, at = jnp.divmod(first + jnp.arange(count, dtype=place.dtype), size)  # of each query
-            before, of_block = keys[None, :] - place[anchor][:, None], anchor[:, None] == block[None, :]
+            anchor, at = jnp.divmod(first + jnp.arange(count, dtype=position.dtype), size)  # of each query
+            before, of_block = keys[None, :] - position[anchor][:, None], anchor[:, None] == block[None, :]
             visible = jnp.concatenate([before < 0, of_block], axis=1)
             # As in `block`: each query's keys, counted from its block.
             ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
             return jnp.logical_and(visible[None, None], self._in_window(window, ahead[None], at)[None]), None
 
         masks = [for_queries(anchors * size, functools.partial(mask, window))[0] for window in self._windows()]
-        layers = self._layers(masks, (place[block] + slot)[None])
+        layers = self._layers(masks, (position[block] + slot)[None])
         x, _ = stack.with_past(layers, x, tuple(self._keys_values(context, keys[None])))
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
 
@@ -442,13 +442,13 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
             return nodes(last, None, 0, whole_block())
 
         def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: Any) -> NodeLogits:
-            features, every, memory = carry
-            logits = jax.lax.dynamic_slice_in_dim(every, level, 1, axis=1)  # B 1 V
+            features, block_logits, memory = carry
+            logits = jax.lax.dynamic_slice_in_dim(block_logits, level, 1, axis=1)  # B 1 V
             if head.next_logits is not None:
                 feature = jax.lax.dynamic_index_in_dim(features, level, axis=1, keepdims=False)
                 logits, memory = head.next_logits(params, logits[:, 0], tokens[:, 0], feature, memory)
                 logits = logits[:, None]
-            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), (features, every, memory)
+            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), (features, block_logits, memory)
 
         return core.Reading(
             jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(whole_block)), root, nodes
@@ -468,8 +468,8 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
 
 def draft_states(config: BlockConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
     """Makes the features of the blocks that begin at the places, those of positions before their tokens in front."""
-    blocks, place = stack.pure(BlockDrafter(config), BlockDrafter.blocks), starts.place
-    features = blocks(params, shared, starts.forward, starts.tokens[:, place], place + 1)
+    blocks, position = stack.pure(BlockDrafter(config), BlockDrafter.blocks), starts.place
+    features = blocks(params, shared, starts.forward, starts.tokens[:, position], position + 1)
     return features[:, :, : config.lead + starts.depths]
 
 
@@ -555,9 +555,9 @@ def names(config: BlockConfig) -> dict[str, str]:
     where |= formats.layer_names(config.layer) | formats.part_names(config, config.draft_vocab)
     if config.markov_rank:
         where |= {"markov/before/embedding": BEFORE, "markov/after/weight": "markov_head.markov_w2.weight"}
-        for form, ours, theirs in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
+        for form, layer, tensor in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
             if config.markov == form:
-                where |= {f"markov/{ours}/{x}": f"markov_head.{theirs}.{x}" for x in ("weight", "bias")}
+                where |= {f"markov/{layer}/{x}": f"markov_head.{tensor}.{x}" for x in ("weight", "bias")}
     return where
 
 

@@ -52,7 +52,7 @@ class Format(NamedTuple):
         write: (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and
             SGLang read it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
         spelled: name in that spelling -> as they have it.
-        prefix: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
+        root: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
         stores_ids: whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`)
             what is to be added to the drafter's.
     """
@@ -64,7 +64,7 @@ class Format(NamedTuple):
     names: Callable[[Any], dict[str, str]]
     write: Callable[[Any, dict, int], dict]
     spelled: Callable[[str], str] = lambda name: name
-    prefix: Callable[[Shapes], str] = lambda shapes: ""
+    root: Callable[[Shapes], str] = lambda shapes: ""
     stores_ids: bool = False
 
 
@@ -138,9 +138,9 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
     if target.taps is not None:
         return target.taps
     taps = tuple(int(i) + offset for i in ids)
-    if odd := [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]:
+    if missing := [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]:
         raise FamilyError(
-            f"it reads layers {list(ids)} of its target, which has {target.layers}: the output of {odd[0]} "
+            f"it reads layers {list(ids)} of its target, which has {target.layers}: the output of {missing[0]} "
             "cannot be read. It was made for another target; or pass taps= to load_drafter"
         )
     return taps
@@ -159,9 +159,9 @@ def check_same(*facts: tuple[str, int | None, int]) -> None:
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: its vocabulary size is 13, ... 16: it was made for another target
     """
-    for name, theirs, expected in facts:
-        if theirs is not None and theirs != expected:
-            raise FamilyError(f"its {name} is {theirs}, and the target's {expected}: it was made for another target")
+    for name, value, expected in facts:
+        if value is not None and value != expected:
+            raise FamilyError(f"its {name} is {value}, and the target's {expected}: it was made for another target")
 
 
 def axis_of(shapes: Shapes, name: str, axis: int) -> int | None:

@@ -131,11 +131,11 @@ def drafter(adapter: DraftHead[ExitAdapter], target: Model, trimmed: Model | Non
 
 def draft_states(config: ExitAdapterConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
     """Reads whole rows in one pass: the draft tokens stand in the text."""
-    adapter, taps, place = head(config), starts.forward.taps, starts.place
+    adapter, taps, position = head(config), starts.forward.taps, starts.place
     assert taps is not None
     batch, size, _ = taps.shape
     hidden, _ = adapter.extend(params, adapter.empty(batch, Room(size)), taps)
-    index = place[:, None] + 1 + jnp.arange(starts.depths, dtype=place.dtype)[None]
+    index = position[:, None] + 1 + jnp.arange(starts.depths, dtype=position.dtype)[None]
     return hidden[:, jnp.minimum(index, size - 1)]  # past the end nothing is compared
 
 
@@ -185,8 +185,8 @@ def names(config: ExitAdapterConfig) -> dict[str, str]:
 
 def write(config: ExitAdapterConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as its authors have it, with the layer that it reads."""
-    ours = {EXIT: config.exit, TARGET: verifier["name_or_path"], LAYERS: verifier["layers"]}
-    return formats.written_layer(config.layer) | ours
+    facts = {EXIT: config.exit, TARGET: verifier["name_or_path"], LAYERS: verifier["layers"]}
+    return formats.written_layer(config.layer) | facts
 
 
 KIND = Kind(

@@ -94,8 +94,8 @@ def load_drafter(
     config, params = read_head(source, target=target, taps=taps, revision=revision)
     kind = kind_of(config)
     network = DraftHead(kind.head(config), params)
-    if wanted := network.network.requirements.taps:
-        target = models.with_taps(target, wanted)
+    if tap_layers := network.network.requirements.taps:
+        target = models.with_taps(target, tap_layers)
     drafter = kind.drafter(network, target, head)
     if check is not False:
         check_acceptance(drafter, None if check is True else check, name=str(source))
@@ -183,15 +183,16 @@ def _check_name(folder: Path, target: Model) -> None:
     names = named, target.name
     if not all(models.is_hub_id(name) or name in shipped_models for name in names):
         return
-    theirs, ours = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in names)
-    if not theirs or not ours or theirs in ours or ours in theirs:
+    file_name, target_name = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in names)
+    if not file_name or not target_name or file_name in target_name or target_name in file_name:
         return
     if named in shipped_models:
-        theirs, ours = (decoder_layers(x) for x in (orbax.read_manifest(shipped_models[named]).model, target.config))
-        if ours and theirs != ours:
+        layers = decoder_layers(orbax.read_manifest(shipped_models[named]).model)
+        target_layers = decoder_layers(target.config)
+        if target_layers and layers != target_layers:
             raise CheckpointError(
-                f"{folder} was made for {named}, a model of {theirs} layers, and {target.name} has {ours}: load it "
-                f"with target=jaxspec.load({named!r})"
+                f"{folder} was made for {named}, a model of {layers} layers, and {target.name} has {target_layers}: "
+                f"load it with target=jaxspec.load({named!r})"
             )
     warnings.warn(
         f"{folder} was made for {named}, and the target is {target.name}: the text stays exact, but few draft tokens "
@@ -222,7 +223,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     return huggingface.download(str(source), revision, huggingface.DRAFTER_FILES)
 
 
-class Tensor(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor of a folder: its shape, and its name in the file."""
 
     shape: tuple[int, ...]
@@ -245,12 +246,12 @@ class Description(NamedTuple):
     Attributes:
         form: how its files are read.
         config: the configuration of its network.
-        wanted: for each tensor that is read, by its name in the files: its canonical name, and our parameter's path.
+        paths: each tensor that is read, by its name in the files: its canonical name, and our parameter's path.
     """
 
     form: Format
     config: Any
-    wanted: dict[str, tuple[str, str]]
+    paths: dict[str, tuple[str, str]]
 
 
 def describe(
@@ -263,37 +264,37 @@ def describe(
     try:
         table = common.read_object(folder / CONFIG)
         common.check(table)
-        form, held = _recognised(folder, table, files)
-        shapes = {name: tensor.shape for name, tensor in held.items()}
+        form, by_name = _recognised(folder, table, files)
+        shapes = {name: tensor.shape for name, tensor in by_name.items()}
         config = form.read(table, shapes, target_shape(target, taps))
         config = in_dtype(config, nets.dtype_of(target.config))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
-    prefix = form.prefix(shapes)
+    prefix = form.root(shapes)
     paths = {f"{prefix}{name}": path for path, name in form.names(config).items()}
     expected = parameters.flat(jax.eval_shape(lambda: kind_of(config).init(config, jax.random.key(0))))
-    have = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
-    have = {name: shape for name, shape in have.items() if name != D2T or D2T in paths}
-    if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, have):
-        quantised = quantised_files.unread(folder, have)
+    read_shapes = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
+    read_shapes = {name: shape for name, shape in read_shapes.items() if name != D2T or D2T in paths}
+    if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, read_shapes):
+        quantised = quantised_files.unread(folder, read_shapes)
         raise CheckpointError(
             f"{folder}: {quantised or f'the weights are not those of the {form.title} of its {CONFIG}:{complaint}'}"
         )
-    return Description(form, config, {held[name].name: (name, path) for name, path in paths.items()})
+    return Description(form, config, {by_name[name].name: (name, path) for name, path in paths.items()})
 
 
-def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[Format, dict[str, Tensor]]:
+def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[Format, dict[str, FileTensor]]:
     """Returns the first format that matches, and the tensors by its spelling of their names."""
     for form in (kind.format for kind in KINDS):
-        held: dict[str, Tensor] = {}
+        by_name: dict[str, FileTensor] = {}
         for name, shape in ((name, shape) for shard in files for name, shape in shard.shapes.items()):
             if (canonical := form.canonical(name)) is None:
                 continue
-            if canonical in held:
-                raise CheckpointError(f"{folder} holds {canonical} twice, as {held[canonical].name} and as {name}")
-            held[canonical] = Tensor(shape, name)
-        if form.matches(table, {name: tensor.shape for name, tensor in held.items()}):
-            return form, held
+            if canonical in by_name:
+                raise CheckpointError(f"{folder} holds {canonical} twice, as {by_name[canonical].name} and as {name}")
+            by_name[canonical] = FileTensor(shape, name)
+        if form.matches(table, {name: tensor.shape for name, tensor in by_name.items()}):
+            return form, by_name
     if quantised := quantised_files.unread(folder, (name for shard in files for name in shard.shapes)):
         raise FamilyError(quantised)
     titles = ", ".join(kind.format.title for kind in KINDS)
@@ -302,12 +303,12 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
 
 def _placed(files: list[tensors.Shard], description: Description, target: Model) -> Iterator[tuple[str, jax.Array]]:
     """Yields parameters by path."""
-    form, config, wanted = description
+    form, config, tensor_paths = description
     mesh, shape = sharding.mesh_of(target.params), config.shape
     axes = nets.axes_of(shape)
     for shard in files:
-        for name, x in shard.read(set(wanted)):
-            canonical, path = wanted[name]
+        for name, x in shard.read(set(tensor_paths)):
+            canonical, path = tensor_paths[name]
             if path == VOCABULARY:
                 ids = _ids(np.asarray(x), form, shape.vocab_size, f"{shard.path}: {canonical}")
                 yield path, parameters.put(path, ids, axes, mesh)

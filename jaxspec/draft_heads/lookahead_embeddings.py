@@ -186,12 +186,12 @@ def begin(config: LookAheadConfig, params: core.Params, target: core.Model, ofte
 
 def draft_states(config: LookAheadConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
     """Reads the token after each place, and the vectors after that, in one pass of the target over a tree."""
-    size, count, place = starts.forward.features.shape[1], starts.depths - 1, starts.place
+    size, count, position = starts.forward.features.shape[1], starts.depths - 1, starts.place
     tokens = starts.tokens[:, :size]
-    fed = jnp.tile(config.vocab_size + jnp.arange(count, dtype=tokens.dtype), place.shape[0])
+    fed = jnp.tile(config.vocab_size + jnp.arange(count, dtype=tokens.dtype), position.shape[0])
     nodes = jnp.concatenate([tokens, jnp.broadcast_to(fed, (tokens.shape[0], fed.shape[0]))], axis=1)
     vector = size + jnp.arange(fed.shape[0], dtype=jnp.int32).reshape(-1, count)
-    index = jnp.concatenate([place[:, None].astype(jnp.int32), vector], axis=1)
+    index = jnp.concatenate([position[:, None].astype(jnp.int32), vector], axis=1)
     parent = jnp.concatenate([jnp.arange(-1, size - 1, dtype=jnp.int32), index[:, :-1].reshape(-1)])
     extend = functools.partial(head(config).extend, params)
     return starts.read_tree(extend, nodes, jnp.broadcast_to(parent, nodes.shape)).features[:, index]

@@ -123,7 +123,7 @@ class HeadBlock(nn.Module):
         return base + Dense(c.dim, c.bias, dtype, zero, name="out")(hidden)
 
 
-class Head(nn.Module):
+class MedusaHead(nn.Module):
     """A head: its blocks, and its vocabulary projection, should it have one."""
 
     config: HeadsConfig
@@ -147,7 +147,7 @@ class Heads(nn.Module):
 
     def setup(self):
         c = self.config
-        self.heads = [Head(c) for _ in range(c.heads)]
+        self.heads = [MedusaHead(c) for _ in range(c.heads)]
         if c.draft_vocab is not None:
             self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(c.draft_vocab, dtype=jnp.int32))
 
@@ -372,7 +372,7 @@ def names(config: HeadsConfig) -> dict[str, str]:
             where[f"heads_{i}/blocks_0/shortcut/weight"] = f"{i}.0.shortcut.weight"
         for j in range(config.blocks):
             for part in ("weight", "bias") if config.bias else ("weight",):
-                where |= {f"heads_{i}/blocks_{j}/{ours}/{part}": f"{i}.{j}.{x}{part}" for ours, x in layers.items()}
+                where |= {f"heads_{i}/blocks_{j}/{layer}/{part}": f"{i}.{j}.{x}{part}" for layer, x in layers.items()}
     return where
 
 

@@ -212,26 +212,26 @@ def canonical(name: str) -> str | None:
     >>> canonical("model.layers.61.eh_proj.weight"), canonical("model.embed_tokens.weight")
     ('nextn.61.fc.weight', None)
     """
-    for pattern, place in PATTERNS:
+    for pattern, stem in PATTERNS:
         if match := re.fullmatch(pattern, name):
             number, rest = "", match[1]
-            if place == NEXTN:
+            if stem == NEXTN:
                 number, dot, rest = rest.partition(".")
                 number += dot
             stem, _, last = rest.rpartition(".")
             if stem in PARTS and not name.startswith("mtp.layers."):
-                return f"{place}{number}{PARTS[stem]}.{last}"
+                return f"{stem}{number}{PARTS[stem]}.{last}"
             if stem.startswith("layers."):  # a second module's
                 return None
-            return f"{place}{number}layers.0.{rest}"
+            return f"{stem}{number}layers.0.{rest}"
     return None
 
 
 def place_of(shapes: Shapes) -> str | None:
     """Returns what is in front of a module's names; of DeepSeek's the first."""
-    for place in (QWEN, SPECULATORS, MIMO):
-        if f"{place}fc.weight" in shapes:
-            return place
+    for stem in (QWEN, SPECULATORS, MIMO):
+        if f"{stem}fc.weight" in shapes:
+            return stem
     numbers = [int(name.split(".")[1]) for name in shapes if re.fullmatch(r"nextn\.\d+\.fc\.weight", name)]
     return f"{NEXTN}{min(numbers)}." if numbers else None
 
@@ -243,11 +243,11 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     """Reads the module beside a model, whose layer is as the model's are."""
-    place = place_of(shapes)
-    assert place is not None
-    formats.check_same(("width of hidden states", shapes[f"{place}fc.weight"][0], target.hidden_size))
-    if place == SPECULATORS:
-        layer = formats.layer_of(table, shapes, f"{place}layers.0.")
+    stem = place_of(shapes)
+    assert stem is not None
+    formats.check_same(("width of hidden states", shapes[f"{stem}fc.weight"][0], target.hidden_size))
+    if stem == SPECULATORS:
+        layer = formats.layer_of(table, shapes, f"{stem}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
         layer = target.config
@@ -255,15 +255,15 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
         raise formats.FamilyError(
             "its layer has the target's shape, which has no rotary positions: expected a target like Llama or Qwen"
         )
-    nextn = place.startswith(NEXTN)
+    nextn = stem.startswith(NEXTN)
     shape = next((x for x in layer.layers if x.attention.window is None), layer.layers[0])
     shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(
         dataclasses.replace(layer, layers=(shape,), tied_head=False),
-        hidden_first=place == MIMO,
+        hidden_first=stem == MIMO,
         feeds_normed=not nextn,
-        zero_first=nextn or place == MIMO,
-        **formats.own_parts(shapes, place),
+        zero_first=nextn or stem == MIMO,
+        **formats.own_parts(shapes, stem),
     )
 
 
@@ -309,7 +309,7 @@ KIND = Kind(
     head=head,
     drafter=mtp,
     format=Format(
-        *("MTP", canonical, matches, read, names, write), spelled, prefix=lambda shapes: place_of(shapes) or ""
+        *("MTP", canonical, matches, read, names, write), spelled, root=lambda shapes: place_of(shapes) or ""
     ),
     training=Training(recurrent.unrolled(MTP), logits_of_head(head)),
 )

@@ -157,11 +157,11 @@ def _cascade(
     ) -> tuple[core.Draft, core.Caches]:
         inner_weights, state = core.Weights(*weights.draft), caches.draft
         gamma, start = context.gamma, context.row.length
-        wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
+        drafts, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
         row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
         model_state = ModelState(state.cache, state.num_cached)
-        caught_up = catch_up(lm, inner_weights.target, model_state, row, wanted, width, start - 1)
+        caught_up = catch_up(lm, inner_weights.target, model_state, row, drafts, width, start - 1)
 
         def one_round(drafting: Drafting) -> Drafting:
             count = drafting.row.length - start  # of draft tokens so far; the others of gamma are still to be drafted
@@ -218,10 +218,10 @@ def _cascade(
             log_probs = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
         confidence = None if context.confidence is None else jnp.zeros(shape, jnp.float32)
         inner_caches = core.Caches(lm.rewind(caught_up.cache, start - 1), state.inner)
-        drafting = Drafting(row, log_probs, confidence, wanted, inner_caches)
+        drafting = Drafting(row, log_probs, confidence, drafts, inner_caches)
         drafting = jax.lax.while_loop(unfinished, one_round, drafting)
         length, aux = drafting.row.length - start, None
-        num_cached = jnp.where(wanted, drafting.row.length - 1, state.num_cached)
+        num_cached = jnp.where(drafts, drafting.row.length - 1, state.num_cached)
         if drafting.confidence is not None:
             length = jnp.minimum(length, _stopped_after(context, drafting, start))
             aux = {"confidence": drafting.confidence[:, :gamma]}

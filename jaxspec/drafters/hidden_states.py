@@ -80,9 +80,9 @@ def check_target(requirements: TargetRequirements, target: Model, kind: str) -> 
     """
     taps = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size)).taps
     if requirements.taps and taps != requirements.taps:
-        have = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
+        state = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
         raise ValueError(
-            f"{kind} reads the outputs of layers {list(requirements.taps)}, and {target.name or 'the target'} {have}: "
+            f"{kind} reads the outputs of layers {list(requirements.taps)}, and {target.name or 'the target'} {state}: "
             f"give it jaxspec.with_taps(target, {list(requirements.taps)})"
         )
 

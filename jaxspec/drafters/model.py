@@ -177,19 +177,19 @@ def read_last_two(
     params: core.Params,
     state: ModelState,
     row: core.Prompt,
-    wanted: Bool[Array, " B"],
+    runs: Bool[Array, " B"],
     width: int,
 ) -> tuple[core.Forward, core.Cache]:
     """Reads a row's last two tokens: the outputs after them, and a cache that holds the whole row.
 
     With a `width` it first reads, so many tokens a pass, what rounds without a draft have committed to the rows that
-    are `wanted`. What is read past a row's end is garbage, and rewound.
+    `runs` marks. What is read past a row's end is garbage, and rewound.
     """
     goal, cache = row.length - 2, state.cache
     if width:
-        cache = catch_up(lm, params, state, row, wanted, width, goal).cache
+        cache = catch_up(lm, params, state, row, runs, width, goal).cache
         # Where nothing was caught up with, nothing is written far ahead: layers with a window could not take it back.
-        goal = jnp.where(wanted, goal, jnp.minimum(goal, state.num_cached))
+        goal = jnp.where(runs, goal, jnp.minimum(goal, state.num_cached))
     return lm.extend(params, lm.rewind(cache, goal), known(lm, token_rows.window(row.tokens, goal, 2)))
 
 
@@ -198,29 +198,29 @@ def catch_up(
     params: core.Params,
     state: ModelState,
     row: core.Prompt,
-    wanted: Bool[Array, " B"],
+    runs: Bool[Array, " B"],
     width: int,
     goal: Int[Array, " B"],
 ) -> ModelState:
-    """Reads what the cache lacks of the first `goal` tokens of the rows that are `wanted`; garbage follows them.
+    """Reads what the cache lacks of the first `goal` tokens of the rows that `runs` marks; garbage follows them.
 
     `width` tokens a pass; nothing is read where nothing is missing.
     """
 
     def incomplete(state: ModelState) -> Bool[Array, ""]:
-        return jnp.any(jnp.logical_and(wanted, state.num_cached < goal))
+        return jnp.any(jnp.logical_and(runs, state.num_cached < goal))
 
     def read(state: ModelState) -> ModelState:
         at = jnp.minimum(state.num_cached, goal)
         end = jnp.minimum(at + width, goal)
         # The pass before the last one ends early enough for the last one to fit the buffer.
         end = jnp.where(end < goal, jnp.minimum(end, row.tokens.shape[1] - width), end)
-        tokens, place = token_rows.window(row.tokens, at, width), jnp.arange(width, dtype=at.dtype)[None, :]
+        tokens, column = token_rows.window(row.tokens, at, width), jnp.arange(width, dtype=at.dtype)[None, :]
         # What follows is no token, so that a model of another vocabulary does not read it as several.
-        tokens = jnp.where(at[:, None] + place < end[:, None], tokens, token_rows.NO_TOKEN)
-        real = jnp.where(wanted, end - at, 0)
+        tokens = jnp.where(at[:, None] + column < end[:, None], tokens, token_rows.NO_TOKEN)
+        real = jnp.where(runs, end - at, 0)
         _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, tokens), real=real)
-        return state._replace(cache=cache, num_cached=jnp.where(wanted, end, state.num_cached))
+        return state._replace(cache=cache, num_cached=jnp.where(runs, end, state.num_cached))
 
     return jax.lax.while_loop(incomplete, read, state)
 

@@ -46,17 +46,17 @@ def is_json_lines(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, advice: str) -> Any:
     """Reads a file that a program has written.
 
     Args:
         path: the file.
-        what: to do where it is damaged, for the message.
+        advice: the cure for a damaged file, for the message.
     """
     try:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): {what}") from None
+        raise ValueError(f"{path} is damaged ({error}): {advice}") from None
 
 
 @contextlib.contextmanager

@@ -94,12 +94,12 @@ def full_disk(path: Path, outcome: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str, lock: str = LOCK) -> Iterator[None]:
+def locked(folder: Path, program: str, lock: str = LOCK) -> Iterator[None]:
     """Holds a folder for this process, as the operating system does, which ends that with the process.
 
     Args:
         folder: the folder; it is made if it is not there.
-        what: the program that uses the folder, in words.
+        program: the program that uses the folder, in words.
         lock: the name of the lock's file, which stays. Locks of other names do not disturb each other.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def locked(folder: Path, what: str, lock: str = LOCK) -> Iterator[None]:
             stack.enter_context(in_use(file, wait=False))
         except BlockingIOError:
             process = file.read_text().strip() or "unknown"
-            raise OSError(errno.EBUSY, f"{what} is using this folder (process {process})", str(folder)) from None
+            raise OSError(errno.EBUSY, f"{program} is using this folder (process {process})", str(folder)) from None
         file.write_text(str(os.getpid()))
         yield
 

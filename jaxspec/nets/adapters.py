@@ -178,8 +178,10 @@ def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> 
     try:
         return module.apply(variables, *arguments, **named)
     except (errors.ScopeCollectionNotFound, errors.ScopeParamNotFoundError, errors.ScopeParamShapeError) as error:
-        has = ", ".join(map(str, params)) or "nothing"
-        raise ValueError(f"the parameters of {name} are not its own, they hold {has}: {way} ({error})") from error
+        collections = ", ".join(map(str, params)) or "nothing"
+        raise ValueError(
+            f"the parameters of {name} are not its own, they hold {collections}: {way} ({error})"
+        ) from error
 
 
 def _shown_module(module: Any) -> str:

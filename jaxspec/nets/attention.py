@@ -110,8 +110,8 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
     def add(index: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, mixed = carry  # [B, K, G T, 1] twice, [B, K, G T, D]
         start = jnp.minimum(index * KEYS, size - KEYS)  # the last block begins earlier, and skips what it has had
-        near, far = block(keys, start, 2), block(values, start, 2)
-        scores = jnp.einsum("bktd,bksd->bkts", grouped, near, precision=exact, preferred_element_type=jnp.float32)
+        block_keys, block_values = block(keys, start, 2), block(values, start, 2)
+        scores = jnp.einsum("bktd,bksd->bkts", grouped, block_keys, precision=exact, preferred_element_type=jnp.float32)
         scores = scores * scale
         if cap is not None:
             scores = softcap(scores, cap)
@@ -126,14 +126,14 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
         higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher)
         added = jnp.einsum(
-            *("bkts,bksd->bktd", weights.astype(query.dtype), far),
+            *("bkts,bksd->bktd", weights.astype(query.dtype), block_values),
             precision=exact,
             preferred_element_type=jnp.float32,
         )
         return higher, total * kept + jnp.sum(weights, axis=-1, keepdims=True), mixed * kept + added
 
-    nothing = jnp.zeros((B, K, group * T, 1), jnp.float32)
-    carry = nothing + MASKED, nothing, jnp.zeros((B, K, group * T, D), jnp.float32)
+    zeros = jnp.zeros((B, K, group * T, 1), jnp.float32)
+    carry = zeros + MASKED, zeros, jnp.zeros((B, K, group * T, D), jnp.float32)
     _, total, mixed = jax.lax.fori_loop(first // KEYS, last // KEYS + 1, add, carry)
     return (mixed / total).astype(query.dtype).reshape(B, H, T, D)
 

@@ -35,7 +35,7 @@ from jaxspec.nets.shapes import DecoderConfig, LayerShape
 from jaxspec.nets.uniform import FORMS, decoder_config, gpt_config
 from jaxspec.sharding import Axes
 
-__all__ = ["Decoder", "DecoderConfig", "decoder_config", "gpt_config", "init", "language_model"]
+__all__ = ["DecoderConfig", "DecoderNet", "decoder_config", "gpt_config", "init", "language_model"]
 
 
 def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
@@ -107,7 +107,7 @@ def layers_of(config: DecoderConfig) -> list[DecoderLayer]:
     return [layer_of(config, i) for i in range(len(config.layers))]
 
 
-class Decoder(nn.Module):
+class DecoderNet(nn.Module):
     """The network. `__call__` is teacher forcing; `embed`, `run`, `features` and `logits` are the steps of decoding."""
 
     config: DecoderConfig
@@ -238,13 +238,13 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, empty = config, functools.partial(empty_cache, config)
-    lm = stack.decoder_only(Decoder(c, taps), init, c, empty, len(c.layers), c.vocab_size, c.dim, taps)
+    lm = stack.decoder_only(DecoderNet(c, taps), init, c, empty, len(c.layers), c.vocab_size, c.dim, taps)
     return lm._replace(limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens))
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
     """Draws random parameters: fan-in scaled matrices, embeddings of standard deviation 0.02."""
-    return stack.init_params(Decoder(config), key, jnp.zeros((1, 2), jnp.int32))
+    return stack.init_params(DecoderNet(config), key, jnp.zeros((1, 2), jnp.int32))
 
 
 def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
@@ -293,7 +293,7 @@ NETWORK = Network(
     DecoderConfig,
     init,
     language_model,
-    Decoder,
+    DecoderNet,
     lambda config: {"layers": len(config.layers)},
     _pieces,
     lambda config, batch, room, width: empty_cache(config, batch, room),

@@ -60,9 +60,9 @@ def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, s
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)
     value = module.get_variable("params", name)
-    held = quantised.shape(value)
-    if held != shape:
-        raise errors.ScopeParamShapeError(name, "/".join(module.path), held, shape)
+    stored_shape = quantised.shape(value)
+    if stored_shape != shape:
+        raise errors.ScopeParamShapeError(name, "/".join(module.path), stored_shape, shape)
     return value
 
 

@@ -58,14 +58,18 @@ def _is_past(name: str, layers: Mapping[str, int]) -> bool:
 
 
 def _differences(expected: Any, params: Any) -> list[str]:
-    want, have = _shapes(expected), _shapes(params if isinstance(params, Mapping) else {})
-    parts = {name.rpartition("/")[0] for name in have}  # a quantised matrix has several leaves in the place of one
-    missing = [f"{name} is missing" for name in want if name not in have and name not in parts]
-    unexpected = [f"{name} is unexpected" for name in have if name not in want and name.rpartition("/")[0] not in want]
+    expected_shapes, shapes = _shapes(expected), _shapes(params if isinstance(params, Mapping) else {})
+    parts = {name.rpartition("/")[0] for name in shapes}  # a quantised matrix has several leaves in the place of one
+    missing = [f"{name} is missing" for name in expected_shapes if name not in shapes and name not in parts]
+    unexpected = [
+        f"{name} is unexpected"
+        for name in shapes
+        if name not in expected_shapes and name.rpartition("/")[0] not in expected_shapes
+    ]
     wrong = [
-        f"{name} is {list(have[name])}, expected {list(shape)}"
-        for name, shape in want.items()
-        if have.get(name, shape) != shape
+        f"{name} is {list(shapes[name])}, expected {list(shape)}"
+        for name, shape in expected_shapes.items()
+        if shapes.get(name, shape) != shape
     ]
     return missing + unexpected + wrong
 

@@ -11,8 +11,8 @@ from jaxspec.sharding import WHOLE
 
 
 def _cache(config: NGramConfig, batch: int, room: Room, width: int) -> Rows:
-    nothing = jnp.zeros((batch,), jnp.int32)
-    return Rows(jnp.zeros((batch, room.tokens), jnp.int32), nothing, nothing)
+    zeros = jnp.zeros((batch,), jnp.int32)
+    return Rows(jnp.zeros((batch, room.tokens), jnp.int32), zeros, zeros)
 
 
 NETWORK = Network(

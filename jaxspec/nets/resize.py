@@ -63,22 +63,24 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
         if not index.isdigit():
             resized[name] = params[name]
             continue
-        had, has = (getattr(config, f"{side}_layers") for config in (old, new))
-        source, adds = _source(int(index), had, has)
+        old_layers, new_layers = (getattr(config, f"{side}_layers") for config in (old, new))
+        source, adds = _source(int(index), old_layers, new_layers)
         resized[name] = _layer(params[f"{side}_{source}"], resized[name], adds)
     return resized
 
 
-def _source(index: int, had: int, has: int) -> tuple[int, bool]:
+def _source(index: int, old_layers: int, new_layers: int) -> tuple[int, bool]:
     """Returns which old layer a new layer is made of, and whether it is to add what that one adds.
 
     >>> [_source(i, 2, 3) for i in range(3)], [_source(i, 5, 2) for i in range(2)]
     ([(0, True), (0, False), (1, True)], [(1, True), (4, True)])
     """
-    if has < had:
-        return (index + 1) * had // has - 1, True
-    source = index * had // has
-    return source, index == -(-source * has // had)  # of several made of one layer, the lowest is that layer
+    if new_layers < old_layers:
+        return (index + 1) * old_layers // new_layers - 1, True
+    source = index * old_layers // new_layers
+    return source, index == -(
+        -source * new_layers // old_layers
+    )  # of several made of one layer, the lowest is that layer
 
 
 def _layer(old: Params, new: Params, adds: bool) -> Params:

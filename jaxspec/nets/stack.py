@@ -113,8 +113,8 @@ def check_numbers(taps: Sequence[int]) -> None:
     """
     if isinstance(taps, str):
         raise ValueError(f"taps is the string {taps!r}: expected numbers of layers, such as (0, 2)")
-    if odd := [layer for layer in taps if not isinstance(layer, int | np.integer) or isinstance(layer, bool)]:
-        raise ValueError(f"taps has {odd[0]!r}: expected numbers of layers, such as (0, 2)")
+    if others := [layer for layer in taps if not isinstance(layer, int | np.integer) or isinstance(layer, bool)]:
+        raise ValueError(f"taps has {others[0]!r}: expected numbers of layers, such as (0, 2)")
 
 
 def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
@@ -131,8 +131,8 @@ def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
     """
     check_numbers(taps)
     taps = tuple(taps)
-    if odd := [layer for layer in taps if not 0 <= layer < layers]:
-        raise ValueError(f"taps has layer {odd[0]}: expected numbers from 0 to {layers - 1} (l is after layer l)")
+    if outside := [layer for layer in taps if not 0 <= layer < layers]:
+        raise ValueError(f"taps has layer {outside[0]}: expected numbers from 0 to {layers - 1} (l is after layer l)")
     if len(set(taps)) < len(taps):
         raise ValueError(f"taps is {taps}: expected each layer once")
     return taps
@@ -193,7 +193,7 @@ def pure(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda params, *arguments: apply({"params": params}, *arguments)
 
 
-class Decoder(Protocol):
+class DecoderModule(Protocol):
     """A network as `decoder_only` takes it: a Linen module with these methods."""
 
     def embed(
@@ -231,7 +231,7 @@ def inside(
     encoder: Encoder | None = None,
     keys_values: Callable[..., Any] = kv.keys_values,
 ) -> Inside:
-    """Makes the `LanguageModel.inside` of a network with an `embedding` and the methods of `Decoder`."""
+    """Makes the `LanguageModel.inside` of a network with an `embedding` and the methods of `DecoderModule`."""
 
     def applied(params: Params, method: Callable[[Any], Any]) -> Any:
         return nn.apply(method, module)({"params": params})
@@ -267,7 +267,7 @@ def decoder_only(
     width: int,
     taps: tuple[int, ...] = (),
 ) -> LanguageModel:
-    """Makes the pure functions of a network that is a `Decoder`.
+    """Makes the pure functions of a network that is a `DecoderModule`.
 
     Args:
         module: the network.
@@ -281,13 +281,13 @@ def decoder_only(
         def read(
             cache: kv.KVCache, tokens: Int[Array, "B T"], real: Int[Array, " B"]
         ) -> tuple[tuple[Float[Array, "B T M"], Taps], kv.KVCache]:
-            def run(net: Decoder):
+            def run(net: DecoderModule):
                 return net.run(cache, net.embed(cache, tokens), real=real)
 
             x, taps, grown = nn.apply(run, module)({"params": params})
             return (x, taps), grown
 
-        def forward(net: Decoder) -> Forward:
+        def forward(net: DecoderModule) -> Forward:
             # The last token's are normalised apart, so that a program that reads no features computes no others.
             return Forward(net.logits(net.features(last)), net.features(x), taps)
 
@@ -302,7 +302,7 @@ def decoder_only(
         parent: Int[Array, "B N"] | None = None,
         real: Int[Array, " B"] | None = None,
     ) -> tuple[Forward, kv.KVCache]:
-        def feed(net: Decoder) -> tuple[Forward, kv.KVCache]:
+        def feed(net: DecoderModule) -> tuple[Forward, kv.KVCache]:
             x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent, real=real)
             features = net.features(x)
             return Forward(net.logits(features), features, taps), grown

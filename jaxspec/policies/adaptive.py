@@ -14,7 +14,7 @@ from jaxspec.core.checks import one_of
 from jaxspec.policies.common import checked, draft_depth
 
 
-class Params(NamedTuple):
+class AdaptiveParams(NamedTuple):
     """The numbers of each row; `verify` [rows, n]: what each further token adds to a pass, the last for all beyond."""
 
     c: Any
@@ -103,7 +103,7 @@ def adaptive(
     most, is_batch = float("inf"), together == "batch"
     forget = (0.05 if is_batch else 0.2) if forget is None else forget
     pause = (24 if is_batch else 4) if pause is None else pause
-    values = Params(
+    values = AdaptiveParams(
         checked(c, "c", 0, most),
         _increments(v),
         checked(alpha, "alpha", 0, 1),
@@ -124,7 +124,7 @@ def _adaptive(together: Together | None) -> Policy:
         # Of what the slowest row has left, the part that the round does.
         return jnp.min(jnp.where(live, tokens / jnp.maximum(left, 1.0), 1e9), axis=0, keepdims=True)
 
-    def init(params: Params, prompt: Prompt) -> AcceptanceState:
+    def init(params: AdaptiveParams, prompt: Prompt) -> AcceptanceState:
         rows = prompt.length.shape
         accepted, num_tested = (
             jnp.broadcast_to(params.alpha * params.weight, rows),
@@ -140,7 +140,9 @@ def _adaptive(together: Together | None) -> Policy:
         idle, pause = (jnp.max(jnp.where(left > 0, rounds, 0), keepdims=True) for rounds in (idle, pause))
         return jnp.logical_and(idle >= pause, jnp.any(left > 0))
 
-    def max_draft(params: Params, state: AcceptanceState, gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(
+        params: AdaptiveParams, state: AcceptanceState, gamma: int, left: Int[Array, " B"]
+    ) -> Int[Array, " B"]:
         tokens = expected_tokens(state.accepted / state.num_tested, gamma)
         is_due = is_trial_due(state.idle, state.pause, left)
         if together:
@@ -148,7 +150,9 @@ def _adaptive(together: Together | None) -> Policy:
         best = best_length(tokens.at[:, 0].multiply(1.0 + MARGIN), params.c, params.verify)
         return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), left.shape)
 
-    def shorten(params: Params, state: AcceptanceState, draft: Draft, left: Int[Array, " B"]) -> Int[Array, " B"]:
+    def shorten(
+        params: AdaptiveParams, state: AcceptanceState, draft: Draft, left: Int[Array, " B"]
+    ) -> Int[Array, " B"]:
         depth = draft_depth(draft)
         if draft.log_probs is not None:  # drawn: how many there are may depend on what was drawn
             return depth
@@ -161,7 +165,7 @@ def _adaptive(together: Together | None) -> Policy:
         return jnp.broadcast_to(jnp.maximum(best, is_due.astype(best.dtype)), left.shape)
 
     def update(
-        params: Params, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: AdaptiveParams, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> AcceptanceState:
         drafted, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
         kept = jnp.where(drafted, 1.0 - params.forget, 1.0)

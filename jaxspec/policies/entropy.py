@@ -13,7 +13,7 @@ from jaxspec.core import BoundPolicy, Distribution, Draft, Policy, Prompt, Verdi
 from jaxspec.policies.common import as_length, checked, log_probs
 
 
-class Params(NamedTuple):
+class EntropyParams(NamedTuple):
     least: Any
     most: Any
     beta: Any
@@ -44,15 +44,17 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> BoundPolicy:
     if np.any(np.asarray(least) > np.asarray(most)):
         raise ValueError(f"least is {least!r} and most {most!r}: expected least <= most")
     bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
-    return BoundPolicy(_entropy(), Params(*bounds, checked(beta, "beta", 0, 1)), name="entropy")
+    return BoundPolicy(_entropy(), EntropyParams(*bounds, checked(beta, "beta", 0, 1)), name="entropy")
 
 
 @functools.lru_cache
 def _entropy() -> Policy:
-    def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
+    def init(params: EntropyParams, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.zeros(prompt.length.shape, jnp.float32)
 
-    def max_draft(params: Params, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(
+        params: EntropyParams, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]
+    ) -> Int[Array, " B"]:
         return as_length(jnp.minimum(params.most, gamma))
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:
@@ -60,17 +62,23 @@ def _entropy() -> Policy:
         terms = jnp.where(log_p > -jnp.inf, -jnp.exp(log_p) * log_p, 0.0)
         return jnp.sum(terms, axis=-1) / jnp.log(float(max(log_p.shape[-1], 2)))
 
-    def smoothed(params: Params, state: Float[Array, " B"], confidences: Float[Array, "B G"]) -> Float[Array, " B"]:
+    def smoothed(
+        params: EntropyParams, state: Float[Array, " B"], confidences: Float[Array, "B G"]
+    ) -> Float[Array, " B"]:
         return params.beta * state + (1.0 - params.beta) * confidences[:, 0]
 
     def should_continue(
-        params: Params, state: Float[Array, " B"], index: int | Int[Array, ""], confidences: Float[Array, "B G"]
+        params: EntropyParams, state: Float[Array, " B"], index: int | Int[Array, ""], confidences: Float[Array, "B G"]
     ) -> Bool[Array, " B"]:
         certainty = 1.0 - smoothed(params, state, confidences)
         return index + 1 < as_length(params.least + certainty * (params.most - params.least))
 
     def update(
-        params: Params, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: EntropyParams,
+        state: Float[Array, " B"],
+        draft: Draft,
+        verdict: Verdict,
+        num_committed: Int[Array, " B"],
     ) -> Float[Array, " B"]:
         if draft.aux is None or "confidence" not in draft.aux:
             return state

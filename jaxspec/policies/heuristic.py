@@ -12,7 +12,7 @@ from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, draft_depth
 
 
-class Params(NamedTuple):
+class HeuristicParams(NamedTuple):
     start: Any
     grow: Any
     shrink: Any
@@ -42,7 +42,7 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
         [4, 1]
     """
     most = float("inf")
-    values = Params(
+    values = HeuristicParams(
         checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
     )
     return BoundPolicy(_heuristic(), values, name="heuristic")
@@ -50,14 +50,20 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
 
 @functools.lru_cache
 def _heuristic() -> Policy:
-    def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
+    def init(params: HeuristicParams, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)
 
-    def max_draft(params: Params, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]) -> Int[Array, " B"]:
+    def max_draft(
+        params: HeuristicParams, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]
+    ) -> Int[Array, " B"]:
         return as_length(jnp.minimum(state, gamma))
 
     def update(
-        params: Params, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: HeuristicParams,
+        state: Float[Array, " B"],
+        draft: Draft,
+        verdict: Verdict,
+        num_committed: Int[Array, " B"],
     ) -> Float[Array, " B"]:
         depth = draft_depth(draft)
         before = state

@@ -27,7 +27,7 @@ TokenBound = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
 LENIENCE, EPSILON, DELTA = 0.5, 0.09, 0.3
 
 
-class Entry(NamedTuple):
+class RuleEntry(NamedTuple):
     """A rule, and what it promises.
 
     Attributes:
@@ -60,14 +60,14 @@ def typical_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]
 
 
 # By the name of what makes them.
-RULES: dict[str, Entry] = {
-    "rejection": Entry(rejection()),
-    "block": Entry(block()),
-    "traversal": Entry(traversal()),
-    "k_seq": Entry(k_seq()),
-    "coupled": Entry(coupled()),
-    "exact_match": Entry(exact_match()),
-    "classical_rejection": Entry(classical_rejection()),
-    "lenient": Entry(lenient(LENIENCE), lenient_ceiling),
-    "typical": Entry(typical(EPSILON, DELTA), typical_ceiling),
+RULES: dict[str, RuleEntry] = {
+    "rejection": RuleEntry(rejection()),
+    "block": RuleEntry(block()),
+    "traversal": RuleEntry(traversal()),
+    "k_seq": RuleEntry(k_seq()),
+    "coupled": RuleEntry(coupled()),
+    "exact_match": RuleEntry(exact_match()),
+    "classical_rejection": RuleEntry(classical_rejection()),
+    "lenient": RuleEntry(lenient(LENIENCE), lenient_ceiling),
+    "typical": RuleEntry(typical(EPSILON, DELTA), typical_ceiling),
 }

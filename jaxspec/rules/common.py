@@ -68,8 +68,8 @@ def exact_match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
         count = count_accepted(draft.tokens == tokens[:, :-1], draft.length)
         return chain_verdict(draft, count, take_position(tokens, count))
     parent = real_parent(draft)
-    wanted = jnp.take_along_axis(tokens, jnp.maximum(parent, 0), axis=1)
-    count, path = follow(parent, draft.tokens == wanted)
+    parent_tokens = jnp.take_along_axis(tokens, jnp.maximum(parent, 0), axis=1)
+    count, path = follow(parent, draft.tokens == parent_tokens)
     return tree_verdict(parent, count, path, take_position(tokens, last_of(path, count)))
 
 

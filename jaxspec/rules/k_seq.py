@@ -82,7 +82,7 @@ def selection(
     return r, jnp.where(has_draws, a, 0.0), jnp.where(has_draws, factor, 0.0)
 
 
-class Walk(NamedTuple):
+class Judging(NamedTuple):
     """The place of each row on its way down the tree.
 
     Attributes:
@@ -112,7 +112,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     after = jnp.where(nodes.parent >= 0, jnp.take_along_axis(first, jnp.maximum(nodes.parent, 0), axis=1), -1)
     u, point_mass = uniforms(keys, position, draft), nodes.draws == int(Draw.FIXED)
 
-    def distributions(s: Walk) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+    def distributions(s: Judging) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
         p = jnp.exp(take_position(nodes.log_p, s.current))
         ones = (jnp.arange(vocab, dtype=jnp.int32)[None, :] == s.point[:, None]).astype(jnp.float32)
         if nodes.log_q is None:
@@ -120,7 +120,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         q = jnp.exp(take_position(nodes.log_q, jnp.minimum(s.entry, nodes.log_q.shape[1] - 1)))
         return p, jnp.where((s.point >= 0)[:, None], ones, q)
 
-    def judge(s: Walk) -> Walk:
+    def judge(s: Judging) -> Judging:
         children = jnp.logical_and(after == s.current[:, None], s.going[:, None])
         eldest = jnp.argmax(children, axis=1).astype(jnp.int32)
         # All candidates of a place at a time; but of siblings that were not drawn independently only the eldest.
@@ -145,7 +145,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         )
 
     zero, ones = jnp.zeros_like(draft.length, jnp.int32), jnp.ones(draft.length.shape, jnp.float32)
-    start = Walk(zero, ones, ones, zero, zero - 1, zero, zero == 0)
+    start = Judging(zero, ones, ones, zero, zero - 1, zero, zero == 0)
     end = jax.lax.while_loop(lambda s: jnp.any(s.going), judge, start)
     p, q = distributions(end)
     rest = jnp.maximum(p - end.factor[:, None] * jnp.minimum(p / end.r[:, None], q), 0.0)

@@ -111,7 +111,7 @@ def residual_token(
     return sample_residual(keys, position, jnp.log(left))
 
 
-class Walk(NamedTuple):
+class Descent(NamedTuple):
     """The place of each row on its way down the tree.
 
     Attributes:
@@ -146,7 +146,7 @@ def verify_tree(
     nodes, number = residual_tree.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
     u = uniforms(keys, position, draft)
 
-    def trial(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
+    def trial(s: Descent) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
         """The child that is to be tried, whether it is accepted, and whether rejected."""
         children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
         child, has_child = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
@@ -156,21 +156,21 @@ def verify_tree(
             passes = jnp.where(forced[0], take_position(forced[1], child), passes)
         return child, jnp.logical_and(has_child, passes), jnp.logical_and(has_child, jnp.logical_not(passes))
 
-    def accept(s: Walk) -> Walk:
+    def accept(s: Descent) -> Descent:
         child, accepted, _ = trial(s)
         current, tried = (jnp.where(accepted, child + 1, x) for x in (s.current, s.tried))
         return s._replace(current=current, tried=tried)
 
-    def descend(s: Walk) -> Walk:
+    def descend(s: Descent) -> Descent:
         return jax.lax.while_loop(lambda s: jnp.any(trial(s)[1]), accept, s)
 
-    def reject(s: Walk) -> Walk:
+    def reject(s: Descent) -> Descent:
         child, _, rejected = trial(s)
         _, left = residual_tree.after_rejection(nodes, s.left, child, jnp.ones_like(u[:, 0]), rejected)
         return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), left=left))
 
     zero = jnp.zeros_like(draft.length, jnp.int32)
-    start = descend(Walk(zero, zero, residual_tree.initial(nodes)))
+    start = descend(Descent(zero, zero, residual_tree.initial(nodes)))
     end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
     next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
     return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

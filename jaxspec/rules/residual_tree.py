@@ -148,8 +148,8 @@ def _rest(
     (rows, nodes), vocab = tree.tokens.shape, tree.log_p.shape[-1]
     node, row = jnp.arange(nodes, dtype=jnp.int32)[None, :], jnp.arange(rows, dtype=jnp.int32)[:, None]
     gone = jnp.logical_and(tree.parent == at[:, None], node <= last[:, None])
-    place = jnp.where(gone, tree.tokens, vocab)  # out of the vocabulary: nowhere
-    is_left = jnp.ones((rows, vocab), bool).at[row, place].set(False, mode="drop")
+    slot = jnp.where(gone, tree.tokens, vocab)  # out of the vocabulary: nowhere
+    is_left = jnp.ones((rows, vocab), bool).at[row, slot].set(False, mode="drop")
     # From here on rows of the vocabulary, [B, V]: the only ones that a rejection reads.
     p = jnp.exp(take_position(tree.log_p, at))
     if tree.log_q is None:

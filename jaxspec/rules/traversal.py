@@ -71,7 +71,7 @@ def traversal() -> Rule:
     return Rule(verify, "traversal", exact=True, trees=True, acceptance_ratio=likelihood_ratio)
 
 
-class Walk(NamedTuple):
+class Traversal(NamedTuple):
     """The place of each row on its way through the tree.
 
     Attributes:
@@ -95,13 +95,13 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     nodes, number = residual_tree.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
     drawn = jnp.pad(uniforms(keys, position, draft), ((0, 0), (1, 0)))  # the last committed token passes always
 
-    def first_child(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    def first_child(s: Traversal) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         """The first child that is left, and whether there is one; below a weight of 0 no node passes."""
         children = jnp.logical_and(s.on_tree, nodes.parent == s.current[:, None])
         has_child = jnp.logical_and(jnp.any(children, axis=1), take_position(s.weight, s.current) > 0)
         return jnp.argmax(children, axis=1).astype(jnp.int32), has_child
 
-    def enter(s: Walk) -> Walk:
+    def enter(s: Traversal) -> Traversal:
         # One level down in every row whose place has a child left: the child's weight is min(1, w p / q).
         child, has_child = first_child(s)
         p, q = residual_tree.trial_probs(nodes, s.left, child)
@@ -110,13 +110,13 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
             current=jnp.where(has_child, child + 1, s.current), weight=put(s.weight, child + 1, weight, has_child)
         )
 
-    def descend(s: Walk) -> Walk:
+    def descend(s: Traversal) -> Traversal:
         return jax.lax.while_loop(lambda s: jnp.any(first_child(s)[1]), enter, s)
 
-    def fails(s: Walk) -> Bool[Array, " B"]:
+    def fails(s: Traversal) -> Bool[Array, " B"]:
         return take_position(drawn, s.current) >= take_position(s.weight, s.current)
 
-    def leave(s: Walk) -> Walk:
+    def leave(s: Traversal) -> Traversal:
         # In rows whose node fails its test: take it off the tree, and weigh its parent anew by what is left of p there,
         # w' = s / (s + 1 - w); then go down to the parent's next leaf. Other rows have accepted, and stay.
         failed, child = fails(s), jnp.maximum(s.current - 1, 0)
@@ -128,7 +128,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         after = jnp.where(total > 0, mass / jnp.where(total > 0, total, 1.0), 1.0)
         gone = jnp.logical_and(failed[:, None], number == child[:, None])
         return descend(
-            Walk(
+            Traversal(
                 current=jnp.where(failed, parent, s.current),
                 on_tree=jnp.logical_and(s.on_tree, jnp.logical_not(gone)),
                 weight=put(s.weight, parent, after, failed),
@@ -138,7 +138,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
 
     initial = residual_tree.initial(nodes)
     zero = jnp.zeros_like(draft.length, jnp.int32)
-    start = descend(Walk(zero, nodes.parent >= 0, jnp.ones_like(drawn), initial))
+    start = descend(Traversal(zero, nodes.parent >= 0, jnp.ones_like(drawn), initial))
     end = jax.lax.while_loop(lambda s: jnp.any(fails(s)), leave, start)
     next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
     return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -109,8 +109,8 @@ def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
     """
     expected = f"ids from 0 to {vocab - 1}"
     checked = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
-    if odd := [token for token in checked if not 0 <= token < vocab]:
-        raise ValueError(f"{name} has {odd[0]}: expected {expected}")
+    if outside := [token for token in checked if not 0 <= token < vocab]:
+        raise ValueError(f"{name} has {outside[0]}: expected {expected}")
     return checked
 
 

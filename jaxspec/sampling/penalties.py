@@ -101,9 +101,9 @@ def _by_count(logits: Float[Array, "B T V"], prefix: Prefix | None, adjust: Adju
     if draft_tokens is None or seen is None:
         return adjusted
     same = draft_tokens[:, :, None] == draft_tokens[:, None, :]
-    again = jnp.sum(jnp.logical_and(seen[:, :, :, None], same[:, None, :, :]), axis=2).astype(jnp.int32)  # B T F
-    index = jnp.broadcast_to(draft_tokens[:, None, :], again.shape)
-    count = jnp.take_along_axis(counts, draft_tokens, axis=1)[:, None, :] + again
+    repeats = jnp.sum(jnp.logical_and(seen[:, :, :, None], same[:, None, :, :]), axis=2).astype(jnp.int32)  # B T F
+    index = jnp.broadcast_to(draft_tokens[:, None, :], repeats.shape)
+    count = jnp.take_along_axis(counts, draft_tokens, axis=1)[:, None, :] + repeats
     patch = adjust(jnp.take_along_axis(logits, index, axis=-1), count)
     return jnp.put_along_axis(adjusted, index, patch, axis=-1, inplace=False)
 

@@ -211,8 +211,8 @@ def match_vocab(
     [[[7.0, -inf, 5.0]]]
     """
     if ids is not None:
-        nothing = jnp.full((*logits.shape[:-1], vocab), -jnp.inf, logits.dtype)
-        return nothing.at[..., ids].set(logits, mode="drop")
+        impossible = jnp.full((*logits.shape[:-1], vocab), -jnp.inf, logits.dtype)
+        return impossible.at[..., ids].set(logits, mode="drop")
     missing = vocab - logits.shape[-1]
     if missing > 0:
         return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)

@@ -11,7 +11,7 @@ from jaxspec import drafters
 from jaxspec.core import Caches, Draft, DraftContext, Drafter, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
-from jaxspec.rules.catalogue import Entry
+from jaxspec.rules.catalogue import RuleEntry
 from jaxspec.testing.bounds import excess
 from jaxspec.testing.certificate import decoder_distribution, total_variation
 from jaxspec.testing.tables import plain_distribution, table_model
@@ -39,7 +39,7 @@ class Certificate(NamedTuple):
     as_stated: bool
 
 
-def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) -> Certificate:
+def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int = 0) -> Certificate:
     """Enumerates the total variation between a rule's first tokens and plain sampling's, by kind of drafter.
 
     Args:
@@ -59,7 +59,7 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
     """
     rule, bound = entry
     if not rule.exact and bound is None:
-        raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.Entry a bound")
+        raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.RuleEntry a bound")
     target, draft = (table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=VOCAB) for i in range(2))
     kinds: dict[str, Any] = dict(zip(DRAFTERS, (draft, Drafter(no_state, _ones, no_commit)), strict=False))
     if rule.trees:

@@ -140,9 +140,9 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
     # Through the cache, a token at a time: what each further reading is compared with.
     cache, cached = jax.lax.scan(next_token, started(alike(2), other)[1], rest)  # [count, V]
     if is_decoder:
-        every = jnp.arange(1, length + 1, dtype=jnp.int32)
-        plain, _ = started(every, jnp.zeros_like(other))
-        readings["padding"] = Reading(started(every, other)[0], plain)
+        lengths = jnp.arange(1, length + 1, dtype=jnp.int32)
+        plain, _ = started(lengths, jnp.zeros_like(other))
+        readings["padding"] = Reading(started(lengths, other)[0], plain)
         readings["cache"] = Reading(cached, plain[begin:])
 
     # One pass over the rest; and one in which row i has other tokens from its place i + 1 on.
@@ -162,11 +162,11 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
         ragged = lm.rewind(ragged, before + jnp.arange(count, dtype=jnp.int32))
     readings["ragged rows"] = Reading(fed(ragged, rest[:, None])[0][:, 0], cached)
 
-    def taken_back(place: Int[Array, ""]) -> Float[Array, " V"]:
+    def taken_back(position: Int[Array, ""]) -> Float[Array, " V"]:
         """Feeds other tokens from a place of the sequence on, takes them back, and feeds the sequence's own."""
-        end = jnp.full(2, before, jnp.int32) + place
+        end = jnp.full(2, before, jnp.int32) + position
         _, after = fed(lm.rewind(cache, end), jnp.broadcast_to(other[:ROOM], (2, ROOM)))
-        return next_token(lm.rewind(after, end), row[place])[1]
+        return next_token(lm.rewind(after, end), row[position])[1]
 
     readings["rewinds"] = Reading(jax.lax.map(taken_back, jnp.arange(begin, length, dtype=jnp.int32)), cached)
 

@@ -165,15 +165,15 @@ class Outcomes:
         tries = np.where(finished, np.where(total <= EVERY, total, sample), 0)
         path = np.arange(count).repeat(tries)
         number = np.arange(len(path)) - (np.cumsum(tries) - tries)[path]  # of a completion among its path's
-        every = (total <= EVERY)[path]
+        tries_all = (total <= EVERY)[path]
         looks = Contexts(turns, no, seen)
         if len(path):
-            turns = np.where(every, number, turn + LOOKS + number)
-            again = self.runs.look(take(paths, path), turns, every)
-            late = np.flatnonzero(differ(again, np.arange(len(path)), seen, path * LOOKS, share[path] == 0))
+            turns = np.where(tries_all, number, turn + LOOKS + number)
+            more = self.runs.look(take(paths, path), turns, tries_all)
+            late = np.flatnonzero(differ(more, np.arange(len(path)), seen, path * LOOKS, share[path] == 0))
             finished[path[late]] = False
             differs[path[late]] = len(row) + late
-            looks = jax.tree.map(lambda *both: np.concatenate(both), looks, Contexts(turns, every, again))
+            looks = jax.tree.map(lambda *both: np.concatenate(both), looks, Contexts(turns, tries_all, more))
         contexts = np.stack([np.arange(count) * LOOKS, differs, np.arange(count) * LOOKS + 2], axis=1)
         possible = np.logical_not(np.logical_and(finished, share == 0))
         unfinished = take(looks, contexts[~finished].reshape(-1))
@@ -189,7 +189,7 @@ class Outcomes:
         state, drawn = self.runs.states(paths, turn, no)
         played = np.where(drawn.number >= 0, drawn.value, -1).astype(np.int32)
         keys = 1 + np.arange(len(turn), dtype=np.int32) % chunk
-        other, again = self.runs.states(paths, turn, no, keys, played)
+        other, drawn_anew = self.runs.states(paths, turn, no, keys, played)
         if not _same(state, other):
             raise ValueError(
                 "the decoder's output depends on its keys otherwise than by the functions of jaxspec.core.noise (by "
@@ -198,7 +198,7 @@ class Outcomes:
                 "noise.uniform"
             )
         is_fixed = matches(paths, drawn.key, drawn.number).any(axis=2)
-        for row, draw in np.argwhere(is_fixed & (drawn.key == again.key))[:1]:
+        for row, draw in np.argwhere(is_fixed & (drawn.key == drawn_anew.key))[:1]:
             where = self.runs.program.sites[drawn.site[row, draw]]
             raise ValueError(f"{where} has the same key in every row: make it of the row's keys, by noise.at")
         state, drawn, is_fixed, paths = take((state, drawn, is_fixed, paths), slice(0, count))

@@ -163,51 +163,51 @@ class Runs:
     def __init__(self, program: Program, shared: Any, rows: Any, watch: Watch, chunk: int):
         self.program, self.shared, self.rows, self.watch, self.chunk = program, shared, rows, watch, chunk
 
-    def look(self, paths: Paths, turn: np.ndarray, every: np.ndarray, fixed: Paths | None = None) -> Look:
+    def look(self, paths: Paths, turn: np.ndarray, tries_all: np.ndarray, fixed: Paths | None = None) -> Look:
         """Runs completions of paths for their watched state; `fixed`: paths whose draws are compared in its place."""
-        watched, drawn = self._run(paths, turn, every, self.watch)
+        watched, drawn = self._run(paths, turn, tries_all, self.watch)
         flat = [np.asarray(leaf).reshape(len(turn), -1) for leaf in watched]
         exact = [leaf.astype(np.int64) for leaf in flat if leaf.dtype.kind != "f"]
         real = [np.nan_to_num(leaf.astype(np.float64), nan=-1e30) for leaf in flat if leaf.dtype.kind == "f"]
         fixed = paths if fixed is None else fixed
         made_from = distributions(drawn, fixed.key, fixed.number)
-        nothing = np.zeros((len(turn), 0))
-        real = np.concatenate([nothing, *real, made_from.reshape(len(turn), -1)], axis=1)
-        return Look(np.concatenate([nothing.astype(np.int64), *exact], axis=1), real, drawn)
+        no_draws = np.zeros((len(turn), 0))
+        real = np.concatenate([no_draws, *real, made_from.reshape(len(turn), -1)], axis=1)
+        return Look(np.concatenate([no_draws.astype(np.int64), *exact], axis=1), real, drawn)
 
     def states(
         self,
         paths: Paths,
         turn: np.ndarray,
-        every: np.ndarray,
+        tries_all: np.ndarray,
         which: Int[np.ndarray, " M"] | None = None,
         played: Int[np.ndarray, "M E"] | None = None,
     ) -> tuple[Any, Drawn]:
         """Runs completions of paths to their states, with other keys (`which`) and fixed draws (`played`), if any."""
-        return self._run(paths, turn, every, lambda state: state, which, played)
+        return self._run(paths, turn, tries_all, lambda state: state, which, played)
 
-    def _run(self, paths, turn, every, pick, which=None, played=None) -> tuple[Any, Drawn]:
+    def _run(self, paths, turn, tries_all, pick, which=None, played=None) -> tuple[Any, Drawn]:
         size, results = self.program.capacity, []
         which = np.zeros(len(turn), np.int32) if which is None else which
         played = np.full((len(turn), size), NONE, np.int32) if played is None else played
         for first in range(0, max(len(turn), 1), self.chunk):
             real = min(self.chunk, len(turn) - first)
             part = np.minimum(first + np.arange(self.chunk), len(turn) - 1)
-            script = _script(take(paths, part), turn[part], every[part], played[part])
+            script = _script(take(paths, part), turn[part], tries_all[part], played[part])
             state, record = self.program.run(which[part], self.shared, take(self.rows, paths.source[part]), script)
             out = pick(jax.tree.map(np.asarray, state)), _drawn(jax.tree.map(np.asarray, record))
             results.append(take(out, slice(0, real)))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 
-def _script(paths: Paths, turn: np.ndarray, every: np.ndarray, played: np.ndarray) -> Script:
-    size, held = played.shape[1], paths.number.shape[1]
+def _script(paths: Paths, turn: np.ndarray, tries_all: np.ndarray, played: np.ndarray) -> Script:
+    size, known_size = played.shape[1], paths.number.shape[1]
     key = np.stack([paths.key >> np.uint64(32), paths.key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
-    wide = ((0, 0), (0, size - held))
+    wide = ((0, 0), (0, size - known_size))
     number = np.pad(paths.number.astype(np.int32), wide, constant_values=NONE)
     low, high = (np.pad(x.astype(np.int32), wide) for x in (paths.low, paths.high))
     entries: Any = np.pad(key, (*wide, (0, 0))), number, low, high
-    return Script(*entries, *cast(Any, (turn.astype(np.int32), every, played)))
+    return Script(*entries, *cast(Any, (turn.astype(np.int32), tries_all, played)))
 
 
 def _drawn(record: Any) -> Drawn:

@@ -108,9 +108,9 @@ def _by_distributions(runs: Runs, paths: Paths, contexts: Contexts) -> list[Path
     drawn = contexts.look.drawn
     first = take(drawn, slice(None, None, WIDTH))
     compared = Paths(paths.source, first.key, first.number, first.value, first.value + 1)  # the distributions of all
-    every, draw = np.arange(len(drawn.number)), np.zeros(len(drawn.number), int)
-    unchanged = _completion(paths, contexts, every, draw, drawn.value[:, 0])
-    contexts = contexts._replace(look=runs.look(*unchanged, take(compared, every // WIDTH)))
+    all_paths, draw = np.arange(len(drawn.number)), np.zeros(len(drawn.number), int)
+    unchanged = _completion(paths, contexts, all_paths, draw, drawn.value[:, 0])
+    contexts = contexts._replace(look=runs.look(*unchanged, take(compared, all_paths // WIDTH)))
     changes = _changes(runs, paths, contexts, compared)
     matters, _, _ = _roles(changes, contexts.look, first.key, first.number)
     chosen, is_split = _best(np.where(is_uniform(first.number) & (first.number != NONE), matters, 0))

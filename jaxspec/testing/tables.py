@@ -147,8 +147,8 @@ def _language_model(config: TableConfig) -> LanguageModel:
         written = cache._replace(
             tokens=token_rows.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype))
         )
-        every = jnp.broadcast_to(jnp.arange(step, dtype=jnp.int32)[None, :], tokens.shape)
-        forward = read(params, written, _last_tokens(cache.length, step, order, parent), every)
+        positions = jnp.broadcast_to(jnp.arange(step, dtype=jnp.int32)[None, :], tokens.shape)
+        forward = read(params, written, _last_tokens(cache.length, step, order, parent), positions)
         fits = (cache.length + step <= capacity)[:, None, None]
         forward = forward._replace(logits=jnp.where(fits, forward.logits, jnp.nan))
         return forward, written._replace(length=cache.length + step)
@@ -211,18 +211,18 @@ def plain_distribution(
         {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (2,): 0.2}
     """
     vocab = target.lm.vocab_size
-    every = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
+    contexts = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
     read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
-    logits = read(target, prompt, every)
-    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), every.shape[0] * steps, axis=0), sampling_params)
-    distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _prefixes(target.lm, prompt, every))
+    logits = read(target, prompt, contexts)
+    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), contexts.shape[0] * steps, axis=0), sampling_params)
+    distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _prefixes(target.lm, prompt, contexts))
     next_probs = _probabilities(distribution, vocab).reshape(logits.shape)
-    place = vocab ** np.arange(steps - 1)[::-1]
+    digit_weights = vocab ** np.arange(steps - 1)[::-1]
 
     ended: SequenceDistribution = {}
     live: SequenceDistribution = {(): 1.0}
     for done in range(steps):
-        probs = {x: next_probs[int(np.dot(x, place[:done])), done] for x in live}  # of x continued by zeros
+        probs = {x: next_probs[int(np.dot(x, digit_weights[:done])), done] for x in live}  # of x continued by zeros
         longer = {(*x, t): p * float(q) for x, p in live.items() for t, q in enumerate(probs[x]) if q > 0}
         ended |= {x: p for x, p in longer.items() if x[-1] in eos}
         live = {x: p for x, p in longer.items() if x[-1] not in eos}

@@ -101,11 +101,11 @@ class Tape:
         self,
         keys: Key[Array, " B *n"],
         log_probs: Float[Array, " B *n V"],
-        wanted: Bool[Array, " B *n"] | None = None,
+        requested: Bool[Array, " B *n"] | None = None,
         drawn: Float[Array, " B *n V"] | None = None,
     ) -> Int[Array, " B *n"]:
         """Plays `noise.categorical`; a draw that is not wanted is token 0."""
-        used, site = jnp.ones(keys.shape, bool) if wanted is None else wanted, self._site("token")
+        used, site = jnp.ones(keys.shape, bool) if requested is None else requested, self._site("token")
         other = jnp.zeros(keys.shape, jnp.int32)
         if drawn is not None:
             is_gumbel = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)
@@ -186,13 +186,13 @@ class Tape:
         low, high = (jnp.sum(jnp.where(same, x, 0), axis=1) for x in (script.low, script.high))
         return jnp.any(same, axis=1), low, high
 
-    def _level(self, key: Array, number: Array, spread: Array, every: Array, used: Array) -> Int[Array, " B"]:
-        """Chooses the value of an open draw: one of `spread`, or, of `every`, as the combinations are counted."""
+    def _level(self, key: Array, number: Array, spread: Array, count: Array, used: Array) -> Int[Array, " B"]:
+        """Chooses the value of an open draw: one of `spread`, or of `count` as combinations are counted."""
         turn, total = self.script.turn, self.total[...]
         of_block = (_mixed(key[:, 0], key[:, 1], number, turn // spread) & jnp.uint32(0xFFFF)).astype(jnp.int32)
-        every = jnp.maximum(every, 1)
-        self.total[...] = jnp.where(used, jnp.minimum(total * every, MANY), total)
-        return jnp.where(self.script.every, turn // total % every, (of_block + turn) % spread)
+        count = jnp.maximum(count, 1)
+        self.total[...] = jnp.where(used, jnp.minimum(total * count, MANY), total)
+        return jnp.where(self.script.every, turn // total % count, (of_block + turn) % spread)
 
     def _note(self, key: Array, number: Array, value: Array, log_probs: Array, used: Array, site: int) -> Array:
         """Records a draw, and returns its value."""
@@ -200,10 +200,10 @@ class Tape:
         row = jnp.arange(count.shape[0], dtype=jnp.int32)
         played = self.script.played[row, jnp.minimum(count, size - 1)]
         value = jnp.where(played >= 0, played, value)
-        place = jnp.where(used, count, size)
+        column = jnp.where(used, count, size)
         drawn = jnp.stack([number, value, jnp.full_like(value, site)], axis=1)
         for ref, new in ((self.key, key), (self.drawn, drawn), (self.log_probs, log_probs)):
-            ref[...] = ref[...].at[row, place].set(new, mode="drop")
+            ref[...] = ref[...].at[row, column].set(new, mode="drop")
         self.count[...] = count + used.astype(jnp.int32)
         return value
 

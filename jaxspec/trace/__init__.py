@@ -6,9 +6,9 @@ pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), enco
 
 from jaxspec.trace.history import (
     Branch,
-    Prefix,
     RoundText,
     TokenFates,
+    TokensView,
     TracedRound,
     branches,
     judge,
@@ -21,9 +21,9 @@ from jaxspec.trace.html import html, page
 
 __all__ = [
     "Branch",
-    "Prefix",
     "RoundText",
     "TokenFates",
+    "TokensView",
     "TracedRound",
     "branches",
     "html",

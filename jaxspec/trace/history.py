@@ -11,11 +11,11 @@ HALF_CHARACTER = "\ufffd"
 CONTEXT = 256  # tokens before a round that are spelt: more than any line shows
 
 
-class Prefix(Sequence[int]):
+class TokensView(Sequence[int]):
     """The first `length` tokens of a list that all rounds of a row share, so that a round's size is that of its own.
 
     >>> text = [5, 6, 7]
-    >>> Prefix(text, 2), Prefix(text, 2)[-1:], Prefix(text, 2) == [5, 6]
+    >>> TokensView(text, 2), TokensView(text, 2)[-1:], TokensView(text, 2) == [5, 6]
     ([5, 6], [6], True)
     """
 
@@ -97,7 +97,7 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[TracedRound]:
     for index, committed in enumerate(trace.num_committed[row].tolist()):
         if committed:
             accepted, draft = int(trace.num_accepted[row, index]), trace.draft[row, index].tolist()
-            step = TracedRound(Prefix(tokens, start), tokens[start : start + committed], draft, accepted)
+            step = TracedRound(TokensView(tokens, start), tokens[start : start + committed], draft, accepted)
             if trace.parent is None:
                 step = step._replace(draft=draft[: trace.draft_length[row, index]])
             else:

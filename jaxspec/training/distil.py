@@ -110,8 +110,8 @@ def answers(
     """
     header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
     stored = _open(path, header | ({"temperature": temperature} if temperature else {}))
-    wanted = {tuple(example.source.tolist()) for example in examples}
-    sources = sorted(wanted.difference(stored), key=lambda source: (len(source), source))
+    all_sources = {tuple(example.source.tolist()) for example in examples}
+    sources = sorted(all_sources.difference(stored), key=lambda source: (len(source), source))
     batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]
     with path.open("a", encoding="utf-8") as file, bars.bar(progress, remaining=True) as bar:
         for batch in bar.track(batches, description="the teacher's outputs, in batches"):

@@ -40,7 +40,7 @@ class Lesson(NamedTuple):
     target: Params
 
 
-class Rows(NamedTuple):
+class TargetRows(NamedTuple):
     """Texts as the target's rows, and its outputs."""
 
     tokens: Int[Array, "B R"]
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
     forward: Forward
 
 
-class Task(NamedTuple):
+class HeadTask(NamedTuple):
     """A drafter and its target, with what it learns.
 
     Attributes:
@@ -72,8 +72,8 @@ class Task(NamedTuple):
     def depths(self) -> int:
         """The number of draft tokens: the recipe's, at most as many as the kind has."""
         most = self.kind.longest(self.config)
-        wanted = self.learn.depths or most or 4
-        return wanted if most is None else min(wanted, most)
+        depths = self.learn.depths or most or 4
+        return depths if most is None else min(depths, most)
 
 
 class HeldOutAcceptance(NamedTuple):
@@ -112,12 +112,12 @@ class HeldOutAcceptance(NamedTuple):
         return f"{at_0}; T=1: α {written(self.alpha)}, {sampled:.2f}"
 
 
-def read(lm: LanguageModel, lesson: Lesson) -> Rows:
+def read(lm: LanguageModel, lesson: Lesson) -> TargetRows:
     """Runs the target over complete rows."""
     target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
     if lm.limits.start_token is None:
         forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), Room(target.shape[1]))
-        return Rows(target, length, forward)
+        return TargetRows(target, length, forward)
     first, cache = lm.prefill(lesson.target, source_of(lesson), Room(target.shape[1] + 1))
     rest, _ = lm.extend(lesson.target, cache, target)
 
@@ -126,7 +126,7 @@ def read(lm: LanguageModel, lesson: Lesson) -> Rows:
 
     features = jnp.concatenate([first.features, rest.features], axis=1)
     forward = Forward(first.logits, features, joined(first.taps, rest.taps))
-    return Rows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.limits.start_token), length + 1, forward)
+    return TargetRows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.limits.start_token), length + 1, forward)
 
 
 def read_tree(
@@ -175,25 +175,25 @@ class Drafted(NamedTuple):
     count: Float[Array, " K"]
 
 
-def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
+def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     """Computes the hidden states of all drafts of a batch, and the features to compare them with, in parts."""
     rows, depths, stride = jax.lax.stop_gradient(read(task.lm, lesson)), task.depths, task.learn.stride
     shared, size = shared_with(task.lm, lesson.target), rows.tokens.shape[1] - 1
     stride = min(stride, size)
     # Drafts begin at every stride-th position; the first differs from batch to batch, and depends on nothing else.
     offset = jnp.sum(rows.tokens, dtype=jnp.int32) % stride
-    place = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
+    position = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
     forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
     all_params = {**params, **task.frozen}
     ahead, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
     hidden = task.kind.hidden_states(
-        task.config, all_params, shared, DraftStarts(forward, ahead, place, depths, reread)
+        task.config, all_params, shared, DraftStarts(forward, ahead, position, depths, reread)
     )
 
     # Draft token k of place a is compared at position a + k [A, K]; what it predicts is the token two further on.
     number = jnp.arange(depths, dtype=jnp.int32)
-    after = place[:, None] + number[None, :]
+    after = position[:, None] + number[None, :]
     real = after[None] + 2 < rows.length[:, None, None]  # [B, A, K]
     distance = jnp.zeros(())
     if task.learn.regression and task.kind.predicts_features(task.config):
@@ -202,7 +202,7 @@ def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
         distance = jnp.sum(jnp.where(real, errors, 0.0) * _weights(task)[None, None])
 
     # Places are cut into P parts of C, padded to a multiple; each part has a window of features for its places.
-    batch, places = hidden.shape[0], place.shape[0]
+    batch, places = hidden.shape[0], position.shape[0]
     places_per_part = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
     count, features = -(-places // places_per_part), rows.forward.features
     missing = count * places_per_part - places
@@ -238,7 +238,9 @@ class Compared(NamedTuple):
     agrees: Bool[Array, "B C"]
 
 
-def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part) -> list[Compared]:
+def compare(
+    task: HeadTask, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part
+) -> list[Compared]:
     """Computes the distributions of each draft token at a part of the places.
 
     `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
@@ -263,7 +265,7 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
     return compared
 
 
-def head_loss(task: Task, divergence: Divergence) -> LossFunction:
+def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
     """Returns the divergence from the target's distributions, draft tokens weighted by `learn.decay`, as a loss.
 
     A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
@@ -287,12 +289,12 @@ def head_loss(task: Task, divergence: Divergence) -> LossFunction:
     return loss
 
 
-def losses(task: Task) -> tuple[LossFunction, LossFunction]:
+def losses(task: HeadTask) -> tuple[LossFunction, LossFunction]:
     """Returns the loss of a run's beginning, forward KL, and that of the rest."""
     return head_loss(task, DIVERGENCES["kl"]), head_loss(task, DIVERGENCES[task.learn.divergence])
 
 
-def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:
+def held_out_acceptance(task: HeadTask) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:
     """Returns a function of parameters and lessons that measures the drafter's acceptance on these texts."""
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
@@ -318,7 +320,7 @@ def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], Held
     return over
 
 
-def _weights(task: Task) -> Float[Array, " K"]:
+def _weights(task: HeadTask) -> Float[Array, " K"]:
     return jnp.asarray(task.learn.decay ** np.arange(task.depths), jnp.float32)
 
 

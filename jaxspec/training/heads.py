@@ -20,8 +20,8 @@ from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.training.data import Batch, Tasks, batches, counts, examples, few
 from jaxspec.training.distil import own_texts
-from jaxspec.training.head_loss import HeldOutAcceptance, Lesson, Task, held_out_acceptance, losses
-from jaxspec.training.loop import Destination, Objective, Run
+from jaxspec.training.head_loss import HeadTask, HeldOutAcceptance, Lesson, held_out_acceptance, losses
+from jaxspec.training.loop import Destination, Objective, TrainingRun
 from jaxspec.training.recipes import HeadRecipe
 from jaxspec.weights import tokenizers
 from jaxspec.weights.loading import load, with_taps
@@ -30,7 +30,7 @@ HELDOUT_TEXTS = 32  # per task and temperature
 DTYPES = ("float32", "bfloat16")
 
 
-class Head(NamedTuple):
+class HeadInTraining(NamedTuple):
     """A drafter in training.
 
     Attributes:
@@ -40,11 +40,11 @@ class Head(NamedTuple):
     """
 
     target: Model
-    task: Task
+    task: HeadTask
     params: Params
 
 
-def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Run:
+def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> TrainingRun:
     """Makes the untrained drafter of a recipe, and its objective on the data in `folder`, as `run.train` takes them."""
     target = load(recipe.target, dtype=recipe.train.dtype)
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
@@ -62,7 +62,7 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Run
         (round(recipe.learn.kl * recipe.train.steps), rest),
         lesson,
     )
-    return Run(head.params, head.task.frozen, objective, functools.partial(write, head))
+    return TrainingRun(head.params, head.task.frozen, objective, functools.partial(write, head))
 
 
 def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Path, progress: bool) -> Tasks:
@@ -81,7 +81,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
     return own_texts(target, tasks, learn, options.longest, work / f"{split}.answers", progress)
 
 
-def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> Head:
+def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> HeadInTraining:
     """Makes the drafter that a run begins with: a random one with what its kind copies of the target, or a trained one.
 
     Args:
@@ -106,10 +106,10 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
         params = kind.training.begin(config, params, target, frequencies)
     params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
     frozen = {VOCABULARY: params.pop(VOCABULARY)} if VOCABULARY in params else {}
-    return Head(target, Task(target.lm, config, frozen, recipe.learn), params)
+    return HeadInTraining(target, HeadTask(target.lm, config, frozen, recipe.learn), params)
 
 
-def write(head: Head, params: Params, held_out: HeldOutAcceptance, to: Destination) -> str:
+def write(head: HeadInTraining, params: Params, held_out: HeldOutAcceptance, to: Destination) -> str:
     """Writes a drafter as `jaxspec.load_drafter` reads it; returns a line that describes it."""
     config = in_dtype(head.task.config, to.dtype)
     save(config, params, to.out, target=head.target, tokens=head.task.depths, overwrite=to.overwrite)

@@ -117,7 +117,7 @@ class Destination(NamedTuple):
     overwrite: bool
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """A training run that is ready to begin, or that has ended.
 
     Attributes:

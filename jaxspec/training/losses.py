@@ -20,7 +20,7 @@ class LossFunction(Protocol):
         ...
 
 
-class Rows(NamedTuple):
+class NetworkRows(NamedTuple):
     """A batch as a network in training takes it.
 
     Attributes:
@@ -41,14 +41,14 @@ def module_of(config: Any) -> Any:
     return teach(config)
 
 
-def rows_of(config: Any, batch: Batch) -> Rows:
+def rows_of(config: Any, batch: Batch) -> NetworkRows:
     """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
     if (start := net_of(config).language_model(config).limits.start_token) is None:
-        return Rows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
+        return NetworkRows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-    return Rows((prompt, inputs), target, _real(target, length))
+    return NetworkRows((prompt, inputs), target, _real(target, length))
 
 
 def logits_and_labels(config: Any) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:

@@ -16,7 +16,7 @@ from jaxspec.training import early_exit
 from jaxspec.training.data import Batches, Tasks, batches, counts, examples, few
 from jaxspec.training.distil import distillation, on_policy, own_texts
 from jaxspec.training.divergences import DIVERGENCES
-from jaxspec.training.loop import Destination, Objective, Run, evaluate, mean_loss
+from jaxspec.training.loop import Destination, Objective, TrainingRun, evaluate, mean_loss
 from jaxspec.training.losses import LossFunction, cross_entropy, with_fixed
 from jaxspec.training.recipes import Distil, Recipe, RecipeError
 from jaxspec.vocab import trim
@@ -88,7 +88,7 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     return teacher.lm.encoder.params(teacher.params)
 
 
-def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> Run:
+def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> TrainingRun:
     """Makes the untrained model of a recipe, and its objective on the data in `folder`, as `run.train` takes them."""
     tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     tasks = examples(recipe.data, recipe.has_sources, folder, tokenizer)
@@ -105,7 +105,7 @@ def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> Run:
     def save(params: Params, held_out: float, to: Destination) -> str:
         return write(recipe, params, held_out, folder, work, to)
 
-    return Run(params, fixed, objective, save)
+    return TrainingRun(params, fixed, objective, save)
 
 
 def heldout_batches(recipe: Recipe, folder: Path) -> Batches:

@@ -259,10 +259,10 @@ def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
     if positions == "all":
         return real
     trace, committed = out.trace, np.asarray(out.trace.num_committed)
-    place = 1 + np.cumsum(committed, axis=1) - committed + trace.num_accepted
-    rejected = np.logical_and(trace.num_tested > trace.num_accepted, place < out.lengths[:, None])
+    column = 1 + np.cumsum(committed, axis=1) - committed + trace.num_accepted
+    rejected = np.logical_and(trace.num_tested > trace.num_accepted, column < out.lengths[:, None])
     learn = np.zeros_like(real)
-    learn[np.nonzero(rejected)[0], place[rejected]] = True
+    learn[np.nonzero(rejected)[0], column[rejected]] = True
     return learn
 
 

@@ -55,9 +55,9 @@ def check_data(data: Data, encoder: bool) -> None:
         )
     if data.repeat and len(data.repeat) != max(1, len(data.tasks)):
         raise RecipeError(f"data.repeat is {list(data.repeat)}: expected a number for each of {list(data.tasks)}")
-    if odd := [shape for shape in data.shapes if (shape[0] > 0) != encoder]:
+    if unfit := [shape for shape in data.shapes if (shape[0] > 0) != encoder]:
         expected = "[source, target] with a source" if encoder else "[0, target]: a decoder-only model reads no source"
-        raise RecipeError(f"data.shapes has {list(odd[0])}: expected {expected}")
+        raise RecipeError(f"data.shapes has {list(unfit[0])}: expected {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +288,7 @@ class HeadRecipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class NGramTexts:
     """The n-grams to count.
 
     Attributes:
@@ -304,7 +304,7 @@ class Texts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tables:
+class NGramTables:
     """N-gram tables; see `drafters.ngram`.
 
     Attributes:
@@ -330,8 +330,8 @@ class TableRecipe:
 
     name: str
     family: str
-    data: Texts
-    tables: Tables
+    data: NGramTexts
+    tables: NGramTables
 
 
 AnyRecipe = Recipe | TableRecipe | HeadRecipe
@@ -357,9 +357,11 @@ def load(path: str | Path) -> AnyRecipe:
     path, recipes = Path(path), shipped()
     if not path.is_file():
         if str(path) not in recipes:
-            near = difflib.get_close_matches(str(path), recipes, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(recipes)}"
-            raise FileNotFoundError(f"no recipe {str(path)!r}: {meant}")
+            closest = difflib.get_close_matches(str(path), recipes, n=1)
+            advice = (
+                f"did you mean {closest[0]!r}?" if closest else f"expected a .toml file, or one of {', '.join(recipes)}"
+            )
+            raise FileNotFoundError(f"no recipe {str(path)!r}: {advice}")
         path = recipes[str(path)]
     text = read_text(path)
     try:
@@ -378,7 +380,7 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     if family in HEADS:
         recipe, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     elif family == "ngram":
-        recipe, parts = TableRecipe, {"data": Texts, "tables": Tables}
+        recipe, parts = TableRecipe, {"data": NGramTexts, "tables": NGramTables}
     elif "model" in table:
         table["model"] = from_table(family, table["model"], f"{where}: [model]")
     for key in (key for key in parts if key in table):

@@ -75,4 +75,4 @@ def rounded(params: Params, dtype: str) -> Params:
     [[1.0, 1.0, 1.0]]
     """
     stored = quantisation.dequantise(quantisation.quantise(jax.lax.stop_gradient(params), dtype))
-    return jax.tree.map(lambda x, near: x + jax.lax.stop_gradient(near - x), params, stored)
+    return jax.tree.map(lambda x, stored_value: x + jax.lax.stop_gradient(stored_value - x), params, stored)

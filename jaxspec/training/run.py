@@ -14,7 +14,7 @@ from jaxspec import files
 from jaxspec.files import folders
 from jaxspec.nets import form_of
 from jaxspec.training import heads, networks, ngrams
-from jaxspec.training.loop import Destination, Run, fit
+from jaxspec.training.loop import Destination, TrainingRun, fit
 from jaxspec.training.recipes import AnyRecipe, HeadRecipe, Recipe, TableRecipe
 from jaxspec.weights import orbax
 
@@ -27,7 +27,7 @@ def train(
     work: Path,
     log: Callable[[str], None] = print,
     progress: bool = True,
-) -> tuple[Run, Any]:
+) -> tuple[TrainingRun, Any]:
     """Trains the network of a recipe on the data in `folder`, keeping its state in `work`.
 
     Returns:

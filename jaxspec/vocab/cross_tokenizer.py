@@ -52,10 +52,10 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
 
     Reference: Timor et al., token-level intersection, ICML 2025, arXiv 2502.05202.
     """
-    for who, model in (("the drafter", draft), ("the target", target)):
+    for role, model in (("the drafter", draft), ("the target", target)):
         check_model(model, "share_vocabulary")
         if model.tokenizer is None:
-            raise ValueError(f"{who} ({model.name}) has no tokenizer: expected one, to compare what token ids spell")
+            raise ValueError(f"{role} ({model.name}) has no tokenizer: expected one, to compare what token ids spell")
     at_least(1, longest=longest)
     starts = target.lm.limits.start_token, draft.lm.limits.start_token
     if (starts[0] is None) != (starts[1] is None):
@@ -70,13 +70,15 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
 def _maps(
     draft: Any, target: Any, target_size: int, draft_size: int, longest: int, start: int | None, own_start: int | None
 ) -> tuple[list[int], list[list[int]], list[int]]:
-    ours = dict(_spelled(target, target_size))
-    theirs = dict(_spelled(draft, draft_size))
+    target_texts = dict(_spelled(target, target_size))
+    draft_texts = dict(_spelled(draft, draft_size))
     by_text: dict[bytes, int] = {}
-    for index, text in theirs.items():
+    for index, text in draft_texts.items():
         by_text.setdefault(text, index)  # of two ids with one text the lower
     # Of several tokens with one text the one that has the same id, if one has.
-    direct = {i: i if theirs.get(i) == text else by_text[text] for i, text in ours.items() if text in by_text}
+    direct = {
+        i: i if draft_texts.get(i) == text else by_text[text] for i, text in target_texts.items() if text in by_text
+    }
     if not direct:
         raise ValueError("the tokenizers of drafter and target share only special tokens: expected others, too")
     direct |= _special(draft, target, draft_size, target_size)
@@ -89,7 +91,8 @@ def _maps(
     unknown = next((x for x in (draft.unk_token_id, draft.eos_token_id) if x is not None and x < draft_size), 0)
     spell = functools.partial(_spell, by_text, max(map(len, by_text), default=1), longest)
     to_draft = [
-        [direct[i]] if i in direct else (spell(ours[i]) if i in ours else []) or [unknown] for i in range(target_size)
+        [direct[i]] if i in direct else (spell(target_texts[i]) if i in target_texts else []) or [unknown]
+        for i in range(target_size)
     ]
     return to_target, to_draft, _beginning(draft, target)
 
@@ -140,16 +143,16 @@ def _byte_letters() -> dict[str, int]:
 
 def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:
     """Pairs each of the target's special tokens with the drafter's of the same name, or the same role."""
-    theirs = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
+    draft_ids = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
     pairs = {
-        i: theirs[name]
+        i: draft_ids[name]
         for name, i in zip(target.all_special_tokens, target.all_special_ids, strict=True)
-        if name in theirs
+        if name in draft_ids
     }
     for role in ROLES:
-        ours, draft_id = getattr(target, role), getattr(draft, role)
-        if ours is not None and draft_id is not None:
-            pairs.setdefault(ours, draft_id)
+        target_id, draft_id = getattr(target, role), getattr(draft, role)
+        if target_id is not None and draft_id is not None:
+            pairs.setdefault(target_id, draft_id)
     return {i: draft_id for i, draft_id in pairs.items() if i < target_size and draft_id < draft_size}
 
 

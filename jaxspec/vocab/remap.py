@@ -40,11 +40,11 @@ from jaxspec.sampling import match_vocab
 NONE = -1  # in `to_target`: the target has no such token
 
 
-def check_model(model: Any, what: str) -> None:
+def check_model(model: Any, function: str) -> None:
     """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another way."""
     if not isinstance(model, Model):
         head = "If a drafter uses its target's head: load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
-        raise TypeError(f"{what} takes a jaxspec.Model, got {type(model).__name__}. {head}")
+        raise TypeError(f"{function} takes a jaxspec.Model, got {type(model).__name__}. {head}")
 
 
 def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
@@ -169,11 +169,11 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         return tokens if params.to_draft is None else params.to_draft[tokens, 0]
 
-    def mapped(params: MappedParams, forward: Forward, place: Int[Array, "B T"] | None = None) -> Forward:
-        """Puts logits into the target's vocabulary; those of another head are made of the features at `place`."""
+    def mapped(params: MappedParams, forward: Forward, position: Int[Array, "B T"] | None = None) -> Forward:
+        """Puts logits into the target's vocabulary; those of another head are made of the features at `position`."""
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
-        features = forward.features if place is None else _at(forward.features, place)
+        features = forward.features if position is None else _at(forward.features, position)
         return forward._replace(logits=own_inside.head(params, features))
 
     def prefill(
@@ -359,5 +359,5 @@ def _at_length(ends: Int[Array, "B S"], length: Int[Array, " B"]) -> Int[Array, 
     return jnp.take_along_axis(ends, length[:, None], axis=1)[:, 0]
 
 
-def _at(x: Float[Array, "B T M"], place: Int[Array, "B N"]) -> Float[Array, "B N M"]:
-    return jnp.take_along_axis(x, place[:, :, None], axis=1)
+def _at(x: Float[Array, "B T M"], position: Int[Array, "B N"]) -> Float[Array, "B N M"]:
+    return jnp.take_along_axis(x, position[:, :, None], axis=1)

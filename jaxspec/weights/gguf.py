@@ -18,7 +18,7 @@ import numpy as np
 from jaxspec import optional_imports
 from jaxspec.nets import net_of, rotary
 from jaxspec.weights import gguf_tokenizer, hf_families, huggingface
-from jaxspec.weights.gguf_header import Entry, Header, is_file, name_of, read
+from jaxspec.weights.gguf_header import Header, TensorEntry, is_file, name_of, read
 from jaxspec.weights.hf_families import Family, FamilyError, llama_cpp
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
@@ -77,12 +77,12 @@ def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
 def _shard(path: Path, header: Header, family: Family, config: Any, head_counts: tuple[int, int]) -> Shard:
     architecture = header.metadata["general.architecture"]
     called = _names(architecture, family, config)
-    held = {called.get(name, name): name for name in header.tensors if name != ROPE}
+    by_name = {called.get(name, name): name for name in header.tensors if name != ROPE}
     transposed = {x.name for x in family.names(config).values() if x.transposed}
     heads = dict(zip((".attn_q.", ".attn_k."), head_counts, strict=True))
 
-    def convert(theirs: str, x: Stored) -> np.ndarray | Stored:
-        name = held[theirs]
+    def convert(canonical: str, x: Stored) -> np.ndarray | Stored:
+        name = by_name[canonical]
         # llama.cpp's converter added 1 to these, and interleaved the halves that are rotated together.
         if architecture in llama_cpp.NORMS_FROM_ONE and name.endswith("norm.weight"):
             return np.asarray(x) - np.float32(1)
@@ -90,13 +90,13 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
             for part, count in heads.items():
                 if part in name:
                     return _halves(np.asarray(x), count)
-        return np.asarray(x).T if theirs in transposed else x
+        return np.asarray(x).T if canonical in transposed else x
 
     shapes = {
-        theirs: shape[::-1] if theirs in transposed else shape
-        for theirs, shape in ((theirs, header.tensors[name].shape) for theirs, name in held.items())
+        canonical: shape[::-1] if canonical in transposed else shape
+        for canonical, shape in ((canonical, header.tensors[name].shape) for canonical, name in by_name.items())
     }
-    stored = {theirs: _stored(name, header.tensors[name]) for theirs, name in held.items()}
+    stored = {canonical: _stored(name, header.tensors[name]) for canonical, name in by_name.items()}
 
     return Shard(path, shapes, lambda names: ((name, convert(name, stored[name])) for name in names))
 
@@ -117,10 +117,10 @@ def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     layers = max(net_of(config).stacks(config).values())
     tensor_names = gguf.get_tensor_name_map(arch, layers)
-    theirs = {tensor.name for tensor in family.names(config).values()}
-    named = {tensor_names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in theirs}
+    hf_names = {tensor.name for tensor in family.names(config).values()}
+    named = {tensor_names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in hf_names}
     output = {HEAD: "lm_head.weight"}  # a head of its own, or a copy of the embedding
-    return output | {name: ours for name, ours in named.items() if name is not None}
+    return output | {name: canonical for name, canonical in named.items() if name is not None}
 
 
 @functools.lru_cache
@@ -143,7 +143,7 @@ def _dequantised(kind: Any, packed: np.ndarray) -> np.ndarray:
         return package().dequantize(packed, kind)
 
 
-def _stored(name: str, entry: Entry) -> Stored:
+def _stored(name: str, entry: TensorEntry) -> Stored:
     """Opens a tensor of a file; its rows are read as float32."""
     path, shape, number, offset = entry
     quantisation = _quantisation(number)

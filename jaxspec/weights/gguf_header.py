@@ -27,7 +27,7 @@ MOST_AXES = 4
 PART = "-{:05}-of-{:05}.gguf"  # how the name of a part of a split file ends; counted from 1
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """The place of a tensor."""
 
     path: Path
@@ -40,7 +40,7 @@ class Header(NamedTuple):
     """The part of a file before its data; of a split file, of all its parts together."""
 
     metadata: dict[str, Any]  # an array is a list
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
 
 
 def is_file(path: Path) -> bool:
@@ -77,7 +77,7 @@ def read(path: Path) -> Header:
         raise CheckpointError(f"{which_part}, and beside it there is no {absent}: put all parts into one folder")
     parts = [header if part == path else _read(part) for part in paths]
     # Each part has its own tensors and offsets; only the first has the metadata of the model.
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, TensorEntry] = {}
     for i, (name, part) in enumerate(zip(paths, parts, strict=True)):
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (i, count):
             raise CheckpointError(f"{name} is not part {i + 1} of {count}, as its name says: download it again")
@@ -145,7 +145,7 @@ def _header(path: Path, content: mmap.mmap) -> Header:
             metadata[key] = value(kind)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{key!r} is an array of an unknown type ({error})") from error
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for _ in range(tensors):
         name, axes = text(), take("I")
         if not 1 <= axes <= MOST_AXES:
@@ -154,7 +154,7 @@ def _header(path: Path, content: mmap.mmap) -> Header:
         shape = tuple(take("Q") for _ in range(axes))[::-1]
         if name in entries:
             raise ValueError(f"it holds {name!r} twice")
-        entries[name] = Entry(path, shape, *take("IQ"))
+        entries[name] = TensorEntry(path, shape, *take("IQ"))
     step = metadata.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1:
         raise ValueError(f"its alignment is {step!r}")

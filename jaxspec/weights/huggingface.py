@@ -113,8 +113,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.
     family, config = read_config(folder)
     scheme = quantised_files.scheme_of(read_object(folder / CONFIG))
-    held = _by_tensor(family.names(config))
-    files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in held)
+    by_name = _by_tensor(family.names(config))
+    files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in by_name)
     return assemble(folder, family, config, files, dtype, mesh)
 
 
@@ -209,8 +209,8 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
         logging.getLogger(__name__).warning(text, path, ", ".join(f"{key}={value!r}" for key, value in unread.items()))
     ends = named.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if odd := [x for x in ends if type(x) is not int]:
-        raise CheckpointError(f"{path}: eos_token_id has {odd[0]!r}: expected an id, or a list of ids")
+    if others := [x for x in ends if type(x) is not int]:
+        raise CheckpointError(f"{path}: eos_token_id has {others[0]!r}: expected an id, or a list of ids")
     start, vocab = named.get("decoder_start_token_id"), table.get("vocab_size") or LARGEST
     if start is not None and not (type(start) is int and 0 <= start < vocab):
         raise CheckpointError(f"{path}: decoder_start_token_id is {start!r}: expected an id from 0 to {vocab - 1}")
@@ -363,20 +363,20 @@ def _without_copies(
     """
     embedding = family.names(config)[EMBEDDING].name
     copies = {**family.copies, **({HEAD: embedding} if config.tied_head else {})}
-    held: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
         canonical = family.canonical(name)
-        if canonical is not None and (other := held.setdefault(canonical, name)) != name:
+        if canonical is not None and (other := by_name.setdefault(canonical, name)) != name:
             raise CheckpointError(f"{folder} holds {canonical} twice, as {other} and as {name}: expected it once")
-    copies = {copy: original for copy, original in copies.items() if copy in held and original in held}
+    copies = {copy: original for copy, original in copies.items() if copy in by_name and original in by_name}
     # Digests, not arrays, are compared: two embeddings of a large model would not fit.
-    names = {held[name] for pair in copies.items() for name in pair}
+    names = {by_name[name] for pair in copies.items() for name in pair}
     digests = {name: _digest(x) for shard in files for name, x in shard.read(names)} if names else {}
     for copy, original in copies.items():
-        if digests[held[copy]] == digests[held[original]]:
+        if digests[by_name[copy]] == digests[by_name[original]]:
             continue
         if copy != HEAD:
-            differs = f"{held[copy]} differs from {held[original]}, which it should repeat"
+            differs = f"{by_name[copy]} differs from {by_name[original]}, which it should repeat"
             raise CheckpointError(f"{folder}: {differs} (in umT5 biases do). Convert or download the model again")
         config = dataclasses.replace(config, tied_head=False)
     return config, frozenset(copies) - ({HEAD} if not config.tied_head else set())
@@ -401,11 +401,11 @@ def _check(
     Shapes are those of the network, which has to be traced for them: not before its names are known to be right.
     """
     stored = {name: shape for shard in files for name, shape in shard.shapes.items()}
-    have = {canonical: shape for name, shape in stored.items() if (canonical := family.canonical(name)) is not None}
+    shapes = {canonical: shape for name, shape in stored.items() if (canonical := family.canonical(name)) is not None}
     # A copy of the embedding is no tensor of the network.
-    have = {name: shape for name, shape in have.items() if name not in copies}
+    shapes = {name: shape for name, shape in shapes.items() if name not in copies}
     wrong = f"{folder}: the weights are not those of the {family.title} of its {described}:"
-    if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(have), str):
+    if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(shapes), str):
         quantised = quantised_files.unread(folder, stored)
         raise CheckpointError(f"{folder}: {quantised}" if quantised else wrong + complaint)
     try:
@@ -414,7 +414,7 @@ def _check(
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{folder}: its {described} describes no network that can be built: {reason}") from error
     want = {name: _shape(expected, parts) for name, parts in where.items()}
-    if complaint := parameters.differences(want, have):
+    if complaint := parameters.differences(want, shapes):
         raise CheckpointError(wrong + complaint)
 
 

@@ -149,8 +149,8 @@ def load(
     return model._replace(params=jax.tree.map(sharding.put, model.params, places))
 
 
-def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:
-    """Returns the name of a dtype that a model can be loaded in, or `what` another option takes.
+def dtype_name(dtype: Any, option: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:
+    """Returns the name of a dtype that a model can be loaded in, or that another `option` takes.
 
     >>> dtype_name(jnp.bfloat16)
     'bfloat16'
@@ -161,8 +161,8 @@ def dtype_name(dtype: Any, what: str = "dtype", names: tuple[str, ...] = DTYPES)
         name = str(dtype).removeprefix("torch.")
     if name not in names:
         short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(name)
-        meant = f". Did you mean {short!r}?" if short else ""
-        raise ValueError(f"{what} is {name!r}: expected one of {', '.join(names)}{meant}")
+        advice = f". Did you mean {short!r}?" if short else ""
+        raise ValueError(f"{option} is {name!r}: expected one of {', '.join(names)}{advice}")
     return name
 
 
@@ -194,10 +194,10 @@ def _pickled(model: Model) -> tuple[Any, ...]:
     if ids is not None:
         values = untrimmed(model), ids, model.name, model.params
     try:
-        again = make(*values)
+        remade = make(*values)
     except TypeError:  # the configuration is that of no network
-        again = None
-    if again is not None and again.lm == model.lm:
+        remade = None
+    if remade is not None and remade.lm == model.lm:
         return make, values
     # It pickles functions by value, so a model of any functions goes through it.
     if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
@@ -291,8 +291,8 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     if _is_bare(path) and path.name in shipped(huggingface.CONFIG):
         ways = "jaxspec.load_drafter(..., target=...), or as head:NAME on the command line"
         raise CheckpointError(f"{source} is a drafter, which reads its target's hidden states: load it by {ways}")
-    meant = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
-    missing = f"no checkpoint at {source}{meant or suggest(path.name, names) or '.'}"
+    advice = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
+    missing = f"no checkpoint at {source}{advice or suggest(path.name, names) or '.'}"
     if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")
     try:

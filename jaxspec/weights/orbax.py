@@ -184,8 +184,10 @@ def _read(
         expected = jax.eval_shape(
             lambda params: quantisation.quantise(params, manifest.dtype), _abstract(manifest.model)
         )
-        wanted = {path: x for path, x in parameters.flat(expected, quantisation.is_quantised).items() if chosen(path)}
-        if complaint := parameters.differences(wanted, stored, _shape):
+        chosen_leaves = {
+            path: x for path, x in parameters.flat(expected, quantisation.is_quantised).items() if chosen(path)
+        }
+        if complaint := parameters.differences(chosen_leaves, stored, _shape):
             raise CheckpointError(f"{folder}: the parameters are not those that {MANIFEST} describes:{complaint}")
 
     def place(path: str, x: Any) -> Any:
@@ -226,8 +228,8 @@ def _shares(params: Params, beside: Path, dtype: str) -> dict[str, Any]:
     if not is_folder(beside):
         raise CheckpointError(f"shares is {beside.name!r}, and there is no checkpoint at {beside}")
     # Values are compared after rounding: two float32 matrices may be one in int8.
-    theirs, _, manifest = restore(beside, dtype)
-    names = [name for name in params if name in theirs and _is_stored_as(params[name], theirs[name], name, dtype)]
+    shared, _, manifest = restore(beside, dtype)
+    names = [name for name in params if name in shared and _is_stored_as(params[name], shared[name], name, dtype)]
     if manifest.dtype != dtype or manifest.shares or not names:
         stored = f"shares is {beside.name!r}, stored as {manifest.dtype} with {len(names)} modules with the same values"
         raise CheckpointError(f"{stored}: expected one of {dtype} that holds all of its parameters, some of these, too")
@@ -270,8 +272,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
-        again = "Copy or build the checkpoint again"
-        raise CheckpointError(f"the manifest {path} cannot be used: {error}. {again}") from error
+        advice = "Copy or build the checkpoint again"
+        raise CheckpointError(f"the manifest {path} cannot be used: {error}. {advice}") from error
     return manifest
 
 

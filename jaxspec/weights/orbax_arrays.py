@@ -79,7 +79,7 @@ def read(
     folder: Path,
     chosen: Callable[[str], bool],
     check: Callable[[dict[str, Any]], None],
-    place: Callable[[str, Any], Any],
+    put: Callable[[str, Any], Any],
 ) -> dict[str, Any]:
     """Reads parameters, by path.
 
@@ -87,7 +87,7 @@ def read(
         folder: a folder that `write` wrote.
         chosen: whether to read a path.
         check: called with the parameters, whose arrays have only a shape and a dtype yet.
-        place: makes of each path and parameter, a dict if that is a quantised matrix, what is to be in its place.
+        put: makes of each path and parameter, a dict if that is a quantised matrix, what is to be in its place.
     """
     import orbax.checkpoint as ocp
 
@@ -107,7 +107,7 @@ def read(
             restored = checkpointer.restore(folder, ocp.args.PyTreeRestore(item=partial, restore_args=arguments))
             arrays = parameters.flat(restored, is_leaf=is_quantised)
             del restored
-            placed |= {path: place(path, arrays.pop(path)) for path in batch}
+            placed |= {path: put(path, arrays.pop(path)) for path in batch}
     return placed
 
 

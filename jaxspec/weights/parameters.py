@@ -204,24 +204,24 @@ def nested(by_path: dict[str, Any]) -> Params:
 
 
 def differences(
-    want: dict[str, Any], have: dict[str, Any], shown: Callable[[Any], str] = lambda shape: str(list(shape))
+    expected: dict[str, Any], stored: dict[str, Any], shown: Callable[[Any], str] = lambda shape: str(list(shape))
 ) -> str:
     """Says what is missing, what is unexpected, what is wrong, a line each; empty if nothing.
 
     Args:
-        want, have: by name, what is expected and what there is: shapes, or whatever `shown` takes.
+        expected, stored: shapes by name, or whatever `shown` takes: those that there should be, and those that are.
         shown: a shape in words; two that are shown alike are no difference.
 
     >>> differences({"a": (2,), "b": (3, 4)}, {"b": (4, 3)})
     '\\n  missing (1): a\\n  wrong (1): b is [4, 3], expected [3, 4]'
     """
     parts = {
-        "missing": [name for name in want if name not in have],
-        "unexpected": [name for name in have if name not in want],
+        "missing": [name for name in expected if name not in stored],
+        "unexpected": [name for name in stored if name not in expected],
         "wrong": [
-            f"{name} is {shown(have[name])}, expected {shown(x)}"
-            for name, x in want.items()
-            if name in have and shown(have[name]) != shown(x)
+            f"{name} is {shown(stored[name])}, expected {shown(x)}"
+            for name, x in expected.items()
+            if name in stored and shown(stored[name]) != shown(x)
         ],
     }
-    return "".join(f"\n  {what} ({len(names)}): {some(names)}" for what, names in parts.items() if names)
+    return "".join(f"\n  {difference} ({len(names)}): {some(names)}" for difference, names in parts.items() if names)

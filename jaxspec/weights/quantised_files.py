@@ -343,13 +343,13 @@ def _fields(words: np.ndarray | Stored, bits: int) -> np.ndarray:
 # --- the files
 
 
-def unpacked(files: list[Shard], scheme: Scheme | None, wanted: Callable[[str], bool]) -> list[Shard]:
+def unpacked(files: list[Shard], scheme: Scheme | None, is_read: Callable[[str], bool]) -> list[Shard]:
     """Returns files whose quantised layers are read as matrices, by the names that these have without quantisation.
 
     Args:
         files: the files as they are.
         scheme: how layers are stored.
-        wanted: whether the network has a tensor of a name. AutoGPTQ wrote biases of zeros where there had been none:
+        is_read: whether the network has a tensor of a name. AutoGPTQ wrote biases of zeros where there had been none:
             these are left out.
     """
     if scheme is None:
@@ -360,7 +360,7 @@ def unpacked(files: list[Shard], scheme: Scheme | None, wanted: Callable[[str], 
     layers = {name.removesuffix(scheme.main) for file in files for name in file.shapes if name.endswith(scheme.main)}
     # A bias that the network lacks is left out only if it is zero: else names differ, and that is reported.
     biases = {f"{layer}.bias" for layer in layers}
-    added = {name for file in files for name in file.shapes if name in biases and not wanted(name)}
+    added = {name for file in files for name in file.shapes if name in biases and not is_read(name)}
     left_out = {name for file in files for name, x in file.read(added) if not np.asarray(x).any()} if added else set()
     return [_unpacked(shard, scheme, beside, left_out) for shard in files]
 

@@ -56,7 +56,9 @@ def open_model(folder: Path) -> Reader:
         checkpoint,
         f"{resolved.parent.name}/{resolved.name}" if is_step else resolved.name,  # the step alone says little
         config=lambda: _config(checkpoint, places, t5x_arrays.arrays(checkpoint))[0],
-        tokenizer=lambda: next((words for place in places if (words := tokenizers.load(place)) is not None), None),
+        tokenizer=lambda: next(
+            (words for candidate in places if (words := tokenizers.load(candidate)) is not None), None
+        ),
         params=params,
         stored_dtype=stored_dtype,
         tokenizer_place="in it, or in its run's folder",
@@ -87,7 +89,7 @@ def _config(checkpoint: Path, places: list[Path], arrays: dict[str, Stored]) -> 
     """Returns the network, and what says which it is."""
     # Shapes say what a config.json beside may get wrong, too: whether there is a head.
     inferred = t5x_names.infer(checkpoint, {name: x.shape for name, x in arrays.items()})
-    file = next((place / huggingface.CONFIG for place in places if huggingface.is_folder(place)), None)
+    file = next((candidate / huggingface.CONFIG for candidate in places if huggingface.is_folder(candidate)), None)
     if file is None:
         return inferred, "names and shapes"
     _, config = huggingface.read_config(file.parent)

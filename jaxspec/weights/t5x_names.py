@@ -73,14 +73,14 @@ def names(config: T5Config) -> dict[str, Tensor]:
     for side, layers in zip(SIDES, (config.encoder_layers, config.decoder_layers), strict=True):
         tensors |= {f"{side}_norm/scale": f"{side}/{side}_norm/scale", f"{side}_bias/table": f"{side}/{BIAS}"}
         for i in range(layers):
-            ours, theirs = f"{side}_{i}", f"{side}/layers_{i}"
+            layer, tensor = f"{side}_{i}", f"{side}/layers_{i}"
             for block, norm, path in BLOCKS[side]:
-                tensors[f"{ours}/{path}_norm/scale"] = f"{theirs}/{norm}/scale"
+                tensors[f"{layer}/{path}_norm/scale"] = f"{tensor}/{norm}/scale"
                 for matrix in ("query", "key", "value", "out"):
-                    tensors[f"{ours}/{path}/{matrix}/weight"] = f"{theirs}/{block}/{matrix}/kernel"
-            tensors[f"{ours}/ff_norm/scale"] = f"{theirs}/pre_mlp_layer_norm/scale"
+                    tensors[f"{layer}/{path}/{matrix}/weight"] = f"{tensor}/{block}/{matrix}/kernel"
+            tensors[f"{layer}/ff_norm/scale"] = f"{tensor}/pre_mlp_layer_norm/scale"
             for path, matrix in {**ff, "out": "wo"}.items():
-                tensors[f"{ours}/ff/{path}/weight"] = f"{theirs}/mlp/{matrix}/kernel"
+                tensors[f"{layer}/ff/{path}/weight"] = f"{tensor}/mlp/{matrix}/kernel"
     return {path: Tensor(name, transposed=path.endswith(("weight", "table"))) for path, name in tensors.items()}
 
 

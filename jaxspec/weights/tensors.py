@@ -80,9 +80,9 @@ class Shard(NamedTuple):
         """Yields each tensor by its name, or those in `only`."""
         return self.load(dict.fromkeys(name for name in self.shapes if only is None or name in only))
 
-    def keep(self, wanted: Callable[[str], bool]) -> Shard:
+    def keep(self, is_read: Callable[[str], bool]) -> Shard:
         """Returns the file as if it held only the tensors with these names."""
-        return self._replace(shapes={name: shape for name, shape in self.shapes.items() if wanted(name)})
+        return self._replace(shapes={name: shape for name, shape in self.shapes.items() if is_read(name)})
 
 
 def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:

@@ -37,8 +37,8 @@ def read(kind: Any, folder: Path, **options: Any) -> Any:
 def check_size(where: Path, tokenizer: Any, size: int) -> None:
     """Refuses a tokenizer with ids that its model lacks."""
     if (ids := token_ids.size(tokenizer)) > size:
-        has = f"the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}"
-        raise CheckpointError(f"{where}: {has}: put the tokenizer there that the model was trained with")
+        complaint = f"the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}"
+        raise CheckpointError(f"{where}: {complaint}: put the tokenizer there that the model was trained with")
 
 
 def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:

@@ -126,7 +126,7 @@ def test_copies_in_the_loop_and_collectives_are_listed():
 @pytest.mark.parametrize(
     ("scope", "part"),
     [
-        ("jit(generation)/while/body/target/Decoder.run/add", "target"),
+        ("jit(generation)/while/body/target/DecoderNet.run/add", "target"),
         ("jit(generation)/while/body/draft/while/cond/lt", "draft"),
         ("jit(generation)/while/body/add", "rest"),
         ("", "rest"),

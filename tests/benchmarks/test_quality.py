@@ -117,7 +117,7 @@ def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
     folder = data_folder(tmp_path)
     target, _ = pair(decoder, GPT, tokenizer)
     row = tokenizer("</s> Das ist ein Haus a house is a house </s>")["input_ids"]
-    logits = jax.jit(decoder.Decoder(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
+    logits = jax.jit(decoder.DecoderNet(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
     log_probs = jax.nn.log_softmax(logits)[0]
     expected = -float(np.mean([log_probs[i, token] for i, token in enumerate(row[1:])]))
     assert model_card.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)

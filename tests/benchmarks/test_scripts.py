@@ -142,7 +142,7 @@ def test_a_model_card_has_loss_quality_and_acceptance(loading, monkeypatch, tmp_
 @pytest.mark.parametrize("wrong", [False, True])
 def test_samples_are_tested(loading, monkeypatch, capsys, wrong, wrong_rule):
     rules = {"rejection": catalogue.RULES["rejection"]}
-    rules |= {"liar": catalogue.Entry(wrong_rule._replace(name="liar"))} if wrong else {}
+    rules |= {"liar": catalogue.RuleEntry(wrong_rule._replace(name="liar"))} if wrong else {}
     monkeypatch.setattr(catalogue, "RULES", rules)
     arguments = [*PAIR, "--prompts", "1", "--draws", "256", "--seed", "2"]
     if wrong:

@@ -10,7 +10,7 @@ from jaxspec import rules
 from jaxspec.analysis import numerics
 from jaxspec.cli.main import app
 from jaxspec.rules import catalogue
-from jaxspec.rules.catalogue import Entry
+from jaxspec.rules.catalogue import RuleEntry
 from jaxspec.testing import exactness
 from jaxspec.weights import loading
 
@@ -73,7 +73,7 @@ def test_a_rule_is_what_it_promises(only):
 @pytest.mark.slow
 def test_a_wrong_rule_is_found(pair, only, wrong_rule):
     """An honest rule beside it is not accused."""
-    only(rejection=catalogue.RULES["rejection"], liar=Entry(wrong_rule._replace(name="liar")))
+    only(rejection=catalogue.RULES["rejection"], liar=RuleEntry(wrong_rule._replace(name="liar")))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
@@ -88,7 +88,7 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
     def hardly_above_p(log_p):
         return jnp.minimum(1.01 * jnp.exp(log_p), 1.0)
 
-    only(lenient=catalogue.RULES["lenient"], broken=Entry(rules.lenient(0.1), hardly_above_p))
+    only(lenient=catalogue.RULES["lenient"], broken=RuleEntry(rules.lenient(0.1), hardly_above_p))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
@@ -97,7 +97,7 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
 
 
 def test_an_inexact_rule_must_state_a_bound(only):
-    only(lenient=Entry(rules.lenient(0.5)))
+    only(lenient=RuleEntry(rules.lenient(0.5)))
     result = verify()
     assert result.exit_code == 2 and "lenient(0.5) is inexact and states no bound" in result.stderr
 
@@ -113,7 +113,7 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
         first = jnp.ones_like(verdict.num_accepted)
         return verdict._replace(num_accepted=first, path=jnp.zeros_like(verdict.path))
 
-    only(wrong=Entry(rules.rejection()._replace(verify=verify)))
+    only(wrong=RuleEntry(rules.rejection()._replace(verify=verify)))
     result = CliRunner().invoke(app, [*SMALL, "--json"])
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)["rules"]

@@ -82,7 +82,7 @@ def _kind(name: str) -> Kind:
         config = CONFIGS[name]
         lm = decoder._language_model.__wrapped__(config, ())
         params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.3)
-        whole_rows = lambda params, rows: decoder.Decoder(config).apply({"params": params}, rows)  # noqa: E731
+        whole_rows = lambda params, rows: decoder.DecoderNet(config).apply({"params": params}, rows)  # noqa: E731
     elif name == "cross":
         lm, params = t5.language_model(CROSS), noisy(t5.init(CROSS, jax.random.key(0)), 1, 0.3)
         whole_rows = lambda params, rows: t5.T5(CROSS).apply(  # noqa: E731

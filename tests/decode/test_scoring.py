@@ -80,7 +80,7 @@ def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypat
     lm = decoder.language_model(config)
     model = jaxspec.Model(lm if head else lm._replace(inside=None), decoder.init(config, jax.random.key(0)))
     row = np.random.default_rng(0).integers(0, 11, 1200)
-    whole = decoder.Decoder(config).apply({"params": model.params}, jnp.asarray(row)[None])[0]
+    whole = decoder.DecoderNet(config).apply({"params": model.params}, jnp.asarray(row)[None])[0]
     expected = jax.nn.log_softmax(whole)[np.arange(1199), row[1:]]
     monkeypatch.setattr(scoring, "LOGITS", 2 * 11 * 100)  # of a hundred positions of two rows: no divisor of a chunk
     for score in jaxspec.score(model, [row, row[:700]], batch_size=2):

@@ -249,7 +249,7 @@ def test_draft_logits_equal_a_fresh_pass():
     context = DraftContext(noise.row_keys(jax.random.key(0), 1), row, jnp.array([3]), 3, False, to_distribution)
     draft, _ = drafter.propose(weights, Caches(None, state), context)
     row = jnp.concatenate([row.tokens[:, :6], draft.tokens], axis=1)
-    full = jax.nn.log_softmax(decoder.Decoder(config).apply({"params": params}, row))
+    full = jax.nn.log_softmax(decoder.DecoderNet(config).apply({"params": params}, row))
     np.testing.assert_allclose(draft.log_probs, full[:, 5:8], atol=1e-5)
 
 

@@ -465,7 +465,7 @@ def test_training_sees_the_distributions_of_decoding(name, target):
     head_params = drafter.params.adapter if name == "kangaroo" else drafter.params
     frozen = {name: x for name, x in head_params.items() if name == "vocabulary"}
     trained = {name: x for name, x in head_params.items() if name != "vocabulary"}
-    task = head_loss.Task(lm, config, frozen, Learn(depths=GAMMA))
+    task = head_loss.HeadTask(lm, config, frozen, Learn(depths=GAMMA))
 
     @jax.jit
     def run(params, lesson):

@@ -205,7 +205,7 @@ def test_a_shape_like_lamdas_is_sampled_with_top_40():
     assert (fast.tokens == plain.tokens).all()
 
     rows = jnp.concatenate([prompt.tokens, jnp.asarray(fast.tokens)], axis=1)[jnp.array([0, 2])]  # with full prompts
-    logits = jax.jit(decoder.Decoder(target.config).apply)({"params": target.params}, rows)[:, 2:-1]
+    logits = jax.jit(decoder.DecoderNet(target.config).apply)({"params": target.params}, rows)[:, 2:-1]
     said = jnp.take_along_axis(logits, rows[:, 3:, None], axis=2)
     ranks = (logits > said).sum(axis=2).max(axis=1)  # how many tokens were likelier than one that was said
     assert ranks[0] < 40 <= ranks[1]

@@ -1,4 +1,4 @@
-"""`jaxspec.ray.Decoder` in Ray Data: two actors, one of them killed, write what one does."""
+"""`jaxspec.ray.RayDecoder` in Ray Data: two actors, one of them killed, write what one does."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.jobs import slots
-from jaxspec.ray import Decoder
+from jaxspec.ray import RayDecoder
 
 ROWS = 40
 
@@ -28,7 +28,7 @@ OPTIONS = dict(load=load, number="id", seed=3, max_new_tokens=12, slots=4, tempe
 PROMPTS = np.random.default_rng(0).choice(["the old", "cat the cat", "old"], ROWS)
 
 
-class Dying(Decoder):
+class Dying(RayDecoder):
     """One of the actors is killed once, in its second batch."""
 
     def __init__(self, mark, **options):
@@ -68,7 +68,7 @@ def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
     finally:
         ray.shutdown()
     assert mark.exists()
-    one = Decoder(**OPTIONS, top_log_probs=1)({"prompt": PROMPTS, "id": np.arange(ROWS)})
+    one = RayDecoder(**OPTIONS, top_log_probs=1)({"prompt": PROMPTS, "id": np.arange(ROWS)})
     rows.sort(key=lambda row: row["id"])
     assert [row["text"] for row in rows] == one["text"].tolist()
     assert [row["accepted"] for row in rows] == one["accepted"].tolist()
@@ -80,7 +80,7 @@ def test_two_actors_of_which_one_dies_write_what_one_does(tmp_path):
 def test_a_warm_actor_compiles_nothing():
     """Batches smaller and larger than the slots, with prompts of each width."""
     programs = (slots.prefill, slots.run_rounds, slots.insert, slots.empty)
-    decoder = Decoder(**OPTIONS | {"slots": 3}, max_prompt_tokens=40)
+    decoder = RayDecoder(**OPTIONS | {"slots": 3}, max_prompt_tokens=40)
     compiled = [program.num_programs() for program in programs]
     for count in (1, 2, 7):
         prompts = np.array(["old " * (1 + 12 * (n % 3)) for n in range(count)])
@@ -90,7 +90,7 @@ def test_a_warm_actor_compiles_nothing():
 
 def test_a_row_has_its_tokens_and_log_probabilities():
     """As `generate_many` has them; nothing of a prompt that has an error, unless it is to be raised."""
-    decoder = Decoder(**OPTIONS, top_log_probs=2)
+    decoder = RayDecoder(**OPTIONS, top_log_probs=2)
     batch = {"prompt": np.array([[2, 3], [], [2, 3, 4]], object), "id": np.arange(3)}
     columns = decoder(batch)
     target, draft = load()
@@ -106,21 +106,21 @@ def test_a_row_has_its_tokens_and_log_probabilities():
             for field, name in names.items():
                 np.testing.assert_array_equal(columns[name][index], getattr(row.log_probs, field))
     assert [columns[name][1].shape for name in ("tokens", "raw_log_probs", "top_log_probs")] == [(0,), (0,), (0, 2)]
-    assert "tokens" not in Decoder(**OPTIONS)(batch) and "tokens" in Decoder(**OPTIONS, tokens=True)(batch)
+    assert "tokens" not in RayDecoder(**OPTIONS)(batch) and "tokens" in RayDecoder(**OPTIONS, tokens=True)(batch)
     with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
-        Decoder(**OPTIONS, on_error="raise")(batch)
+        RayDecoder(**OPTIONS, on_error="raise")(batch)
 
 
 @pytest.mark.parametrize(("name", "said"), [("key", "give seed"), ("in_order", "stay"), ("drafter", "load returns it")])
 def test_an_option_is_honoured_or_refused(name, said):
-    with pytest.raises(ValueError, match=f"{name} is no option of Decoder: .*{said}"):
-        Decoder(**OPTIONS, **{name: None})
+    with pytest.raises(ValueError, match=f"{name} is no option of RayDecoder: .*{said}"):
+        RayDecoder(**OPTIONS, **{name: None})
 
 
 def test_numbers_are_required_where_tokens_are_drawn():
     with pytest.raises(ValueError, match="number is None"):
-        Decoder(**OPTIONS | {"number": None})
+        RayDecoder(**OPTIONS | {"number": None})
     with pytest.raises(ValueError, match="too_long is 'skip'"):
-        Decoder(**OPTIONS, too_long="skip")
+        RayDecoder(**OPTIONS, too_long="skip")
     with pytest.raises(ValueError, match="no column 'prompt', but"):
-        Decoder(**OPTIONS)({"text": np.array(["the"]), "id": np.arange(1)})
+        RayDecoder(**OPTIONS)({"text": np.array(["the"]), "id": np.arange(1)})

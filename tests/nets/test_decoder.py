@@ -48,7 +48,7 @@ def params_of(config, seed=0):
 def test_cache_equals_full_pass(config, compiled):
     """Fed in ragged pieces, after a rewind too, every position has the logits of the full pass."""
     lm, params = compiled(decoder.language_model(config)), params_of(config)
-    full = jax.jit(decoder.Decoder(config).apply)({"params": params}, TOKENS)
+    full = jax.jit(decoder.DecoderNet(config).apply)({"params": params}, TOKENS)
     forward, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 3])), Room(10))
     np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
     _, cache = lm.extend(params, cache, jnp.stack([TOKENS[0, 5:9], jnp.full(4, 7)]))

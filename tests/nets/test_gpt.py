@@ -25,7 +25,7 @@ def params_of(config, seed=0):
 @pytest.mark.slow
 def test_cache_equals_full_pass(compiled):
     lm, params = compiled(decoder.language_model(CONFIG)), params_of(CONFIG)
-    full = jax.jit(decoder.Decoder(CONFIG).apply)({"params": params}, TOKENS)
+    full = jax.jit(decoder.DecoderNet(CONFIG).apply)({"params": params}, TOKENS)
     prompt = Prompt(TOKENS[:, :5], jnp.array([5, 3]))
     forward, cache = lm.prefill(params, prompt, Room(9))
     np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
@@ -83,7 +83,7 @@ def test_parity_with_transformers(tmp_path, tied, compiled):
     peer.save_pretrained(tmp_path)
     loaded = jaxspec.load(tmp_path)
     assert loaded.config == dataclasses.replace(CONFIG, tied_head=tied, end_tokens=(60,))
-    ours = jax.jit(decoder.Decoder(loaded.config).apply)({"params": loaded.params}, TOKENS)
+    ours = jax.jit(decoder.DecoderNet(loaded.config).apply)({"params": loaded.params}, TOKENS)
     with torch.no_grad():
         said = peer(torch.tensor(np.array(TOKENS)), output_hidden_states=True)
     theirs, hidden = said.logits.numpy(), said.hidden_states[1].numpy()

@@ -24,7 +24,7 @@ LENGTH = jnp.array([12, 1, 5], jnp.int32)
 @pytest.mark.slow
 def test_reading_what_a_layer_has_cached_is_the_layers_own_attention():
     """Ragged rows, after a rewind, in rings that have gone round: of a window, of all, and of layers that share."""
-    lm, module = decoder.language_model(CONFIG), decoder.Decoder(CONFIG)
+    lm, module = decoder.language_model(CONFIG), decoder.DecoderNet(CONFIG)
     params = decoder.init(CONFIG, jax.random.key(1))
 
     def attended(net, layer, source, cache, x, y):

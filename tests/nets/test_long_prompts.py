@@ -83,7 +83,7 @@ def test_a_prompt_in_chunks_is_read_as_in_one_pass(name, make_small):
 def test_a_long_text_has_the_loss_and_the_gradient_of_whole_scores(name, make_small):
     net, config = net_of(name), CONFIGS[name]
     params, tokens = net.init(config, jax.random.key(0)), PROMPT.tokens
-    module = {t5: t5.T5, decoder: decoder.Decoder}[net](config)
+    module = {t5: t5.T5, decoder: decoder.DecoderNet}[net](config)
     inputs = (PROMPT, tokens) if net is t5 else (tokens,)
 
     def loss(params):
@@ -197,7 +197,7 @@ def programs(name):
     net, tokens = net_of(name), jnp.ones((1, LONG), jnp.int32)
     prompt = Prompt(tokens, jnp.array([LONG - 3]))
     lm = net.language_model(config, (0,))
-    module = {t5: t5.T5, decoder: decoder.Decoder}[net](config)
+    module = {t5: t5.T5, decoder: decoder.DecoderNet}[net](config)
     inputs = (prompt, tokens) if net is t5 else (tokens,)
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
 

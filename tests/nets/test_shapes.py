@@ -39,7 +39,7 @@ def test_no_two_layers_alike():
     flat, unravel = jax.flatten_util.ravel_pytree(decoder.init(CONFIG, jax.random.key(0)))
     params = unravel(flat + 0.4 * jax.random.normal(jax.random.key(1), flat.shape))
     tokens = jax.random.randint(jax.random.key(2), (2, 10), 0, 13)
-    full, lm = decoder.Decoder(CONFIG).apply({"params": params}, tokens), decoder.language_model(CONFIG)
+    full, lm = decoder.DecoderNet(CONFIG).apply({"params": params}, tokens), decoder.language_model(CONFIG)
     first, cache = jax.jit(lm.prefill, static_argnums=2)(params, Prompt(tokens[:, :5], jnp.array([5, 3])), Room(12, 4))
     np.testing.assert_allclose(first.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
     extend = jax.jit(lm.extend)

@@ -312,7 +312,7 @@ def test_taps_and_features(name, networks):
     layers = "decoder_layers" if isinstance(config, T5Config) else "layers"
     net, prompt = net_of(config), PROMPT
     lm = net.language_model(config, taps=(1, 0))
-    kind = {t5: t5.T5, decoder: decoder.Decoder}[net]
+    kind = {t5: t5.T5, decoder: decoder.DecoderNet}[net]
 
     def run(lm, params=params):
         forward, cache = lm.prefill(params, prompt, Room(CAPACITY))

@@ -96,7 +96,7 @@ def test_drafted_text_is_plain_text():
     out = jaxspec.generate(model(), ROWS, drafter=model(5), gamma=3, **options)
     plain = jaxspec.generate(model(), ROWS, **options).tokens.tolist()
     assert out.tokens.tolist() == plain
-    rows, module = [list(row) for row in ROWS], jax.jit(decoder.Decoder(CONFIG).apply)
+    rows, module = [list(row) for row in ROWS], jax.jit(decoder.DecoderNet(CONFIG).apply)
     for row, _ in itertools.product(rows, range(4)):  # without a cache, whole rows
         padded = jnp.asarray([row + [0] * (16 - len(row))])
         row.append(int(jnp.argmax(module({"params": model().params}, padded)[0, len(row) - 1])))

@@ -104,7 +104,7 @@ def network(seed=0):
 
 def whole_rows(params, rows):
     """The logits of whole rows, without a cache."""
-    return decoder.Decoder(CONFIG).apply({"params": params}, rows)
+    return decoder.DecoderNet(CONFIG).apply({"params": params}, rows)
 
 
 def test_amounts_are_those_of_its_arrays():

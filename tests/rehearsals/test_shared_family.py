@@ -106,7 +106,7 @@ def model(seed=0):
 
 def whole_rows(params, rows):
     """The logits of whole rows, without a cache."""
-    return decoder.Decoder(CONFIG).apply({"params": params}, rows)
+    return decoder.DecoderNet(CONFIG).apply({"params": params}, rows)
 
 
 def network(seed=0):
@@ -137,11 +137,11 @@ def test_amounts_are_those_of_its_arrays():
 def test_each_layer_reads_its_part_of_the_side_inputs():
     """Whatever is changed in one layer's part changes the streams after that layer, and none before it."""
     params, rows = model().params, jnp.array(ROWS[:1])
-    streams = decoder.Decoder(CONFIG).apply({"params": params}, rows, method="streams")
+    streams = decoder.DecoderNet(CONFIG).apply({"params": params}, rows, method="streams")
     for layer in range(5):
         table = params["side"]["table"].at[:, layer * SIDE].add(1.0)
         changed = params | {"side": params["side"] | {"table": table}}
-        after = decoder.Decoder(CONFIG).apply({"params": changed}, rows, method="streams")
+        after = decoder.DecoderNet(CONFIG).apply({"params": changed}, rows, method="streams")
         same = [bool((x == y).all()) for x, y in zip(streams, after, strict=True)]
         assert same == [True] * layer + [False] * (5 - layer)
 

@@ -81,7 +81,7 @@ def test_only_the_end_of_a_long_text_is_spelt(spelling, monkeypatch):
         type(spelling), "decode", lambda self, tokens, **_: decoded.append(len(tokens)) or "x" * len(tokens)
     )
     text = [*b"x"] * 5000
-    step = TracedRound(trace.Prefix(text, 5000), [*b"ab"], [*b"ac"], 1, parent=[0, 0], path=[0])
+    step = TracedRound(trace.TokensView(text, 5000), [*b"ab"], [*b"ac"], 1, parent=[0, 0], path=[0])
     assert trace.spelt(spelling, step).before.startswith("…x")
     trace.spelt_branches(spelling, step)
     assert max(decoded) < 300

@@ -36,7 +36,7 @@ def alpha(params):
     """The acceptance rate of the exit after two of three layers, at temperature 1, after the texts' tokens."""
     rows, net = (
         losses.rows_of(CONFIG, next(batches_of(CONFIG).once())),
-        decoder.Decoder(CONFIG).bind({"params": params}),
+        decoder.DecoderNet(CONFIG).bind({"params": params}),
     )
     _, q, p = [jax.nn.softmax(net.logits(net.features(x))) for x in net.streams(*rows.inputs)]
     return jnp.sum(jnp.minimum(p, q)) / p[..., 0].size

@@ -76,7 +76,7 @@ def test_cross_entropy_counts_real_tokens_only():
 def test_cross_entropy_against_a_direct_computation():
     params = decoder.init(CONFIG, jax.random.key(0))
     row = jnp.array([[3, 5, 2, 9]])
-    log_probs = jax.nn.log_softmax(jax.jit(decoder.Decoder(CONFIG).apply)({"params": params}, row[:, :-1]))
+    log_probs = jax.nn.log_softmax(jax.jit(decoder.DecoderNet(CONFIG).apply)({"params": params}, row[:, :-1]))
     expected = -sum(log_probs[0, i, row[0, i + 1]] for i in range(3))
     batch = data.collate([data.Example(np.zeros((0,), np.int32), np.array(row[0]))], data.Bucket(0, 6, 1))
     total, count = jax.jit(losses.cross_entropy(CONFIG))(params, batch)

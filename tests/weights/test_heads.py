@@ -282,5 +282,5 @@ def test_a_llama_of_transformers_that_says_it_is_tied(equal, tmp_path):
         expected = peer(torch.tensor(np.array(FED))).logits.numpy()
     loaded = jaxspec.load(folder)
     assert loaded.config.tied_head is equal
-    got = decoder.Decoder(loaded.config).apply({"params": loaded.params}, FED)
+    got = decoder.DecoderNet(loaded.config).apply({"params": loaded.params}, FED)
     np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())

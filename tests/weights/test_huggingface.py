@@ -218,7 +218,7 @@ def test_the_shipped_models_can_be_exported(name, tmp_path):
         inputs = {"decoder_input_ids": torch.tensor([[0, 7, 9]])}
     else:
         peer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        logits = jax.jit(decoder.Decoder(ours.config).apply)({"params": ours.params}, jnp.array(tokens))
+        logits = jax.jit(decoder.DecoderNet(ours.config).apply)({"params": ours.params}, jnp.array(tokens))
         inputs = {}
     with torch.no_grad():
         theirs = peer(torch.tensor(tokens), **inputs).logits.numpy()

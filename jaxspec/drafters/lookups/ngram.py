@@ -140,11 +140,11 @@ def count(
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
     length_of = np.array([len(part) for part in parts])
-    place = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
+    column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
 
     context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
     if start_token is not None:
-        context[place == 0] = -1  # a start token follows nothing
+        context[column == 0] = -1  # a start token follows nothing
     root = _followers(context, tokens, 1, vocab_size, followers)
     levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
     advance()
@@ -152,7 +152,7 @@ def count(
         # A longer context is a context of the last level and the token before it: one number for both, so that sorting
         # sorts by parents.
         before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
-        inside = np.flatnonzero((place >= length) & (context >= 0))
+        inside = np.flatnonzero((column >= length) & (context >= 0))
         keys, node, frequency = np.unique(
             context[inside] * vocab_size + before[inside], return_inverse=True, return_counts=True
         )

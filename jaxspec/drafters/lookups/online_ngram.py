@@ -164,11 +164,11 @@ def _enter(
     entries: Entries,
     contexts: Int[Array, "B O T W"],
     best: Int[Array, "B T K"],
-    wanted: Bool[Array, "B T"],
+    is_new: Bool[Array, "B T"],
 ) -> Entries:
     """Puts what follows each wanted position into the tables; of two positions with one slot the later one stays."""
     nowhere = entries.shape[2]
-    real = jnp.logical_and(wanted[:, None, :], contexts[..., -1] >= 0)
+    real = jnp.logical_and(is_new[:, None, :], contexts[..., -1] >= 0)
     slot = jnp.where(real, _slot(contexts, nowhere), nowhere)  # B O T
     followers = jnp.broadcast_to(best[:, None], (*slot.shape, best.shape[-1]))
     new = jnp.concatenate([contexts, followers], axis=-1)  # B O T E

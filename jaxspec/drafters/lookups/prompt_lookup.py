@@ -66,14 +66,14 @@ def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None) -> c
     def search(weights: core.Weights, prompt: core.Prompt, context: core.DraftContext) -> core.Draft:
         row, gamma = context.row, context.gamma
         text = text_of(prompt, row)
-        match, place = best_matches(text, row, longest, shortest, 1 if tree is None else MATCHES)  # B C
+        match, position = best_matches(text, row, longest, shortest, 1 if tree is None else MATCHES)  # B C
         # A match in the row reaches the present: its continuation is a loop that goes on. The prompt just ends.
         row_start = prompt.tokens.shape[1] + 1
-        in_prompt = place < row_start
+        in_prompt = position < row_start
         end = jnp.where(in_prompt, prompt.length[:, None], row_start + row.length[:, None])
-        available = jnp.maximum(end - (place + 1), 1)
-        step = jnp.arange(gamma, dtype=place.dtype)[None, None, :]
-        source = (place + 1)[..., None] + step % available[..., None]  # B C G
+        available = jnp.maximum(end - (position + 1), 1)
+        step = jnp.arange(gamma, dtype=position.dtype)[None, None, :]
+        source = (position + 1)[..., None] + step % available[..., None]  # B C G
         tokens = jnp.take_along_axis(text[:, None], source, axis=2)
         length = jnp.where(match > 0, jnp.where(in_prompt, jnp.minimum(available, gamma), gamma), 0)
         if tree is None:
@@ -118,9 +118,9 @@ def best_matches(
     >>> best_matches(jnp.array([[9, 5, 4, 5, 4, 5]]), row, 3, 1, 3)
     (Array([[3, 1, 0]], dtype=int32), Array([[3, 1, 0]], dtype=int32))
     """
-    match, place = match_lengths(text, row, longest), jnp.arange(text.shape[1], dtype=row.length.dtype)[None, :]
+    match, position = match_lengths(text, row, longest), jnp.arange(text.shape[1], dtype=row.length.dtype)[None, :]
     followed = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
-    score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + place, -1)
+    score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + position, -1)
     # Scores differ, so the largest is the first of the top ones, which take longer.
     best = jnp.argmax(score, axis=1)[:, None] if count == 1 else jax.lax.top_k(score, min(count, score.shape[1]))[1]
     best = best.astype(row.length.dtype)
@@ -138,8 +138,8 @@ def match_lengths(text: Int[Array, "B N"], row: core.Prompt, longest: int) -> In
     run = jnp.ones(text.shape, bool)  # B N: whether all of the last tokens so far are repeated
     total = jnp.zeros(text.shape, row.length.dtype)
     for back in range(longest):
-        wanted = token_rows.tokens_at(row.tokens, row.length[:, None] - 1 - back, BEFORE_ROW)  # B 1
+        ending = token_rows.tokens_at(row.tokens, row.length[:, None] - 1 - back, BEFORE_ROW)  # B 1
         earlier = jnp.pad(text, ((0, 0), (back, 0)), constant_values=NO_TOKEN)[:, : text.shape[1]]
-        run = jnp.logical_and(run, earlier == wanted)
+        run = jnp.logical_and(run, earlier == ending)
         total = total + run.astype(total.dtype)
     return total

@@ -148,14 +148,14 @@ def _read(store: Store, at: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
 
 
 def _ranges(
-    store: Store, wanted: Int[Array, "B K W"], sizes: Int[Array, " K"]
+    store: Store, endings: Int[Array, "B K W"], sizes: Int[Array, " K"]
 ) -> tuple[Int[Array, "B K"], Int[Array, "B K"]]:
     """Finds the suffixes that begin with each wanted run: in their order, those from the first to the second bound.
 
     Both ends in one bisection: the first suffix that is not below a run, and the first that is above.
     """
     count = store.suffixes.shape[0]
-    step = jnp.arange(wanted.shape[-1], dtype=jnp.int32)
+    step = jnp.arange(endings.shape[-1], dtype=jnp.int32)
     # The sign of the first difference outweighs those of all after it: a comparison in one sum.
     weight = jnp.where(step[None, :] < sizes[:, None], 1 << step[::-1][None, :], 0)[None, None]
     least = jnp.array([0, 1], jnp.int32)[:, None, None]
@@ -165,10 +165,10 @@ def _ranges(
         middle = (low + high) // 2
         suffix = store.suffixes[jnp.minimum(middle, count - 1)]
         stored = _read(store, suffix[..., None] + step[None, None, None, :])  # 2 B K W
-        order = jnp.sum(jnp.sign(stored - wanted[None]) * weight, axis=-1)
+        order = jnp.sum(jnp.sign(stored - endings[None]) * weight, axis=-1)
         right = jnp.logical_and(order < least, low < high)
         return jnp.where(right, middle + 1, low), jnp.where(right, high, jnp.minimum(middle, high))
 
-    zero = jnp.zeros((2, *wanted.shape[:2]), jnp.int32)
+    zero = jnp.zeros((2, *endings.shape[:2]), jnp.int32)
     low, _ = jax.lax.fori_loop(0, count.bit_length(), halve, (zero, jnp.full_like(zero, count)))
     return low[0], low[1]

@@ -135,9 +135,9 @@ def _suffix(options: SuffixOptions) -> Drafter:
             text = jnp.concatenate([_ended_rows(text, context.finished), text], axis=1)
         if options.stored:
             text = jnp.concatenate([_for_each(weights.draft[None], text.shape[0]), text], axis=1)
-        match, place = best_matches(text, context.row, options.longest, 1, options.places)  # B C, longest first
-        step = jnp.arange(context.gamma, dtype=place.dtype)[None, None]
-        index = place[:, :, None] + 1 + step
+        match, position = best_matches(text, context.row, options.longest, 1, options.places)  # B C, longest first
+        step = jnp.arange(context.gamma, dtype=position.dtype)[None, None]
+        index = position[:, :, None] + 1 + step
         tokens = jnp.take_along_axis(text[:, None], jnp.minimum(index, text.shape[1] - 1), axis=2)  # B C G
         is_place = match > 0
         real = jnp.logical_and(jnp.logical_and(tokens >= 0, index < text.shape[1]), is_place[:, :, None])
@@ -160,8 +160,8 @@ def _suffix(options: SuffixOptions) -> Drafter:
             return Draft(jnp.where(drafted, take_position(path, best), 0), length)
         # Of the best group all continuations, likely or not, up to the most tokens for its match.
         voter = jnp.logical_and(take_position(voters, best), enough[:, None])
-        near = step < take_position(most, best)[:, None, None]
-        real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), near)
+        within = step < take_position(most, best)[:, None, None]
+        real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), within)
         return vote.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape), options.tree.nodes)
 
     return lookup_drafter(search, keep_prompt, options.tree)

@@ -117,8 +117,8 @@ def enter(table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[
     [6, -1, 7]
     """
     batch, vocab, _ = table.shape
-    row, place = jnp.arange(batch)[:, None], jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    row, position = jnp.arange(batch)[:, None], jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     entry = jnp.where(tokens >= 0, tokens, vocab)  # out of the table: dropped
-    last = jnp.full((batch, vocab), -1, jnp.int32).at[row, entry].max(place, mode="drop")
-    wins: Bool[Array, "B T"] = jnp.take_along_axis(last, jnp.minimum(entry, vocab - 1), axis=1) == place
+    last = jnp.full((batch, vocab), -1, jnp.int32).at[row, entry].max(position, mode="drop")
+    wins: Bool[Array, "B T"] = jnp.take_along_axis(last, jnp.minimum(entry, vocab - 1), axis=1) == position
     return table.at[row, jnp.where(wins, entry, vocab)].set(followers, mode="drop")

@@ -73,9 +73,9 @@ def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence
 def _mixed(log_probs: Float[Array, "B n V"], keys: Key[Array, "B n"], counts: Sequence[int]) -> Children:
     """Draws one child, the first, from the distribution without the others, which are its most probable tokens."""
     fixed = noise.largest(log_probs, max(counts) - 1) if max(counts) > 1 else jnp.zeros((*keys.shape, 0), jnp.int32)
-    wanted = jnp.arange(fixed.shape[-1])[None, :] < jnp.asarray(counts)[:, None] - 1  # n k-1
+    is_child = jnp.arange(fixed.shape[-1])[None, :] < jnp.asarray(counts)[:, None] - 1  # n k-1
     token = jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, None, None]
-    is_fixed = jnp.any(jnp.logical_and(fixed[..., None] == token, wanted[None, :, :, None]), axis=2)  # B n V
+    is_fixed = jnp.any(jnp.logical_and(fixed[..., None] == token, is_child[None, :, :, None]), axis=2)  # B n V
     rest = jax.nn.log_softmax(jnp.where(is_fixed, -jnp.inf, log_probs), axis=-1)
     rest = jnp.where(jnp.isnan(rest), -jnp.inf, rest)  # the fixed ones have all the mass
     sampled = _children(noise.categorical(keys, rest)[..., None], Draw.WITHOUT_REPLACEMENT, rest)

@@ -156,15 +156,15 @@ def candidates(depth: int, width: int) -> int:
     return width + (depth - 1) * width * width
 
 
-def _find(wanted: Int[Array, "B n"], among: Int[Array, "B F"]) -> Int[Array, "B n"]:
+def _find(nodes: Int[Array, "B n"], among: Int[Array, "B F"]) -> Int[Array, "B n"]:
     """Finds where each of the wanted numbers stands; -1: nowhere.
 
     >>> _find(jnp.array([[7, -1, 5]]), jnp.array([[5, 6, 7]])).tolist()
     [[2, -1, 0]]
     """
     if not among.shape[1]:
-        return jnp.full_like(wanted, -1)
-    same = wanted[:, :, None] == among[:, None, :]
+        return jnp.full_like(nodes, -1)
+    same = nodes[:, :, None] == among[:, None, :]
     return jnp.where(jnp.any(same, axis=-1), jnp.argmax(same, axis=-1), -1).astype(jnp.int32)
 
 

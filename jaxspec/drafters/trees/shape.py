@@ -130,14 +130,14 @@ def _shape_of(choices: Choices) -> Shape:
             inner |= {(*node[:-2], rank) for rank in range(node[-2] + 1)}
     nodes.sort(key=lambda node: node not in inner)
     number = {(): 0} | {node: index + 1 for index, node in enumerate(nodes)}
-    levels, place, width = [], {}, 0
+    levels, number_of, width = [], {}, 0
     for depth in range(max(map(len, nodes))):
         parents = [node for node in [(), *nodes[: len(inner)]] if len(node) == depth]
         counts = [sum(node[:-1] == parent and len(node) == depth + 1 for node in nodes) for parent in parents]
         most, deeper = max(counts), []
         for index, parent in enumerate(parents):
             for rank in range(counts[index]):
-                place[(*parent, rank)] = width + index * most + rank
+                number_of[(*parent, rank)] = width + index * most + rank
                 deeper += [index * most + rank] if (*parent, rank) in inner else []
         levels.append(Level(tuple(number[parent] for parent in parents), tuple(counts), tuple(deeper)))
         width += len(parents) * most
@@ -146,7 +146,7 @@ def _shape_of(choices: Choices) -> Shape:
         tuple(map(len, nodes)),
         len(inner),
         tuple(levels),
-        tuple(place[node] for node in nodes),
+        tuple(number_of[node] for node in nodes),
     )
 
 

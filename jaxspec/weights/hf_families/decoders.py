@@ -108,8 +108,8 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     {'window': 8, 'local': (True, False)}
     """
     kinds = table.get("layer_types")
-    if kinds and (odd := set(kinds) - {"full_attention", "sliding_attention"}):
-        raise FamilyError(f"layer_types has {', '.join(sorted(odd))}: expected full_attention and sliding_attention")
+    if kinds and (others := set(kinds) - {"full_attention", "sliding_attention"}):
+        raise FamilyError(f"layer_types has {', '.join(sorted(others))}: expected full_attention and sliding_attention")
     if kinds and len(kinds) != table["num_hidden_layers"]:
         raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
     # A list of layers, where there is one, goes before the family's pattern.

@@ -58,10 +58,10 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
     if not config.tied_head:
         tensors["head/weight"] = Tensor(HEAD)
     for i in range(len(config.layers)):
-        ours, theirs = f"layers_{i}", f"transformer.h.{i}"
+        layer, tensor = f"layers_{i}", f"transformer.h.{i}"
         for norm, name in (("attention_norm", "ln_1"), ("ff_norm", "ln_2")):
-            tensors[f"{ours}/{norm}/scale"] = Tensor(f"{theirs}.{name}.weight")
-            tensors[f"{ours}/{norm}/bias"] = Tensor(f"{theirs}.{name}.bias")
+            tensors[f"{layer}/{norm}/scale"] = Tensor(f"{tensor}.{name}.weight")
+            tensors[f"{layer}/{norm}/bias"] = Tensor(f"{tensor}.{name}.bias")
         matrices = {
             "attention/query": ("attn.c_attn", (0, 3)),
             "attention/key": ("attn.c_attn", (1, 3)),
@@ -72,8 +72,8 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
         }
         # Conv1D stores [in, out].
         for part, (name, share) in matrices.items():
-            tensors[f"{ours}/{part}/weight"] = Tensor(f"{theirs}.{name}.weight", transposed=True, part=share)
-            tensors[f"{ours}/{part}/bias"] = Tensor(f"{theirs}.{name}.bias", part=share)
+            tensors[f"{layer}/{part}/weight"] = Tensor(f"{tensor}.{name}.weight", transposed=True, part=share)
+            tensors[f"{layer}/{part}/bias"] = Tensor(f"{tensor}.{name}.bias", part=share)
     return tensors
 
 

@@ -87,14 +87,14 @@ def names(config: T5Config) -> dict[str, Tensor]:
         # PyTorch numbers the blocks of a layer; its last one is the feed-forward block.
         blocks = [("attention", "SelfAttention"), ("cross", "EncDecAttention")][: 1 if side == "encoder" else 2]
         for i in range(layers):
-            ours, theirs = f"{side}_{i}", f"{side}.block.{i}.layer"
+            layer, tensor = f"{side}_{i}", f"{side}.block.{i}.layer"
             for j, (block, name) in enumerate(blocks):
-                tensors[f"{ours}/{block}_norm/scale"] = f"{theirs}.{j}.layer_norm.weight"
+                tensors[f"{layer}/{block}_norm/scale"] = f"{tensor}.{j}.layer_norm.weight"
                 for matrix, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
-                    tensors[f"{ours}/{block}/{matrix}/weight"] = f"{theirs}.{j}.{name}.{letter}.weight"
-            tensors[f"{ours}/ff_norm/scale"] = f"{theirs}.{len(blocks)}.layer_norm.weight"
+                    tensors[f"{layer}/{block}/{matrix}/weight"] = f"{tensor}.{j}.{name}.{letter}.weight"
+            tensors[f"{layer}/ff_norm/scale"] = f"{tensor}.{len(blocks)}.layer_norm.weight"
             for matrix, name in ff.items():
-                tensors[f"{ours}/ff/{matrix}/weight"] = f"{theirs}.{len(blocks)}.DenseReluDense.{name}.weight"
+                tensors[f"{layer}/ff/{matrix}/weight"] = f"{tensor}.{len(blocks)}.DenseReluDense.{name}.weight"
     return {path: Tensor(name) for path, name in tensors.items()}
 
 
