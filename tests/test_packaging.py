@@ -72,7 +72,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 }
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
-    "analysis": 4_979,
+    "analysis": 4_977,
     "cli": 4_139,
     "core": 3_984,  # checks of who takes token trees, and of rewinds
     "decode": 4_658,

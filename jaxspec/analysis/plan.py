@@ -416,9 +416,7 @@ def of_pair(
         draws: Sequence[DrawName] = (DRAWS if trace.temperature else ("top",)) if trees else ()
         ratios = {draw: replay.tree_ratios(trace, draw, children) for draw in draws}
     elif trees:
-        raise ValueError(
-            "trees are planned for the rejection rule, without top_k, top_p or min_p: leave these out"
-        )
+        raise ValueError("trees are planned for the rejection rule, without top_k, top_p or min_p: leave these out")
     else:
         measured = acceptance.measure(prepared)
         rate, counts = measured.rate, measured.counts

@@ -239,8 +239,8 @@ def test_a_drafter_keeps_its_functions_and_its_dtypes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(positions="accepted"), "positions is 'accepted', expected one of rejected, all"),
-        (dict(divergence="hellinger"), "divergence is 'hellinger', expected .* total_variation"),
+        (dict(positions="accepted"), "positions is 'accepted': expected one of rejected, all"),
+        (dict(divergence="hellinger"), "divergence is 'hellinger': expected .* total_variation"),
         (dict(rows=9), "size is 6 and rows 9: expected a buffer of at least"),
         (dict(steps=0), "steps is 0: expected at least 1"),
         (dict(drafter=drafters.prompt_lookup()), "not one draft model: expected a jaxspec.Model"),
