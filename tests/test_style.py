@@ -83,6 +83,37 @@ def test_docstrings_begin_with_a_sentence():
     assert inverted == [], "begin with a verb and an object; a type or a property may be a noun phrase"
 
 
+DENSE = ("core", "decode", "drafters", "draft_heads", "nets", "rules", "weights")
+COMMENTS = 3  # whole-line comments per 100 lines of code in each of these: they say why, not what
+
+
+def code_and_comments(source: str) -> tuple[int, int]:
+    """Counts lines of code and whole-line comments; docstrings, blank lines and `# --- titles` are neither."""
+    text = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    lines = [x.strip() for number, x in enumerate(source.splitlines(), 1) if number not in text and x.strip()]
+    comments = [line for line in lines if line.startswith("#")]
+    return len(lines) - len(comments), sum(not line.startswith("# ---") for line in comments)
+
+
+def test_comments_are_told_from_code_and_docstrings():
+    source = (
+        '"""Adds.\n\n# no comment\n"""\n\n# --- a title\n\n# why\ndef f(x):\n    return x  # beside\n'
+    )
+    assert code_and_comments(source) == (2, 1)
+
+
+@pytest.mark.parametrize("package", DENSE)
+def test_dense_code_says_why(package: str):
+    counts = [code_and_comments(file.read_text(encoding="utf-8")) for file in (PACKAGE / package).rglob("*.py")]
+    code, comments = map(sum, zip(*counts, strict=True))
+    assert 100 * comments >= COMMENTS * code, f"{comments} comments in {code} lines: add shapes, invariants, reasons"
+
+
 CHECKOUT = Path(__file__).parent.parent
 OURS = ("jaxspec", "benchmarks", "data_prep", "models")
 

@@ -110,6 +110,7 @@ def read(
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), padded)
 
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, size * count - width)] + [(0, 0)] * (x.ndim - 2)), rows)
+    # The loop's carry must keep its dtypes, and a model may widen its cache in the first pass.
     shapes, grown = jax.eval_shape(lambda: extend(cache, part(jnp.zeros((), jnp.int32)), length))
     cache = jax.tree.map(lambda x, shape: x.astype(shape.dtype), cache, grown)
     filled = jax.tree.map(lambda x: jnp.zeros((batch, size * count, *x.shape[2:]), x.dtype), shapes)
@@ -130,6 +131,7 @@ def read(
         last = jax.tree.map(lambda old, x: jnp.where(jnp.expand_dims(is_inside, range(1, x.ndim)), x, old), last, new)
         return filled, last, cache
 
+    # Padding that no row reaches is not read: the loop ends with the longest row.
     needed = (jnp.max(length - begin) + (size - 1)) // size
     filled, last, cache = jax.lax.fori_loop(0, needed, body, (filled, last, cache))
     return jax.tree.map(lambda x: x[:, :width], filled), last, cache
@@ -212,6 +214,7 @@ def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room
             return kv_cache.fitted(leaf, shape)
         return token_rows.grow(leaf, shape.shape)
 
+    # Shapes alone: no second cache is made to find out how large one would be.
     larger = jax.eval_shape(lambda: empty(batch, room))
     return jax.tree.map(enlarge, cache, larger, is_leaf=lambda node: isinstance(node, kv_cache.KVCache))
 

@@ -39,6 +39,7 @@ def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
     (3,)
     """
     if key.ndim == 0:
+        # Not `split`, whose keys would depend on the number of rows.
         return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
     if key.shape != (batch,):
         raise ValueError(f"got keys of shape {key.shape} for {batch} rows: give one key, or one for each row")
@@ -153,6 +154,7 @@ def first_largest(
     best = jnp.max(rest, axis=-1, keepdims=True)
     # XLA may compute the values once for each reduction, and round them otherwise: then none equals the largest, and
     # the first of the closest group takes its place. The groups share one reduction: index + vocab * group.
+    # Group 0 equals the largest; group n lies within CLOSE[n - 1] of it; the last group does not count.
     group, scale = jnp.where(rest == best, 0, len(CLOSE) + 1), jnp.maximum(1.0, jnp.abs(best))
     for number, gap in reversed(list(enumerate(CLOSE, 1))):
         group = jnp.where(jnp.logical_and(group > 0, rest >= best - gap * scale), number, group)
@@ -172,6 +174,7 @@ def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*sh
     >>> largest(jnp.array([[1.0, 3.0, 3.0, 2.0]]), 3).tolist()
     [[1, 2, 3]]
     """
+    # A sort of the whole vocabulary costs more than a few passes of maxima.
     if count > FEW or not count:
         return jax.lax.top_k(values, count)[1].astype(jnp.int32)
     index, chosen = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []

@@ -165,10 +165,13 @@ def run_round(
     with jax.named_scope("draft"):
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
+        # A user's drafter may draft past a row's limit, or ids that the target's embedding lacks: both end here.
         draft = truncate(draft, context.max_draft, target.vocab_size)
         if shorten is not None:
             draft = truncate(draft, shorten(draft), target.vocab_size)
+    # The cache is one token behind: the row's last committed token is fed before the draft. [B, nodes + 1]
     fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
+    # From here on nodes count fed tokens, so that node 0 is the last committed one.
     parent = None if draft.parent is None else tree.fed(draft.parent)
 
     def pass_over(width: int, cache: Cache) -> tuple[TargetPass, Cache]:
@@ -179,6 +182,7 @@ def run_round(
             forward, cache = drafter.complete_target_pass(
                 weights, caches._replace(target=cache), fed[:, :width], branch
             )
+        # Without draft tokens the processors look at the committed row alone.
         if width == 1:
             distribution = to_distribution(forward.logits)
         else:
@@ -196,6 +200,7 @@ def run_round(
         _check_verdict(verdict, rule, draft)
     with jax.named_scope("commit"):
         tokens = committed_tokens(draft, verdict, depth)
+        # A tree's accepted nodes lie scattered among the fed ones. Select moves them to where a chain's would lie.
         if verdict.path is not None and target.select is not None:
             path = verdict.path[:, :depth]
             verdict, cache = verdict._replace(path=path), target.select(cache, row.length, path)
@@ -219,9 +224,11 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     >>> truncate(star._replace(parent=jnp.array([[2, 0, 0]])), jnp.array([2]), vocab=10).parent.tolist()
     [[-1, 0, 0]]
     """
+    # An invalid id is still fed, clipped, since shapes are static. It ends the chain or its branch instead.
     valid = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
     tokens = jnp.clip(draft.tokens, 0, vocab - 1)
     if draft.parent is None:
+        # How many tokens at the front are valid: the product is 0 from the first invalid one on.
         run = jnp.sum(jnp.cumprod(valid.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
         return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
     # Nodes are numbered from 1, 0 is the last committed token; -1 marks what is no part of the tree.
@@ -230,6 +237,7 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     within = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]
     stays = jnp.logical_and(jnp.logical_and(valid, within), node <= draft.length[:, None])
     parent = jnp.where(stays, parent, -1)
+    # A tree's length is the number of its last node; nodes cut off before it keep their numbers.
     length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
     return draft._replace(tokens=tokens, parent=parent, length=length)
 
@@ -240,6 +248,7 @@ def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "
     if verdict.path is not None:
         accepted = jnp.take_along_axis(draft.tokens, verdict.path[:, :depth], axis=1)
     slot = jnp.arange(depth + 1, dtype=verdict.num_accepted.dtype)[None, :]
+    # The slot for the token after a draft that is accepted whole.
     accepted = jnp.pad(accepted, ((0, 0), (0, 1)))
     return jnp.where(slot < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None])
 
@@ -250,6 +259,7 @@ def fed_on_path(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
     if verdict.path is None:
         return slot <= verdict.num_accepted[:, None]
     step = jnp.arange(verdict.path.shape[1], dtype=verdict.num_accepted.dtype)[None, :]
+    # Slots past the accepted ones repeat fed token 0, which is on the way in any case.
     fed = jnp.where(step < verdict.num_accepted[:, None], verdict.path + 1, 0)
     return jnp.logical_or(slot == 0, jnp.any(fed[:, :, None] == slot[:, None, :], axis=1))
 
@@ -341,6 +351,7 @@ def unusable(forward: Forward, distribution: Distribution) -> Bool[Array, "B T"]
     else:
         assert distribution.log_probs is not None
         none_allowed = jnp.isnan(distribution.log_probs[..., 0])  # normalising nothing makes every entry NaN
+    # The maximum is NaN if any logit is, and infinite if all are -inf or one is +inf: one reduction finds all three.
     not_finite = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
     return jnp.logical_or(not_finite, none_allowed)
 
@@ -384,6 +395,7 @@ def bucketed_pass(
         outputs, cache = pass_over(width, cache)
         return _pad(outputs, widths[-1]), cache
 
+    # The bucket is chosen on the device, for the whole batch: its longest draft decides.
     index = jnp.sum(jnp.asarray(widths[:-1]) < needed + 1, dtype=jnp.int32)
     return branches.switch(index, [functools.partial(padded, width) for width in widths], cache)
 

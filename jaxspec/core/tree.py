@@ -37,6 +37,7 @@ def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     nodes = parent.shape[1]
 
     def of_row(above: Int[Array, " N"]) -> Bool[Array, "N N"]:
+        # Pointer jumping: each step doubles the distance that `jump` covers, so log2(N) steps reach every ancestor.
         seen = jnp.pad(jnp.eye(nodes, dtype=bool), ((0, 1), (0, 0)))  # node N: what comes before the tree
         jump = jnp.append(jnp.where(above < 0, nodes, above), jnp.asarray(nodes, above.dtype))
         for _ in range(max(nodes - 1, 0).bit_length()):
@@ -140,6 +141,7 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
     number = jnp.arange(nodes, dtype=jnp.int32)
 
     def one(node: Int[Array, ""], first: Int[Array, "B N+1"]) -> Int[Array, "B N+1"]:
+        # Children of one node have one number here; nodes outside of the tree get numbers of their own, below 0.
         above = jnp.where(parent >= 0, jnp.take_along_axis(first, jnp.maximum(parent, 0), axis=1), -1 - number[None, :])
         branch, token = (jax.lax.dynamic_slice_in_dim(x, node, 1, axis=1) for x in (above, tokens))
         same = jnp.logical_and(above == branch, tokens == token)
@@ -180,12 +182,15 @@ def best_nodes(
     """
     count = tokens.shape[1]
     if nodes > count:
+        # The result's shape is static: with too few candidates the rest is padding that follows nothing.
         missing = ((0, 0), (0, nodes - count))
         scores, tokens = jnp.pad(scores, missing, constant_values=-jnp.inf), jnp.pad(tokens, missing)
         above = jnp.pad(above, missing, constant_values=-1)
     best, chosen = jax.lax.top_k(scores, nodes)  # of equals the first
+    # Sorted by number parents come before children. Candidates that do not exist sort behind all others.
     chosen = jnp.sort(jnp.where(best > -jnp.inf, chosen, count + jnp.arange(nodes)[None, :]), axis=1)
     source, parent_nodes = (jnp.take_along_axis(x, jnp.minimum(chosen, count - 1), axis=1) for x in (tokens, above))
+    # A parent's new number is its column among the chosen: a child is never chosen without it.
     column = jnp.argmax(parent_nodes[:, :, None] == chosen[:, None, :], axis=-1)
     parent = jnp.where(chosen < count, jnp.where(parent_nodes < 0, 0, column + 1), -1)
     return BestNodes(source, parent.astype(jnp.int32), chosen.astype(jnp.int32))
@@ -206,6 +211,7 @@ def of_choices(choices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
     >>> of_choices([(0,), (0, 0), (1,), (0, 1)])
     ((0, 0, 1, 1), (0, 1, 0, 1))
     """
+    # By level, then by rank: parents precede children, and siblings stand together.
     nodes = sorted((tuple(choice) for choice in choices), key=lambda node: (len(node), node))
     number = {(): 0} | {node: index + 1 for index, node in enumerate(nodes)}
     if len(number) != len(nodes) + 1:

@@ -44,6 +44,7 @@ def _autoregressive(target: core.LanguageModel, sampler: core.Sampler, top_log_p
             forward, cache = target.extend(weights.target, state.caches.target, states.last_token(state))
         result = states.own_token(state, forward, cache, sampler)
         state, info = states.end_round(state, result, followed_by, target.vocab_size)
+        # A finished row was fed, too: rewinding takes that back, and leaves the others one token behind.
         cache = target.rewind(cache, state.length - 1)
         return state._replace(caches=result.caches._replace(target=cache)), info
 

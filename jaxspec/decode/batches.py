@@ -80,6 +80,7 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
     total = len(prepared.prompt.length)
     batch = min(batch, total)
     for start in range(0, total, batch):
+        # The last batch repeats its last row: another shape would be another program.
         rows = np.minimum(np.arange(start, start + batch), total - 1)
         yield Batch(take(prepared, rows), rows, min(batch, total - start))
 
@@ -91,6 +92,7 @@ def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
         part, lap = take(prepared, numbers % have), jnp.asarray(numbers // have)
         if prepared.options["key"] is not None and numbers[-1] >= have:
+            # Keys of repeated rows are folded by their lap, or the same texts would be measured twice.
             keys = part.request.keys
             keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)
             part = part._replace(request=part.request._replace(keys=keys), options=dict(part.options) | {"key": keys})

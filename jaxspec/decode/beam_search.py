@@ -256,6 +256,7 @@ class DraftTree(NamedTuple):
 
 def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size) -> tuple[core.Forward, core.Cache]:
     capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
+    # H retained entries for the whole search, and the F tokens of one pass behind them.
     return lm.prefill(params, prompt, core.Room(capacity))  # beams come back to entries of any age
 
 
@@ -299,6 +300,7 @@ def _search(
     candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
     beams = bookkeeping.start(batch, size.beams, size.new, size.top)
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
+    # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
     parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.retained, size.beams))
@@ -312,11 +314,13 @@ def _search(
         if draft is not None:
             with jax.named_scope("draft"):
                 cache = draft.rewind(draft_cache, base + size.retained)
+                # The parents of all slots before the draft: of H retained entries, and of the K last tokens.
                 above = jnp.concatenate([state.parent, state.above], axis=1)
                 drafted, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, above, goal.eos, target)
         fed = jnp.concatenate([last, drafted.tokens], axis=1)
         parent = jnp.concatenate([state.parent, state.above, drafted.parent], axis=1)
         with jax.named_scope("target"):
+            # Fed tokens are written behind all H entries, used or not, so that their slots are the same in every round.
             cache = target.rewind(state.caches.target, base + size.retained)
             forward, cache = target.extend(weights.target, cache, fed, parent)
             log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
@@ -325,6 +329,7 @@ def _search(
         with jax.named_scope("commit"):
             # Fed tokens that some beam went through move to the end of the retained ones.
             order, retained, above = _keep(state.parent, state.count, state.above, parent, walk, size)
+            # Slots as `select` counts them: from the first one after the entries that stay, [B, F].
             path = size.retained - state.count[:, None] + order
 
             def keep(lm: core.LanguageModel, cache: core.Cache) -> core.Cache:
@@ -371,12 +376,14 @@ def _draft(
     scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.retained
     tokens, parents = [], [parent]
     for level in range(size.gamma):
+        # A level of the tree a pass: its K or D tokens follow nodes of the level before.
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
         logits = sampling.match_vocab(forward.logits, target.vocab_size)
         log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=eos)
         candidates = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
         scores, fed = candidates.scores, candidates.tokens
         tokens.append(fed)
+        # Origins count the tokens of a level; slots count from the beginning of the cache's tree.
         parents.append(first + candidates.origins)
         first = size.retained + size.beams + level * size.draft_beams
     return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1)), cache
@@ -418,9 +425,11 @@ def _steps(
         alive = beams.scores > -jnp.inf
         bad = jnp.any(jnp.logical_and(jnp.isnan(at_node[..., 0]), alive), axis=1)
         at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
+        # The same step as plain beam search's, on logits of the verified tree: hypotheses cannot differ from its.
         candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, size.best)
         after, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
+        # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
         walk = Walk(
             jnp.logical_or(walk.retained, jnp.logical_and(on_way, going[:, None])),
@@ -428,10 +437,12 @@ def _steps(
             moved,
             jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
         )
+        # Prompts that left the tree, or are done, keep the beams of their last step.
         beams = bookkeeping.where(going, after, beams)
         # A prompt goes on while the draft tree holds the last token of all of its running beams.
         if depth < size.gamma:
             follows = draft.parent[:, None, :] == size.retained + above[:, :, None]
+            # [B, K, D]: the draft node that has a beam's new token, after the node where the beam was.
             same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
             covered = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
             going = jnp.logical_and(going, jnp.logical_and(jnp.all(covered, axis=1), jnp.logical_not(beams.done)))
@@ -453,12 +464,14 @@ def _keep(
         The fed tokens, the retained ones first; the parents of all retained entries; what each beam's last token
         follows.
     """
+    # Retained tokens first, in the order in which they were fed: parents stay before children.
     order = jnp.argsort(jnp.logical_not(walk.retained), axis=1, stable=True).astype(jnp.int32)
     place = count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
     # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token, which gets a place.
     old = parent[:, size.retained :]
     inner = jnp.take_along_axis(place, jnp.maximum(old - size.retained, 0), axis=1)
     new = jnp.take_along_axis(jnp.where(old < size.retained, old, inner), order, axis=1)
+    # The rest of the order is tokens that no beam went through: they get no parent.
     real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
     wide = jnp.pad(retained_parent, ((0, 0), (0, size.fed)), constant_values=-1)
     wide = token_rows.append(wide, count, jnp.where(real, new, -1))
@@ -506,6 +519,7 @@ def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSear
             [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(rows, lengths, strict=True) if n]
             for rows, lengths in zip(tokens, b.lengths, strict=True)
         ]
+    # Why a hypothesis ended follows from its last token: end tokens are kept in it.
     last = np.take_along_axis(tokens, np.maximum(b.lengths - 1, 0)[:, :, None], axis=2)
     is_end = np.any(last == eos[:, None, :], axis=-1)
     finish = [

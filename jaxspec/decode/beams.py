@@ -126,6 +126,7 @@ def best_tokens(
     >>> best_tokens(jnp.log(jnp.array([[[0.25, 0.5, 0.25]]])), 2)[1].tolist()
     [[[1, 0]]]
     """
+    # Only the normaliser of the whole vocabulary is needed, [B, n, 1]: log_softmax would write V numbers a node.
     most = jnp.max(logits, axis=-1, keepdims=True)
     total = jnp.log(jnp.sum(jnp.exp(logits - most), axis=-1, keepdims=True))
     if without is not None:
@@ -154,7 +155,9 @@ def best_candidates(
     [[[5, 6], [7, 8]]]
     """
     width = log_probs.shape[-1]
+    # [B, n C]: candidates of all nodes compete with each other.
     flat = (scores[:, :, None] + log_probs).reshape(scores.shape[0], -1)
+    # A small vocabulary has fewer candidates than a step wants; -inf never becomes a beam.
     missing = max(count - flat.shape[1], 0)
     flat = jnp.pad(flat, ((0, 0), (0, missing)), constant_values=-jnp.inf)
     best, index = jax.lax.top_k(flat, count)  # of equals the first
@@ -188,18 +191,23 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     first = slice(0, beam_count)
     best: Candidates = jax.tree.map(lambda x: x[:, first], candidates)
     extended = _extend(beams.tokens, best.origins, best.tokens, beams.steps)
+    # As in transformers, only the K best candidates may end; an end token further down is lost.
     worth = best.scores / _penalty(length, goal)[:, None]
     worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
     final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
     new_length = jnp.broadcast_to(length[:, None], beams.lengths.shape)
     lengths = _take(jnp.concatenate([beams.lengths, new_length], axis=1), chosen)
 
+    # A stable sort by "ends" brings the best that go on to the front, in their order.
     stay = jnp.argsort(ends, axis=1, stable=True)[:, first]
     scores, origins, tokens, log_probs = jax.tree.map(lambda x: _take(x, stay), candidates)
+    # Where fewer than K go on, the rest of the beams is dead.
     scores = jnp.where(_take(ends, stay), -jnp.inf, scores)
 
     longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
+    # "never" divides by the longest length that there may be, since the penalty then helps longer hypotheses.
     at_best = jnp.where(longest, goal.max_new_tokens, length)
+    # Log probabilities only fall, so the best running beam bounds what is still to come.
     cannot_improve = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
     full = jnp.logical_and(final_scores[:, -1] > -jnp.inf, goal.stops == MODES.index(True))
     done = jnp.logical_or(last, jnp.logical_or(cannot_improve, full))
@@ -247,6 +255,7 @@ def _extend(
     tokens: Shaped[Array, "B K T *k"], origins: Int[Array, "B n"], new: Shaped[Array, "B n *k"], at: Int[Array, " B"]
 ) -> Shaped[Array, "B n T *k"]:
     """Appends a further token, or what is reported of it, to each of some beams."""
+    # A comparison in place of a scatter: prompts are at different lengths, and all beams of one at the same.
     is_place = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
     is_place = is_place.reshape(*is_place.shape, *[1] * (tokens.ndim - 3))
     return jnp.where(is_place, new[:, :, None], _take(tokens, origins))

@@ -106,6 +106,7 @@ def difference(first: Float[np.ndarray, "*rows V"], second: Float[np.ndarray, "*
     >>> difference(np.array([1.0, -4.0, -np.inf]), np.array([2.0, -4.0, -np.inf]))
     0.25
     """
+    # A model may rule tokens out by -inf: those are equal where both rows have them.
     pair = np.asarray([first, second], np.float64)
     ruled_out = pair == -np.inf
     if (ruled_out[0] != ruled_out[1]).any():
@@ -118,6 +119,7 @@ def difference(first: Float[np.ndarray, "*rows V"], second: Float[np.ndarray, "*
 def look_ahead(lm: LanguageModel, params: Params) -> Ahead:
     """Computes the logits of rows that differ only in what may not be seen."""
     prompt, fed = rows(lm.vocab_size)
+    # One compiled program for both questions, on 8 rows of 16 tokens.
     first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + FED + 1))
     after, _ = lm.extend(params, cache, fed)
     return Ahead(*(x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits)))
@@ -155,6 +157,7 @@ def check_shapes(model: Model) -> None:
     def extend(cache: Cache) -> tuple[Forward, Cache]:
         return _checked("extend", lm, lm.extend(model.params, cache, fed, real=real), step=FED)
 
+    # Only shapes are computed: a wrong structure is found before anything is compiled.
     grown = jax.eval_shape(extend, cache)[1]
     for name, after in (("extend", grown), ("rewind", jax.eval_shape(lm.rewind, cache, prompt.length))):
         old, new = (jax.tree_util.tree_flatten_with_path(x) for x in (cache, after))

@@ -42,6 +42,7 @@ class Chat:
     is_new_shape: bool = False
 
     def __post_init__(self):
+        # A copy: what is taken out below stays in the caller's dict.
         self._options = dict(self.options)
         self._stop = self._options.pop("stop", ())
         self._template = self._options.pop("chat_template_kwargs", None)
@@ -108,6 +109,7 @@ class Chat:
     def _end_answer(self) -> None:
         """Ends an answer that is not read further."""
         if self._answering is not None:
+            # A generator that never ran has no `finally`: the conversation would lack an answer.
             if inspect.getgeneratorstate(self._answering) == inspect.GEN_CREATED:
                 self.messages.append({"role": "assistant", "content": ""})
             self._answering.close()
@@ -134,6 +136,8 @@ class Chat:
         """Prepares the generation that goes on after what the caches have of the conversation, and its beginning."""
         key, options = self._options.get("key"), dict(self._options)
         if key is not None:
+            # Turns and attempts have keys of their own, which depend on their numbers alone: a retry differs, a replay
+            # does not.
             key = jax.random.fold_in(inputs.key_of(key), turn)
             options["key"] = jax.random.fold_in(key, attempt) if attempt else key
         prepared = prepare(self.target, [ids], **options)
@@ -148,11 +152,14 @@ class Chat:
             start = max(0, min(common(row, ids), len(row) - 1) - 1)
             if not kv_cache.can_rewind(self._state.caches, start):
                 start = 0  # layers with a window have lost what comes before it
+        # Only what follows the common beginning is read, in a bucket of its own.
         rest = token_rows.bucket(len(ids) - start)
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         needed = start + rest + headroom
+        # Layers with a window must be able to take back a whole answer, which a template may rewrite.
         if not kv_cache.replays(self._empty.caches):
             prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
+        # Buffers only grow: a turn in the same capacity runs the same program.
         capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)
         prepared = prepared._replace(prompt=token_rows.pad([ids], capacity - headroom))
         check_fits(prepared)

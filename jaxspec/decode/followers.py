@@ -24,6 +24,7 @@ class Followers(NamedTuple):
 
     def init(self, state: State, headroom: int) -> State:
         """Returns the state with the memories of all followers, before the first new token."""
+        # Every leaf is batch-first, so rows refill, permute and resume with the state.
         memories = (None if follower is None else follower.init(state, headroom) for follower in self)
         return state._replace(memory=Memory(*memories))
 

@@ -141,6 +141,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     outcome = sharding.fetch(ran)
     if outcome.failed.any():
         raise _failure(outcome.failed, prepared)
+    # Buffers are as wide as the limit; results are as wide as the longest text.
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
@@ -217,6 +218,7 @@ def prefix(
     if bound is not None:
         shared_prefix.check_drafter(bound)
     reader, weights = with_taps.lm, Weights(target.params, None if bound is None else bound.params)
+    # A prefix is read at once by both parties: a drafter without it would have to read it in every prompt.
     functions = None if bound is None else bound.functions
     if inputs.is_large(1, prompt.tokens.shape[1], 0):
         state, largest = inputs.sizes_of(lambda *read: shared_prefix.read(reader, functions, *read), weights, prompt)
@@ -289,11 +291,13 @@ def _pieces(
         tokens, length, start, done, failed, stats, log_probs, info = sharding.fetch(row)
         if failed[0]:
             raise _failure(failed, prepared)
+        # A stop string may have cut the row, so what is new is counted from what was yielded.
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         if log_probs is not None:
             log_probs = LogProbs(*(x[0, len(committed) : len(committed) + len(new)] for x in log_probs))
         committed += new
         if stop.tokenizer is not None:
+            # Until the end only text is shown that no later token can change.
             visible = (stopping.text_of if done[0] else stopping.stable_text)(stop, committed)
         if done[0] and not visible.startswith(shown):
             raise ValueError(
@@ -316,6 +320,7 @@ def _round(info: RoundInfo | None) -> tuple[list[int], int, list[int] | None, li
     accepted = int(info.num_accepted[0])
     if info.parent is None or info.path is None:
         return info.draft[0, : info.draft_length[0]].tolist(), accepted, None, None
+    # A static tree has nodes that this round did not use: they are taken out, and the rest renumbered.
     real = np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]
     number = np.concatenate([[0], np.cumsum(real)])  # of the fed tokens, once those that are no nodes are gone
     parent, path = number[info.parent[0][real]].tolist(), (number[info.path[0, :accepted] + 1] - 1).tolist()
@@ -323,6 +328,7 @@ def _round(info: RoundInfo | None) -> tuple[list[int], int, list[int] | None, li
 
 
 def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:
+    # Samples of a prompt lie side by side: rows are named by their prompt.
     rows = (np.flatnonzero(failed == failed.max()) // (len(failed) // len(prepared.prompt.length))).tolist()
     if failed.max() == Failure.RULE:
         return impossible_verdict(prepared, f"for prompts {rows}")

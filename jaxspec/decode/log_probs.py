@@ -25,6 +25,7 @@ def follower(top: int) -> Follower:
     def update(state: State, memory: LogProbs, result: RoundResult, committed: Int[Array, " B"]) -> LogProbs:
         new, at = result.tokens, fed_before(result.verdict, result.tokens.shape[1] - 1)
         values = of_tokens(new, result.target.forward, result.target.distribution, top, at)
+        # Slots past the committed tokens are cleared, so that a buffer's tail is zeros whatever was drafted.
         is_kept = jnp.arange(new.shape[1], dtype=committed.dtype)[None, :] < committed[:, None]
         first = state.length - state.start - committed
         kept = (jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in values)
@@ -60,9 +61,11 @@ def of_tokens(
     def of_token(log_probs: Shaped[Array, "B step V"]) -> Shaped[Array, "B step"]:
         return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1, mode="clip")[..., 0]
 
+    # Raw means before temperature, penalties and bans: as teacher forcing would give it.
     raw = jax.nn.log_softmax(at_position(forward.logits).astype(jnp.float32), axis=-1)
     best = noise.largest(raw, top)
     if distribution.tokens is not None:  # a point mass
+        # At temperature 0 the distribution is a point mass: log 1 or log 0.
         sampled = jnp.where(at_position(distribution.tokens) == tokens, 0.0, -jnp.inf)
     else:
         assert distribution.log_probs is not None

@@ -106,6 +106,7 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> Stat
     check_fits(prepared)
     p, longest = prepared, int(jnp.max(prepared.prompt.length))
     common = p.decoder, p.weights
+    # Every chunk is a slice of one width, or the program would be compiled again for the last.
     last_begins = p.prompt.tokens.shape[1] - chunks.LONGEST
 
     def end_of(chunk: int) -> int:

@@ -127,6 +127,7 @@ class Generation:
 
     def __repr__(self) -> str:
         """A line for all rows, and one for each of the first; the fields have the rest."""
+        # Each row's first token is prefill's and costs no round.
         rounds, later = int(np.sum(self.stats.rounds)), int(np.sum(self.stats.emitted)) - len(self.lengths)
         texts = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
         rate = f"{later / max(rounds, 1):.2f} tokens a round after each row's first"
@@ -200,6 +201,7 @@ def plain(values: Any) -> list[Any]:
 def metrics(out: Generation) -> dict[str, Any]:
     """Returns counts of all rows together, named and nested as in vLLM's responses; {} where nothing was drafted."""
     nodes, committed = out.trace.draft.shape[2], np.asarray(out.trace.num_committed)
+    # A limit or an end token may cut accepted tokens off; rounds of finished rows commit nothing and do not count.
     emitted = np.minimum(out.trace.num_accepted, committed)[committed > 0]
     histogram = np.bincount(emitted, minlength=nodes + 1).tolist() if nodes else ()
     return metrics_of(histogram, int(np.sum(out.stats.drafted)))
@@ -251,6 +253,7 @@ def _row(out: Generation, row: int) -> str:
     tokens = _tokens(out, row)
     text = out.texts[row] if out.texts else " ".join(map(str, tokens))
     cut = len(text) - CHARACTERS
+    # Control characters are shown as signs: a page must not be laid out by what a model writes.
     shown = html.escape(text[:CHARACTERS].translate(SIGNED)) + (
         f" … {_count(cut, 'more character')}" if cut > 0 else ""
     )

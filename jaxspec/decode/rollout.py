@@ -71,6 +71,7 @@ def rollout(
     """
     inputs = arguments(prepared, weights=weights, prompt=prompt, key=key)
     check_fits(prepared)
+    # Sampling has no gradient; a training loop would otherwise store the whole loop for one.
     constant = jax.lax.stop_gradient(inputs.weights)
     return loop.generation(
         prepared.decoder, constant, inputs.prompt, inputs.request, prepared.max_new_tokens, inputs.before

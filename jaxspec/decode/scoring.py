@@ -175,6 +175,7 @@ def iterate(
     rows = (_row(target, text, number, first, end, chat_template_kwargs) for number, text in enumerate(texts))
     begun = 0
     while part := list(itertools.islice(rows, SORTED_BATCHES * batch_size)):
+        # Rows of one length in a batch need little padding; results are yielded in the order of the texts.
         order = sorted(range(len(part)), key=lambda index: (len(part[index].ids), len(part[index].source)))
         scores = dict[int, Score]()
         for at in range(0, len(order), batch_size):
@@ -220,6 +221,7 @@ def _row(
             "and its target text"
         )
     before, ids = _encoded(target, prompt, scored, number, template)
+    # A tokenizer may have put the beginning there already; it is not doubled.
     if is_decoder and first is not None and (prompt is None or not before) and ids[:1] != [first]:
         before = [first, *before]
     if end:
@@ -259,6 +261,7 @@ def _encoded(
                 raise ValueError("this model has no tokenizer: give ids of tokens instead of text")
     is_decoder = target.lm.limits.start_token is None
     if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
+        # A tokenizer may join the prompt's end and the text's beginning into one token, which is then scored.
         together, alone = _ids_of(target, prompt + scored), _ids_of(target, prompt)
         same = next((i for i, (a, b) in enumerate(zip(together, alone, strict=False)) if a != b), len(alone))
         same = min(same, len(together))
@@ -295,12 +298,14 @@ def _is_ids(value: Any) -> bool:
 
 def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
     """Scores rows of about one length: a program for each bucket of lengths, and for each number of rows."""
+    # The last batch repeats a row, so that it runs the program of the others.
     filled = [*rows, *[rows[-1]] * (batch - len(rows))]
     is_decoder = target.lm.limits.start_token is None
     prompt = token_rows.pad([row.source for row in filled], width=1 if is_decoder else None)
     fed = token_rows.pad([row.ids for row in filled])
     weights = Weights(target.params)
     if inputs.is_large(batch, fed.tokens.shape[1], 0):
+        # Shapes alone: memory is refused before anything is allocated.
         begin = functools.partial(target.lm.prefill, room=_room(fed.tokens.shape[1]))
         parts = {"weights": inputs.size_of(weights)}
         parts["caches"] = inputs.size_of(jax.eval_shape(begin, target.params, prompt)[1])
@@ -308,6 +313,7 @@ def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
         inputs.check_memory(parts, what, "batch_size", 1 if (m := sharding.mesh_of(weights)) is None else m.size)
     if (mesh := sharding.mesh_of(weights)) is not None:
         prompt, fed = sharding.place((prompt, fed), batch, mesh)
+    # Two numbers a token leave the device; logits never do.
     log_probs, greedy = sharding.fetch(read(target.lm, target.params, prompt, fed))
     return [
         Score(row.ids[row.skipped :], lp[row.skipped : len(row.ids)], best[row.skipped : len(row.ids)], row.num_bytes)
@@ -334,6 +340,7 @@ def read(
     width = fed.tokens.shape[1]
     forward, cache = lm.prefill(params, prompt, _room(width))
     begun = jnp.ones_like(fed.length)  # a row's first token, or its start token, is in the cache
+    # Prefill ends before the text, so its logits score the first token.
     first = _of_tokens(forward.logits, fed.tokens[:, :1])
     if width == 1:
         return first
@@ -358,6 +365,7 @@ def _read_off(
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
     """Reads off a pass what it says of the tokens that follow, with few logits at a time where the model has a head."""
     batch, step = following.shape
+    # Features [B, C, M] are small; logits [B, size, V] exist for a few positions at a time.
     size = max(1, min(step, LOGITS // (batch * lm.vocab_size)))
     if lm.inside is None or size == step:
         return _of_tokens(forward.logits, following)
@@ -378,5 +386,6 @@ def _of_tokens(
     logits: Float[Array, "B C V"], tokens: Int[Array, "B C"]
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    # Padding is scored, too, and dropped by the host, which knows each row's length.
     chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
     return chosen, noise.first_largest(logits) == tokens

@@ -111,6 +111,7 @@ def _cut(stop: Stop, state: State, info: RoundInfo | None) -> tuple[State, Round
             stopped[row] = True
     stats = state.stats._replace(emitted=state.stats.emitted - over)
     if info is not None:
+        # A cut row gives back accepted tokens after the stop string, and only those that were accepted.
         kept = info.num_committed - over
         lost = jnp.minimum(info.num_accepted, info.num_committed) - jnp.minimum(info.num_accepted, kept)
         stats = stats._replace(accepted=stats.accepted - lost)
@@ -137,6 +138,7 @@ def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None
         tokens: the row's new ones.
         settled: how many of them are known to be too few.
     """
+    # Token by token, since a string may end within what a round committed.
     ends = range(settled + 1, len(tokens) + 1)
     return next((end for end in ends if find_stop(_marked(stop, tokens[:end]), stop.strings) is not None), None)
 
@@ -173,6 +175,7 @@ def stable_text(stop: Stop, tokens: Sequence[int]) -> str:
     Byte tokens at the end are left out: should the bytes of their run turn out to be no text, none of it is kept.
     """
     end = len(tokens)
+    # A run of byte tokens may be the beginning of a character: it is shown once it is complete.
     while end and _is_open(stop, tokens[end - 1]):
         end -= 1
     text = _marked(stop, tokens[:end])
@@ -191,7 +194,9 @@ def _marked(stop: Stop, tokens: Sequence[int]) -> str:
     """The text of tokens, with a mark where a special token stands that a stop string names."""
     text = decode(stop.tokenizer, tokens)
     places = [index for index, token in enumerate(tokens) if token in stop.marks]
+    # Where a special token stands in the text is found by decoding what precedes it: decoders drop it.
     before = [_common(text, decode(stop.tokenizer, tokens[:index])) for index in places]
+    # From the end, so that earlier positions stay where they are.
     for index, at in zip(reversed(places), reversed(before), strict=True):
         text = text[:at] + stop.marks[tokens[index]] + text[at:]
     return text
@@ -223,6 +228,7 @@ def stable_prefix(text: str, stop: Sequence[str] = ()) -> str:
     >>> stable_prefix("ein Beisp"), stable_prefix("ein Beispiel "), stable_prefix("a st", stop=["a stop"])
     ('ein ', 'ein Beispiel ', '')
     """
+    # Text that may become a stop string is held back.
     beginnings = tuple({string[:size] for string in stop for size in range(1, len(string))})
     end = len(text)
     while end and not (_ends_word(text[end - 1]) and not text.endswith(beginnings, 0, end)):

@@ -150,9 +150,11 @@ class Markov(nn.Module):
     def __call__(self, previous: Int[Array, "B 1"], features: Float[Array, "B 1 M"], memory: Float[Array, "B 1 R"]):
         x = self.before(previous)
         if self.config.markov == "gated":
+            # The gate sees the position's features: how much the token before says differs from place to place.
             x = x * jax.nn.sigmoid(self.gate(jnp.concatenate([features, x], axis=-1)))
         if self.config.markov == "rnn":
             read = self.joint(jnp.concatenate([memory, x, features], axis=-1))
+            # A minimal recurrent unit; only its memory passes from token to token of a block.
             gate, new, out = jnp.split(read, 3, axis=-1)
             gate = jax.nn.sigmoid(gate)
             memory = gate * memory + (1 - gate) * jnp.tanh(new)
@@ -202,6 +204,7 @@ class BlockDrafter(PartlyShared):
         self, cache: kv.KVCache, context: Float[Array, "B T M"], real: Int[Array, " B"] | None = None
     ) -> kv.KVCache:
         """Writes keys and values of further positions."""
+        # Context positions only fill the cache; no query of theirs is computed, since their features are the target's.
         at, caches = kv.Pass(cache.length, context.shape[1], real=real), []
         for old, new in zip(cache.layers, self._keys_values(context, at.positions()), strict=True):
             caches.append(old.after(old.read(at, (), *new), at))
@@ -227,12 +230,17 @@ class BlockDrafter(PartlyShared):
         at, slot = kv.Pass(length, config.block), jnp.arange(config.block, dtype=length.dtype)
 
         def mask(window: int | None, view: kv.View) -> Mask:
+            # Bidirectional inside a block: all of its positions are visible, whatever their order, unless a window says
+            # less.
             ahead = view.entries() - length[:, None]  # [B, S]: below 0 before the block, then its positions
             visible = jnp.logical_and((ahead < config.block)[:, None], self._in_window(window, ahead[:, None], slot))
             return visible[:, None]
 
         layers = self._layers([mask(*x) for x in zip(self._windows(), cache.views(at), strict=True)], at.positions())
+        # The grown cache is dropped: mask tokens are no context, and the next block begins after other tokens.
         x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache, at=at)
+        # Slot 0 is the committed token. Unless drafts are made from this anchor, it predicts nothing, and they begin at
+        # slot 1.
         first = config.block - config.count
         return self.norm(x[:, first - config.lead : first + count])
 
@@ -250,11 +258,13 @@ class BlockDrafter(PartlyShared):
         config, c, size = self.config, self.config.layer, self.config.block
         context, (batch, anchors) = self.read(forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
+        # All blocks of a row lie behind each other on one axis [A size]; the mask keeps them apart.
         block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=position.dtype), size)  # of each position
         keys = jnp.arange(context.shape[1], dtype=position.dtype)
 
         def mask(window: int | None, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
             anchor, at = jnp.divmod(first + jnp.arange(count, dtype=position.dtype), size)  # of each query
+            # [T, S] distances to the block's first position, and [T, A size] whether a key is of the same block.
             before, of_block = keys[None, :] - position[anchor][:, None], anchor[:, None] == block[None, :]
             visible = jnp.concatenate([before < 0, of_block], axis=1)
             # As in `block`: each query's keys, counted from its block.
@@ -262,6 +272,7 @@ class BlockDrafter(PartlyShared):
             return jnp.logical_and(visible[None, None], self._in_window(window, ahead[None], at)[None]), None
 
         masks = [for_queries(anchors * size, functools.partial(mask, window))[0] for window in self._windows()]
+        # Rotary positions are those in the text, not those on the axis of blocks.
         layers = self._layers(masks, (position[block] + slot)[None])
         x, _ = stack.with_past(layers, x, tuple(self._keys_values(context, keys[None])))
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
@@ -288,6 +299,7 @@ class BlockDrafter(PartlyShared):
     def _embedded(self, shared: SharedWithTarget, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
         """Embeds a block's tokens: the last one of what is before it, and mask tokens."""
         config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
+        # [last mask mask ...]: the network fills in all masks at once.
         tokens = jnp.pad(last, ((0, 0), (0, config.block - 1)), constant_values=config.mask_token)
         return self.embed(shared, tokens).astype(dtype) * jnp.asarray(config.embedding_scale, dtype)
 
@@ -371,6 +383,7 @@ def first_memory(
     features: Float[Array, "B L M"],
 ) -> Float[Array, "B R"]:
     """Makes the memory that a block's first token is given: zeros, after the L positions that predict no token."""
+    # Positions before the drafted ones still pass their memory on, as in training.
     memory = jnp.zeros((features.shape[0], head.memory), features.dtype)
     for i in range(features.shape[1]):
         assert head.next_logits is not None
@@ -426,6 +439,7 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
     def init(start: core.DraftStart, nodes: int) -> core.Cache:
         (params, _), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
         rows = head.read(params, start.prefilled), row.length, start.room, start.before
+        # There are no outputs to keep: only the cache of the prompt's context is wanted.
         return chunks.read(lambda *new: ((), head.append(params, *new)), head.rewind, head.empty, *rows)[2]
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
@@ -456,6 +470,7 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
 
     def commit(end: core.RoundEnd) -> core.Caches:
         params, _ = parts(end.weights)
+        # The accepted path's hidden states become context; garbage after them is rewound at once.
         cache = head.append(params, end.caches.draft, head.read(params, on_path(end.forward, end.verdict)))
         return end.caches._replace(draft=head.rewind(cache, end.row.length - 1))
 

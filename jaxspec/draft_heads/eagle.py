@@ -121,6 +121,7 @@ class FirstLayer(DecoderLayer):
         y = x
         if self.joins:
             hidden = self.hidden_norm(x)
+            # [B, T, 2 M]: the projections of EAGLE-3's first layer are twice as wide as those of the others.
             y = jnp.concatenate([self.embedding_norm(embedded), hidden], axis=-1)
             x = hidden if self.norm_before_residual else x
         added, record = self.attention.mix(y, read, inputs)
@@ -155,6 +156,7 @@ class Eagle(Recurrent):
         if config.norm_before_fc:
             taps = self.taps_norm(taps)
         if config.norm_each_tap:
+            # Taps lie side by side on the last axis, [B, T, taps D], in the order in which they were asked for.
             parts = jnp.split(taps, len(config.taps), axis=-1)
             taps = jnp.concatenate([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], axis=-1)
         return self.fc(taps)
@@ -170,6 +172,7 @@ class Eagle(Recurrent):
         dtype = jnp.dtype(self.config.layer.dtype)
         embedded, hidden = self.embed(shared, tokens).astype(dtype), hidden.astype(dtype)
         if not self.config.taps:
+            # EAGLE-1 joins pairs before its layers; EAGLE-3's first layer does so itself.
             hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
         first, *rest = self.layers
         first = functools.partial(first, embedded=embedded)
@@ -179,6 +182,7 @@ class Eagle(Recurrent):
         return self.norm(x) if self.config.norm_output and self.config.taps else x
 
     def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        # EAGLE-1's output is a prediction of features after the target's norm, so its head takes it as it is.
         is_raw = self.config.taps and not self.config.norm_output
         return self.widened(self.draft_logits(shared, self.norm(hidden) if is_raw else hidden))
 
@@ -251,6 +255,7 @@ def canonical(name: str) -> str | None:
 
 def matches(table: dict, shapes: Shapes) -> bool:
     """Tells whether these are EAGLE's tensors: a projection, and a layer that reads pairs."""
+    # EAGLE-1's layer has no norm before attention, which tells it from a plain layer.
     bare = "layers.0.self_attn.q_proj.weight" in shapes and "layers.0.input_layernorm.weight" not in shapes
     return "fc.weight" in shapes and (FUSED in shapes or bare)
 
@@ -286,6 +291,7 @@ def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
     outputs = (table.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or table.get("target_layer_ids")
     if outputs:
         return formats.taps_of(outputs, 0, target)
+    # What the authors' code reads where config.json is silent: a low, a middle and a high layer.
     default = [2, target.layers // 2, target.layers - 3]
     return formats.taps_of(table.get("eagle_aux_hidden_state_layer_ids") or default, -1, target)
 

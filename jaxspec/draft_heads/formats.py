@@ -91,6 +91,7 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
     def has(name: str) -> bool:
         return f"{prefix}{name}" in shapes
 
+    # Some files leave head_dim out, though it is not the width over the heads: the query projection has it.
     heads, (rows, *_) = need(table, "num_attention_heads"), shapes.get(f"{prefix}self_attn.q_proj.weight", (0,))
     sizes = {"head_dim": table.get("head_dim") or rows // heads or None, "tie_word_embeddings": False}
     return decoders.read(

@@ -95,6 +95,7 @@ class Net(nn.Module):
         at = kv.Pass(cache.length, x.shape[1], parent)
         mask = causal(at.length, at.step, cache.capacity, parent)
         inputs = LayerInputs(mask, rotation_of(self.config.layer, at.positions()), None)
+        # The adapter's layers are attention alone: their feed-forward blocks have no parameters.
         layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
         x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache, at=at)
         return self.norm(x), cache
@@ -153,6 +154,7 @@ QUERIES = "layers.0.self_attn.q_proj.weight"
 
 def matches(table: dict, shapes: Shapes) -> bool:
     """Tells whether there are layers without feed-forward blocks, and nothing that joins hidden states with tokens."""
+    # Kangaroo publishes no other mark: what is missing tells its files apart.
     alone = not any(".mlp." in name or name.startswith("fc.") for name in shapes)
     return {QUERIES, "layers.0.input_layernorm.weight", "norm.weight"} <= shapes.keys() and alone
 
@@ -178,6 +180,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
 
 def names(config: ExitAdapterConfig) -> dict[str, str]:
     """Says where each parameter lies."""
+    # Files are described as Llama's layers, of which half is not there.
     unread, layers = (".mlp.", "post_attention_layernorm"), formats.layer_names(config.layer)
     layers = {path: name for path, name in layers.items() if not any(part in name for part in unread)}
     return layers | {"norm/scale": "norm.weight"}

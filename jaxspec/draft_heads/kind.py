@@ -46,6 +46,7 @@ class Kind(NamedTuple):
 
 def in_dtype(config: Any, dtype: str) -> Any:
     """Returns a configuration with another dtype of its computation."""
+    # A kind without transformer layers is its own shape.
     shape = dataclasses.replace(config.shape, dtype=dtype)
     return shape if config.shape is config else dataclasses.replace(config, layer=shape)
 

@@ -272,8 +272,10 @@ def describe(
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
     prefix = form.root(shapes)
     paths = {f"{prefix}{name}": path for path, name in form.names(config).items()}
+    # Shapes of the network that config.json describes; nothing is drawn.
     expected = parameters.flat(jax.eval_shape(lambda: kind_of(config).init(config, jax.random.key(0))))
     read_shapes = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
+    # A drafter with the whole vocabulary needs no map, though some files have one.
     read_shapes = {name: shape for name, shape in read_shapes.items() if name != D2T or D2T in paths}
     if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, read_shapes):
         quantised = quantised_files.unread(folder, read_shapes)
@@ -305,6 +307,7 @@ def _placed(files: list[tensors.Shard], description: Description, target: Model)
     """Yields parameters by path."""
     form, config, tensor_paths = description
     mesh, shape = sharding.mesh_of(target.params), config.shape
+    # Drafters are split over a mesh by the same table of axes as their targets.
     axes = nets.axes_of(shape)
     for shard in files:
         for name, x in shard.read(set(tensor_paths)):
@@ -321,6 +324,7 @@ def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:
     """Returns the target's id of each of a drafter's."""
     if not np.issubdtype(x.dtype, np.integer):
         raise CheckpointError(f"{where} is {x.dtype.name}, expected integers")
+    # EAGLE's files hold offsets: d2t[i] = id - i.
     ids = x if form.stores_ids else x + np.arange(len(x))
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
         raise CheckpointError(

@@ -90,6 +90,7 @@ def head(config: LookAheadConfig) -> LookAheadEmbeddings:
     def extend(
         params: core.Params, run: Callable[..., Any], target: core.Params, cache: core.Cache, tokens: Array, parent
     ):
+        # Vectors are further rows of the target's embedding: ids from its vocabulary's size on.
         embedding = {**target["embedding"], "more": params["vectors"]}
         return run({**target, "embedding": embedding}, cache, tokens, parent)
 
@@ -154,6 +155,7 @@ def _drafter(head: LookAheadEmbeddings, parts: HeadParts) -> core.Drafter:
 
         def every_logits(cache: core.Cache) -> tuple[Float[Array, "B C V"], core.Cache]:
             ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
+            # The target's own cache is used, and rewound again before the target's pass.
             cache, tokens = lm.rewind(cache, row.length - 1), jnp.concatenate([last, ahead], axis=1)
             forward, cache = head.extend(params, lm.extend, weights.target, cache, tokens, None)
             return head.logits(params, shared, forward.features), cache
@@ -190,8 +192,10 @@ def draft_states(config: LookAheadConfig, params: core.Params, shared: SharedWit
     tokens = starts.tokens[:, :size]
     fed = jnp.tile(config.vocab_size + jnp.arange(count, dtype=tokens.dtype), position.shape[0])
     nodes = jnp.concatenate([tokens, jnp.broadcast_to(fed, (tokens.shape[0], fed.shape[0]))], axis=1)
+    # Nodes 0 to S - 1 are the text, a chain; each place has a branch of its own vectors after that.
     vector = size + jnp.arange(fed.shape[0], dtype=jnp.int32).reshape(-1, count)
     index = jnp.concatenate([position[:, None].astype(jnp.int32), vector], axis=1)
+    # Each vector follows the one before it; the first of a branch follows the token at its place.
     parent = jnp.concatenate([jnp.arange(-1, size - 1, dtype=jnp.int32), index[:, :-1].reshape(-1)])
     extend = functools.partial(head(config).extend, params)
     return starts.read_tree(extend, nodes, jnp.broadcast_to(parent, nodes.shape)).features[:, index]

@@ -116,6 +116,7 @@ class HeadBlock(nn.Module):
     def __call__(self, x: Float[Array, "B T in"]) -> Float[Array, "B T M"]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         zero = nn.initializers.zeros
+        # Hydra's first block reads tokens beside the features, and is wider than what it adds to.
         base = x if x.shape[-1] == c.dim else Dense(c.dim, dtype=dtype, name="shortcut")(x)
         if c.block == "residual":
             return base + jax.nn.silu(Dense(c.dim, c.bias, dtype, zero, name="linear")(x))
@@ -267,8 +268,10 @@ def _drafter(head: ParallelHeads, parts: HeadParts) -> core.Drafter:
             if isinstance(level, int):  # in a tree one head makes the logits of all nodes of a level
                 logits = logits_of(level, tokens)
                 return jnp.broadcast_to(logits, (*new.shape, logits.shape[-1])), tokens
+            # Each head reads a static number of tokens, so all draft tokens so far are kept in one row, [B, H].
             tokens = jax.lax.dynamic_update_slice_in_dim(tokens, new.astype(tokens.dtype), level, axis=1)
             later = range(1, count) or (0,)  # of a single draft token this is traced, and never run
+            # Heads differ in their parameters' names: a traced level can only switch between them.
             branches = [functools.partial(logits_of, index) for index in later]
             return jax.lax.switch(level - 1, branches, tokens), tokens
 
@@ -338,6 +341,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
     heads, blocks = (len({name.split(".")[i] for name in shapes if re.match(r"\d+\.\d+\.", name)}) for i in (0, 1))
     ff_dim, *_ = shapes.get("0.0.wi.weight", (0,))
     # Hydra's first block takes tokens beside the features, and has a projection of both.
+    # The first matrix that reads the features: its input axis is their width. Square ones show it on either axis.
     first = next(name for name in ("0.0.shortcut.weight", "0.0.wi.weight", "0.0.weight") if name in shapes)
     hydra = first == "0.0.shortcut.weight"
     formats.check_same(("width of hidden states", shapes[first][int(not hydra)], target.hidden_size))

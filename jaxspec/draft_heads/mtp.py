@@ -110,6 +110,7 @@ class MTP(Recurrent):
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         embedded = self.embed(shared, tokens)
         if self.config.zero_first:
+            # DeepSeek's and MiMo's code zeroes it there, so the module was trained that way.
             embedded = jnp.where((position == 0)[..., None], 0.0, embedded)
         pair = self.embedding_norm(embedded), self.hidden_norm(hidden)
         x = self.fc(jnp.concatenate(pair[::-1] if self.config.hidden_first else pair, axis=-1))
@@ -249,6 +250,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     if stem == SPECULATORS:
         layer = formats.layer_of(table, shapes, f"{stem}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
+    # Other folders hold no config.json of the module's: its layer is one more of the model's.
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
         layer = target.config
     else:
@@ -256,6 +258,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
             "its layer has the target's shape, which has no rotary positions: expected a target like Llama or Qwen"
         )
     nextn = stem.startswith(NEXTN)
+    # A module attends to the whole row, though most layers of its model may have windows.
     shape = next((x for x in layer.layers if x.attention.window is None), layer.layers[0])
     shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(

@@ -159,6 +159,8 @@ def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, 
         index = jnp.arange(size, dtype=jnp.int32)
 
         def mask_at(depth: int, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
+            # Past lies in blocks of S: the text's own pairs, causal, then each depth's, of which a draft sees its own
+            # only.
             query, key = first + jnp.arange(count, dtype=jnp.int32)[:, None], index[None, :]
             return jnp.concatenate([query >= key, *[query == key] * depth], axis=1)[None, None], None
 
@@ -169,6 +171,7 @@ def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, 
 
         for depth in range(starts.depths):
             fed = jax.lax.slice_in_dim(starts.tokens, depth, depth + size, axis=1)
+            # Checkpointed, because activations of all depths together would be the largest part of the memory.
             hidden, past = jax.checkpoint(functools.partial(step, depth))(params, hidden, fed, past)
             outputs.append(hidden)
         return jnp.stack(outputs, axis=2)[:, starts.place]
@@ -213,6 +216,7 @@ def drafter(
 def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
     def init(start: core.DraftStart, nodes: int) -> HiddenState:
         (params, shared), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
+        # Pair s is (hidden state s, token s + 1). After prefill the last pair lacks its token.
         num_cached, hidden = row.length - 1, head.read(params, start.prefilled)
         tokens, last, pairs_before, before = row.tokens[:, 1:], num_cached, None, start.before
         if before is not None:  # the pairs before `start` are there, of the last of which the token is known
@@ -230,6 +234,7 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
 
     def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:
         """Feeds the pair that prefill left open, to the rows that have it."""
+        # Prefill cannot feed the last pair: its token is drawn after it. The first round does.
         open_pair = state.num_cached < row.length - 1
 
         def feed(state: HiddenState) -> HiddenState:
@@ -252,6 +257,7 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
             if parent is not None:
                 # `parent` counts draft tokens from 0, and is -1 where the last committed one precedes; `hidden` has
                 # the latter's state in front.
+                # The new nodes are the last of those fed; their hidden states go behind the ones that are there.
                 first = parent.shape[1] - tokens.shape[1] + 1
                 before = jnp.take_along_axis(before, parent[:, first - 1 :, None] + 1, axis=1)
             output, cache = head.extend(params, shared, so_far.cache, before, tokens, parent)
@@ -263,12 +269,14 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
         def end(so_far: Nodes, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
             return caches._replace(draft=state._replace(cache=head.rewind(so_far.cache, state.num_cached)))
 
+        # [B, F + 1, D] for a tree, whose nodes look up their parents; a chain needs one state only.
         hidden = jnp.pad(state.hidden[:, None], ((0, 0), (0, fed or 0), (0, 0)))
         return core.Reading(Nodes(state.cache, hidden), root, nodes, end)
 
     def commit(end: core.RoundEnd) -> core.Caches:
         (params, shared), row, state = parts(end.weights), end.row, end.caches.draft
         hidden = head.read(params, on_path(end.forward, end.verdict))
+        # What the draft made up is replaced: accepted tokens are paired with the target's own hidden states.
         tokens = token_rows.window(row.tokens, state.num_cached + 1, hidden.shape[1])
         output, cache = head.extend(params, shared, head.rewind(state.cache, state.num_cached), hidden, tokens)
         count, num_cached = row.length - 1 - state.num_cached, row.length - 1  # a finished row has no new pair

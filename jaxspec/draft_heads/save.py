@@ -72,6 +72,7 @@ def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np
             yield name, x.astype(np.int64)
         else:
             yield name, x.astype(np.int64) - np.arange(len(x))
+            # vLLM wants the inverse, too, as a mask over the target's vocabulary.
             in_draft = np.zeros(shape.vocab_size, bool)
             in_draft[x] = True
             yield "t2d", in_draft

@@ -106,6 +106,7 @@ class HeadParts(NamedTuple):
         shared = shared_with(self.lm, weights.target)
         if self.head is None:
             return weights.draft, shared
+        # A trimmed head is another model's: its parameters travel with the drafter's, not with the target's.
         return weights.draft.network, shared._replace(logits=functools.partial(self.head, weights.draft.head))
 
 

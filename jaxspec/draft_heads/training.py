@@ -69,6 +69,7 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
         params = {**params, VOCABULARY: ids}
     rows: Float[Array, "V M"] | None = None
     if nets.logits_cap(target.config) is None:
+        # The head of the identity is its matrix, whatever its parameters look like: quantised, tied or trimmed.
         rows = inside.head(target.params, jnp.eye(inside.width)[None])[0].T
         rows = rows if ids is None else rows[ids]
 

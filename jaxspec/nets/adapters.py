@@ -87,6 +87,7 @@ def from_function(
 
     def start(batch: int, room: Room) -> AdapterCache:
         size = room.tokens
+        # Without a cache of the user's, the row's tokens are the cache, and each pass computes the whole row.
         inner = jnp.zeros((batch, size), jnp.int32) if empty_cache is None else empty_cache(batch, size)
         _check_batch_first(inner, batch)
         return AdapterCache(inner, jnp.zeros((batch,), jnp.int32))
@@ -173,6 +174,7 @@ def _apply(module: nn.Module, variables: Any, *arguments: Any, **named: Any) -> 
     way = f'expected what {name}.init(key, tokens)["params"] returns'
     if not isinstance(params, Mapping):
         raise TypeError(f"the parameters of {name} are of type {type(params).__name__}: {way}")
+    # A common slip: init returns all collections, of which a model's parameters are one.
     if set(params) == {"params"} or ("params" in params and set(params) <= COLLECTIONS):
         raise ValueError(f'the parameters of {name} are all of its variables, {{"params": ...}}: {way}')
     try:
@@ -228,6 +230,7 @@ def from_linen_cache(
 
     def empty(batch: int, capacity: int) -> Any:
         tokens = jax.ShapeDtypeStruct((1, capacity), jnp.int32)
+        # A module in decoding mode makes its cache in init, of the capacity of the tokens that it is shown.
         shapes = jax.eval_shape(module.init, jax.random.key(0), tokens).get("cache", {})
         names = {
             jax.tree_util.keystr(path[-1:], simple=True) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
@@ -291,6 +294,7 @@ def from_nnx(
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(f"{_shown_module(module)}: expected an NNX module, such as Network(nnx.Rngs(0))")
+    # NNX modules are split into a static graph and a tree of arrays, so that parameters stay an argument.
     graph, params = nnx.split(module)
     shapes, name = list(map(jnp.shape, jax.tree.leaves(params))), type(module).__name__
 
@@ -307,6 +311,7 @@ def from_nnx(
 def _without_cache(apply: Callable[..., Any], vocab: int):
     def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], _: Any):
         rows = token_rows.append(cache.inner, cache.length, tokens)
+        # Logits of all positions, [B, S, V], of which those of the fed tokens are taken.
         logits: Float[Array, "B S V"] = _checked_logits(apply(params, rows), rows, vocab)
         positions = kv.positions(cache.length, tokens.shape[1])
         return jnp.take_along_axis(logits, positions[..., None], axis=1), rows

@@ -67,6 +67,7 @@ def attend(
     """
     arrays, step, size = (query, keys, values, mask, bias), query.shape[2], keys.shape[2]
     at_once, by_keys = functools.partial(_whole, scale, cap), functools.partial(_by_keys, scale, cap)
+    # The scores of all keys at once, [B, H, T, S] in float32, would be larger than all weights of a layer.
     if size > KEYS and step * size >= MANY_SCORES:
         return by_keys(*arrays)
     if size < MANY_KEYS:
@@ -81,11 +82,13 @@ def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bia
     # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps; one product serves them all.
     grouped, exact = query.reshape(B, K, (H // K) * T, D), precision(query.dtype)
     scores = jnp.einsum("bktd,bksd->bkts", grouped, keys, precision=exact, preferred_element_type=jnp.float32)
+    # Query heads stay in order: head h reads key-value head h // (H / K).
     scores = scores.reshape(B, H, T, S) * scale  # as mask and bias
     if cap is not None:
         scores = softcap(scores, cap)
     if bias is not None:
         scores = scores + bias
+    # Softmax in float32; only the weights are rounded to the stream's dtype.
     weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1).astype(query.dtype)
     mixed = jnp.einsum("bkts,bksd->bktd", weights.reshape(B, K, (H // K) * T, S), values, precision=exact)
     return mixed.reshape(B, H, T, D)
@@ -101,6 +104,7 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
     K, size = keys.shape[1:3]
     group, exact = H // K, precision(query.dtype)
     grouped = query.reshape(B, K, group * T, D)
+    # Blocks that no query sees are skipped at both ends: a long cache costs what is filled of it.
     visible = jnp.any(mask, axis=(0, 1, 2))  # [S]
     first, last = jnp.argmax(visible), size - 1 - jnp.argmax(visible[::-1])
 
@@ -123,6 +127,7 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
         # all the rest on a TPU.
         read = jnp.broadcast_to(jnp.logical_and(block(mask, start, 3), new), (mask.shape[0], 1, T, KEYS))
         scores = jnp.where(jnp.tile(read, (1, 1, group, 1)), scores, MASKED)
+        # Online softmax: what was summed under a lower maximum is scaled down once a higher one is found.
         higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         kept, weights = jnp.exp(top - higher), jnp.exp(scores - higher)
         added = jnp.einsum(
@@ -143,6 +148,7 @@ def _by_keys_forward(scale: float, cap: float | None, *arrays: Any) -> tuple[Arr
 
 
 def _by_keys_backward(scale: float, cap: float | None, arrays: Any, gradient: Array) -> Any:
+    # A loop of unknown length has no reverse mode: gradients come from the product at once.
     return jax.vjp(functools.partial(_whole, scale, cap), *arrays)[1](gradient)
 
 
@@ -172,6 +178,7 @@ def _by_queries(
     def step(_: None, fed: tuple[Array, Array]) -> tuple[None, Array]:
         return None, one(keys, values, *fed)
 
+    # Queries past the end attend to garbage, which is cut off below.
     padded = jnp.pad(query, ((0, 0), (0, 0), (0, size * count - T), (0, 0)))
     parts = padded.reshape(B, H, count, size, D).transpose(2, 0, 1, 3, 4)
     _, mixed = jax.lax.scan(step, None, (size * jnp.arange(count, dtype=jnp.int32), parts))
@@ -222,6 +229,7 @@ class Attention(nn.Module):
             init = nn.initializers.variance_scaling(scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
             return Dense(features, use_bias, self.dtype, init)
 
+        # T5 does not scale its scores; its queries are initialised smaller in place of that.
         query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
         self.query = dense(self.heads * self.head_dim, query_scale, self.qkv_bias)
         if self.has_keys:
@@ -243,6 +251,7 @@ class Attention(nn.Module):
         if not self.has_keys:
             return ()
         keys = self._split(self.key(x), self.kv_heads)
+        # Gemma 4's global layers have no value projection. Values are taken before keys are normalised and rotated.
         values = keys if self.keys_are_values else self._split(self.value(x), self.kv_heads)
         if self.value_norm is not None:
             values = self.value_heads_norm(values)

@@ -72,6 +72,7 @@ class DecoderLayer(nn.Module):
     last: Any = None
 
     def setup(self):
+        # Flax names parameters by these attributes, and checkpoints are written by those names.
         self.attention_norm, self.ff_norm = self.norm(), self.norm()
         if self.post_norms:
             self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
@@ -128,6 +129,7 @@ class DecoderNet(nn.Module):
             assert c.max_positions is not None
             self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=normal)
         if not c.tied_head:
+            # GPT-2 draws its head as its embedding, with which it is tied as a rule.
             as_gpt: dict[str, Any] = {"weight_init": normal} if c.positions == "learned" else {}
             self.head = Dense(c.vocab_size, dtype=dtype, **as_gpt)
 
@@ -139,6 +141,7 @@ class DecoderNet(nn.Module):
         self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
         """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
+        # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
         at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
         empty = jax.eval_shape(lambda: empty_cache(self.config, 1, Room(at.step)))
         x = self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None])
@@ -185,6 +188,7 @@ class DecoderNet(nn.Module):
 
             return for_queries(at.step, mask_and_bias, at.parent)
 
+        # A mask for each kind of cache, not for each layer: 60 layers of two kinds make two masks.
         masks: dict[Any, Any] = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
         # What follows the stream on its last axis are the layers' side inputs, one after the other.
         stream, side = x[..., : self.config.dim], x[..., self.config.dim :]
@@ -198,8 +202,10 @@ class DecoderNet(nn.Module):
         x = self.embedding(tokens)
         if self.config.positions == "learned":
             assert self.config.max_positions is not None
+            # Padding may lie past the table; what it reads is never looked at.
             x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
         if self.config.scale_embedding:
+            # Gemma rounds the factor to the stream's dtype, and so must we: 55.5, not 55.43, in bfloat16.
             x = x * jnp.asarray(self.config.dim**0.5, x.dtype)
         if self.config.side is None:
             return x
@@ -257,10 +263,12 @@ def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
         for layer in layers:
             mixer, source = layer.attention, layer.attention.shares
             if source is not None:
+                # The layer whose keys are shared has another number among fewer layers.
                 mixer = dataclasses.replace(mixer, shares=numbers[config.layers[source]])
             moved.append(dataclasses.replace(layer, attention=mixer))
         return dataclasses.replace(config, layers=tuple(moved))
 
+    # Differences of small networks: one with each shape of layer once, and one with a shape twice.
     more = [(shallow(*shapes, shape), times - 1) for shape, times in shapes.items()]
     return [(shallow(*shapes), 1 - sum(times for _, times in more)), *more]
 
@@ -270,6 +278,7 @@ def _axes(config: DecoderConfig) -> Axes:
     parts, layouts = {"vocab": config.vocab_size}, dict[str, tuple[str, ...]]()
     blocks = [block for layer in dict.fromkeys(config.layers) for block in layer.blocks.values()]
     for block in blocks if config.side is None else [*blocks, config.side]:
+        # The greatest common divisor: an axis is cut into parts that fit every layer that has it.
         parts = dict(block.parts) | parts | {x: math.gcd(parts.get(x, 0), n) for x, n in block.parts.items()}
         layouts |= block.layouts
     return Axes({axis: parts[axis] for axis in sorted(parts, key=_AXES.index)}, layouts)
@@ -280,6 +289,7 @@ _AXES = ["heads", "kv_heads", "experts", "ff", "vocab"]  # in the order in which
 
 def _share(config: DecoderConfig, path: str) -> float:
     """Positions are looked up, as is an embedding that is no head."""
+    # Blocks know their own matrices: an expert's is multiplied with few of the tokens.
     if block := re.match(r"layers_(\d+)/(attention|ff|last)/(.*)", path):
         return config.layers[int(block[1])].blocks[block[2]].share(block[3])
     if config.side is not None and path.startswith("side/"):

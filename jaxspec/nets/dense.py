@@ -118,6 +118,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
             tpu=_on_tpu,
             default=lambda x, weight: multiply(x, weight, how=quantised.apart_from_loops),
         )
+    # Parameters keep their dtype; XLA fuses the conversion into the product.
     weight = weight.astype(x.dtype)
     if rows > FEW:
         return _plainly(x, weight)
@@ -143,5 +144,6 @@ def _plainly(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out
 
 def _weight_first(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
     flat = x.reshape(-1, x.shape[-1])
+    # The matrix comes first, so that it is not copied: `product` has the measurements.
     y = jax.lax.dot_general(weight, flat, (((1,), (1,)), ((), ())), precision=precision(x.dtype))
     return jax.lax.optimization_barrier(y).T.reshape(*x.shape[:-1], weight.shape[0])

@@ -38,6 +38,7 @@ class Embedding(nn.Module):
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
         if not self.has_variable("params", "more"):
             return self._rows(ids)
+        # A drafter may lend the network further rows (PaSS): ids from `size` on look these up.
         more: Array = self.get_variable("params", "more")
         vectors = jnp.take(more, jnp.maximum(ids - self.size, 0), axis=0).astype(self.dtype)
         return jnp.where((ids >= self.size)[..., None], vectors, self._rows(jnp.minimum(ids, self.size - 1)))

@@ -76,6 +76,7 @@ def shape(matrix: Matrix) -> tuple[int, ...]:
 def is_whole(matrix: Quantised) -> bool:
     """Tells whether shapes and types of entries, scales and zero points belong together."""
     entries, scale, zero = entries_of(matrix), matrix["scale"], matrix.get("zero", matrix["scale"])
+    # Two forms: [out, in] with a scale a row, or [G, out, width] with a scale a row and group.
     groups = entries.shape[0] if len(entries.shape) == 3 else 1
     name = "int4" if "int4" in matrix else "int8"
     shapes = {tuple(scale.shape), tuple(zero.shape)} == {(entries.shape[-2], groups)}
@@ -142,16 +143,19 @@ def at_once(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) 
     if entries.ndim == 2:
         sums = _dot(x, entries.astype(x.dtype), (((2,), (1,)), ((), ())), precision)  # [B, T, out]
         if zero is not None:
+            # (q - z) x = q x - z sum(x): zero points cost one sum of activations, and no second matrix.
             sums -= x.astype(jnp.float32).sum(axis=2, keepdims=True) * zero[:, 0].astype(jnp.float32)[None, None, :]
         return sums * scale[:, 0][None, None, :]
     groups, rows, width = entries.shape
     parts = x.reshape(-1, groups, width)  # [N, G, width]
     if len(parts) > APART:
+        # Many rows: the matrix is widened once, and its cost is shared by all of them.
         values = entries.astype(jnp.float32)
         values = values if zero is None else values - _groups_first(zero).astype(jnp.float32)
         values = (values * _groups_first(scale)).astype(x.dtype)
         y = _dot(parts, values, (((1, 2), (0, 2)), ((), ())), precision)
     else:
+        # Few rows: sums of groups stay apart, so that entries are multiplied as they are and scaled afterwards.
         sums = _dot(parts, entries.astype(x.dtype), (((2,), (2,)), ((1,), (0,))), precision)  # [G, N, out]
         if zero is not None:
             sums -= parts.astype(jnp.float32).sum(axis=2).T[:, :, None] * zero.astype(jnp.float32).T[:, None, :]
@@ -175,6 +179,7 @@ def rows(tokens: Int[Array, "*shape"], matrix: Quantised) -> Float[Array, "*shap
     """
     flat = tokens.reshape(-1)
     few = take_rows(matrix, jnp.pad(flat, (0, 1)) if flat.size == 1 else flat)
+    # The barrier keeps the look-up before the widening: the other way round the whole matrix would be widened.
     vectors = widen(jax.lax.optimization_barrier(few))[: flat.size]
     return vectors.reshape(*tokens.shape, vectors.shape[1])
 
@@ -213,6 +218,8 @@ def by_blocks(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision
     def block_of(i: Int[Array, ""], name: str, array: Array) -> Array:
         axis = array.ndim - 2 if name in ENTRIES else 0
         if even:  # rows i, count + i, 2 count + i, ...
+            # Every count-th row: a mesh splits rows into consecutive parts, and each block then has a share of every
+            # part.
             cut = array.reshape(*array.shape[:axis], size, count, *array.shape[axis + 1 :])
             return jax.lax.dynamic_index_in_dim(cut, i, axis + 1, keepdims=False)
         # The last block begins earlier than its turn, to be as large as the others.

@@ -52,6 +52,8 @@ def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> np.nda
             f"and a max_distance above {exact}, up to where each distance has its own"
         )
     far = one_way - exact
+    # Bucket exact + i begins where distance / exact is (max_distance / exact)^(i / far); both sides to the power of
+    # far.
     limits = [exact ** (far - i) * max_distance**i for i in range(1, far)]
 
     def bucket(distance: int) -> int:
@@ -73,6 +75,7 @@ class RelativeBias(nn.Module):
     @nn.compact
     def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, " H *shape"]:
         table = dense.parameter(self, "table", nn.initializers.normal(0.1), (self.buckets, self.heads))
+        # Bias of all heads at once: rows of the table are buckets, columns heads.
         bucket = relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
         return jnp.moveaxis(jnp.take(table, bucket, axis=0), -1, 0)
 

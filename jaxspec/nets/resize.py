@@ -55,6 +55,7 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
             "is one of its own"
         )
     if untied:
+        # The factor that the tied head's input had moves into the new head's own matrix.
         scale = (old.dim**-0.5 if old.scaled_head else 1.0) / (new.dim**-0.5 if new.scaled_head else 1.0)
         params = params | {"head": {"weight": params["embedding"]["embedding"] * scale}}
     resized: dict[str, Any] = dict(t5.init(new, key))
@@ -78,9 +79,8 @@ def _source(index: int, old_layers: int, new_layers: int) -> tuple[int, bool]:
     if new_layers < old_layers:
         return (index + 1) * old_layers // new_layers - 1, True
     source = index * old_layers // new_layers
-    return source, index == -(
-        -source * new_layers // old_layers
-    )  # of several made of one layer, the lowest is that layer
+    # Of several made of one layer, the lowest is that layer; the others add nothing yet.
+    return source, index == -(-source * new_layers // old_layers)
 
 
 def _layer(old: Params, new: Params, adds: bool) -> Params:

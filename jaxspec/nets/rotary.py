@@ -96,12 +96,14 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) 
     plain = (np.float32(1.0) / np.float32(base) ** exponent).astype(np.float32)
     if scaling.kind == "default":
         return plain
+    # Positions divided by the factor fall into the range that was trained on.
     slow = plain / np.float32(scaling.factor)
     if scaling.kind == "linear":
         return slow
     if scaling.kind == "yarn":
         left = 1 - _passage(head_dim, base, scaling)
         return slow * (1 - left) + plain * left
+    # Llama 3: long waves are slowed down, short ones stay, those between are blended.
     wavelength = 2 * math.pi / plain
     blend = (scaling.original / wavelength - scaling.low) / (scaling.high - scaling.low)
     blend = np.clip(blend, 0.0, 1.0).astype(np.float32)
@@ -146,6 +148,7 @@ def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T 
     >>> rotate(x, rotation(jnp.array([[1]]), np.array([np.pi / 2]))).round(3).tolist()
     [[[[-0.0, 1.0]]]]
     """
+    # Halves are paired, i with i + F, as transformers has it; files of interleaved pairs are reordered when read.
     cos, sin, turned = rotary.cos[:, None], rotary.sin[:, None], 2 * rotary.cos.shape[-1]
     first, second = jnp.split(x[..., :turned].astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -285,6 +285,7 @@ class DecoderConfig:
 
     def __post_init__(self):
         one_of(self.positions, "positions", POSITIONS)
+        # Records are handed from layer to layer: only an earlier layer's exist, and only if it made them itself.
         sources = [layer.attention.shares for layer in self.layers]
         for i, source in enumerate(sources):
             if source is not None and not (0 <= source < i and sources[source] is None):

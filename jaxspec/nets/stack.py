@@ -48,6 +48,7 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     """
     if isinstance(key, Tracer):  # only shapes are wanted
         return module.init(key, *inputs, **more)["params"]
+    # Lazily: parameters need the shapes of inputs, and no pass over the network is run.
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
     return module.lazy_init(key, *inputs, **more)["params"]
 
@@ -86,6 +87,7 @@ def with_cache(
     at = kv.Pass(cache.length, x.shape[1]) if at is None else at
     caches, records, after = [], [], []
     for i, (layer, old) in enumerate(zip(layers, cache.layers, strict=True)):
+        # Layers that share keys read the records of earlier layers, so these are handed on.
         read = functools.partial(old.read, at, tuple(records))
         if parts is None or i in parts.attention:
             x, record = layer(x, read) if parts is None else layer(x, read, mlp=i in parts.mlp)
@@ -161,6 +163,7 @@ def without_cache(
         read = _own if empty is None else functools.partial(empty.layers[i].read_whole, tuple(records))
         output, record = layer(x, read)
         records.append(record)
+        # Layer dropout keeps shapes: a row that skips a layer computes it, and drops the output.
         x = output if runs is None else jnp.where(runs[i][:, None, None], output, x)
         after.append(x)
     return after
@@ -172,6 +175,7 @@ def _own(*new: Any) -> Any:
 
 def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> tuple[Float[Array, "B S M"], Past]:
     """Runs layers over whole rows whose keys and values are put after those of earlier calls; () is no earlier one."""
+    # Drafters in training append to their past [B, K, S, D]; there is no cache of a fixed size.
     grown: list[KeysValues] = []
     for index, layer in enumerate(layers):
 
@@ -247,6 +251,7 @@ def inside(
 
     def run(params, cache, x, parts, parent=None):
         stream, _, cache = applied(params, lambda net: net.run(cache, x, parent, parts))
+        # A run in parts hands the layers' side inputs on behind the stream.
         side = x[..., stream.shape[-1] :]  # for the layers that follow
         return (jnp.concatenate([stream, side], axis=-1) if side.size else stream), cache
 
@@ -309,6 +314,7 @@ def decoder_only(
 
         return nn.apply(feed, module)({"params": params})
 
+    # Whether trees are taken follows from the kinds of cache: the smallest one is asked, and not made.
     sizes = jax.eval_shape(lambda: empty(1, Room(2, rewind=1)))
     sources = [(i, layer.source) for i, layer in enumerate(sizes.layers) if isinstance(layer, kv.Shared)]
     return LanguageModel(

@@ -157,6 +157,7 @@ class DecoderLayer(nn.Module):
         if attention:
             added, record = self.attention.mix(self.attention_norm(x), read, LayerInputs(mask, None, bias))
             x = x + added
+            # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
             x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
         return (x + self.ff(self.ff_norm(x)) if mlp else x), record
 
@@ -244,6 +245,7 @@ class T5(nn.Module):
             cross.append(layer.cross_keys_values(read))
             read = _after(read, cross[-1])
         empty = empty_decoder(c, batch, room)
+        # A row begins with the start token: prefill ends with the decoder's first pass.
         forward, cache = self.extend(T5Cache(empty, tuple(cross), mask), jnp.full((batch, 1), c.start_token, jnp.int32))
         return forward._replace(encoded=encoded), cache
 
@@ -277,6 +279,7 @@ class T5(nn.Module):
 
     def _causal(self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None):
         """Makes the mask and the biases of a decoder's pass at each row's own length, or how to make them."""
+        # One table by distance serves all layers and queries: [H, 2 capacity], where biases would be [B, H, T, S].
         by_distance = self.decoder_bias(distances(capacity))
 
         def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
@@ -297,6 +300,7 @@ class T5(nn.Module):
     def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
         """Applies the head."""
         c = self.config
+        # T5 1.0 shares its embedding, whose entries are of size 1, with the head: logits would be sqrt(dim) too large.
         scaled = features * jnp.asarray(c.dim**-0.5, features.dtype) if c.scaled_head else features
         logits = self.embedding.logits(scaled, training) if c.tied_head else self.head(scaled)
         return logits.astype(jnp.float32)
@@ -373,6 +377,7 @@ def encoder_params(params: Params) -> Params:
 
 def same_encoder(first: T5Config, second: T5Config) -> bool:
     """Tells whether two networks may share an encoder: they differ in the decoder's depth and the head at most."""
+    # The fields that no parameter of the encoder depends on.
     names = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
     return dataclasses.replace(first, **{name: getattr(second, name) for name in names}) == second
 
@@ -397,6 +402,7 @@ def _pieces(config: T5Config) -> list[tuple[T5Config, int]]:
 
 
 def _cache(config: T5Config, batch: int, room: Room, width: int) -> T5Cache:
+    # Cross-attention stores keys and values of the prompt as a cache of its width would.
     cross = empty_decoder(config, batch, Room(width))
     mask = jnp.zeros((batch, 1, 1, width), bool)
     return T5Cache(empty_decoder(config, batch, room), tuple(zip(cross.keys, cross.values, strict=True)), mask)

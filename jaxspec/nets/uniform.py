@@ -171,6 +171,7 @@ def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
         rope_magnitude=turns.magnitude,
         **{name: vars(config)[name] for name in _SHARED},
     )
+    # Written and read again: what the form cannot say would otherwise be lost in a manifest.
     if form.config() != config:
         raise ValueError("the layers differ in more than windows and rotary bases, or have options of another form")
     return form
@@ -243,27 +244,24 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
         ValueError: it is not of this form.
     """
     first, last = config.layers[0], config.layers[-1]
-    forms = [
-        UniformGPT(
-            config.vocab_size,
-            config.dim,
-            first.ff.dim,
-            len(config.layers),
-            first.attention.heads,
-            config.max_positions or 0,
-            config.dtype,
-            config.tied_head,
-            first.ff.activation,
-            config.norm.epsilon,
-            first.attention.query_scalar is None,
-            first.attention.scale != last.attention.scale,
-            config.end_tokens,
-        )
-    ]
-    for form in forms:
-        if config.positions == "learned" and form.config() == config:
-            return form
-    raise ValueError("the layers are not GPT-2's")
+    form = UniformGPT(
+        config.vocab_size,
+        config.dim,
+        first.ff.dim,
+        len(config.layers),
+        first.attention.heads,
+        config.max_positions or 0,
+        config.dtype,
+        config.tied_head,
+        first.ff.activation,
+        config.norm.epsilon,
+        first.attention.query_scalar is None,
+        first.attention.scale != last.attention.scale,
+        config.end_tokens,
+    )
+    if config.positions != "learned" or form.config() != config:
+        raise ValueError("the layers are not GPT-2's")
+    return form
 
 
 def period(flags: list[bool]) -> tuple[bool, ...]:

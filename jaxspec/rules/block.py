@@ -72,12 +72,14 @@ def block() -> Rule:
             return exact_match(draft, target.tokens)
         assert target.log_probs is not None
         draft = sound(draft)
+        # Each prefix has a test of its own. The longest that passes is accepted, though shorter ones may have failed.
         passed = uniforms(keys, position, draft) < pass_probability(draft, target)
         prefix = jnp.arange(1, draft.tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
         count = jnp.max(jnp.where(passed, prefix, 0), axis=1, initial=0).astype(draft.length.dtype)
         ratio = jnp.pad(joint_ratio(draft, target), ((0, 0), (1, 0)), constant_values=1.0)
         p = jnp.exp(take_position(target.log_probs, count))
         q = draft_distribution_at(draft, count, p.shape[-1])
+        # The residual after a prefix of ratio r is max(r p - q, 0): r = 1 after none is the rejection rule's.
         left = residual(take_position(ratio, count)[:, None] * p, q)
         return chain_verdict(draft, count, sample_residual(keys, position, jnp.log(left)))
 

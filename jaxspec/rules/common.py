@@ -101,6 +101,7 @@ def follow(parent: Int[Array, "B N"], passes: Bool[Array, "B N"]) -> tuple[Int[A
     >>> count.tolist(), path[:, :2].tolist()
     ([2], [[1, 3]])
     """
+    # [B, N, N]: the siblings of each node that pass; the eldest of them is the one that is followed.
     siblings = jnp.logical_and(parent[:, :, None] == parent[:, None, :], passes[:, None, :])
     elder = jnp.any(jnp.logical_and(siblings, jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]), axis=-1)
     return tree.path_of(parent, jnp.logical_and(passes, jnp.logical_not(elder)))
@@ -114,6 +115,7 @@ def tree_verdict(
     Siblings are tested in order, up to the one that is accepted; all children of the last node are.
     """
     last = last_of(path, count)
+    # The fed token that each step of the path began at: 0, then the accepted nodes.
     current = jnp.concatenate([jnp.zeros_like(path[:, :1]), path[:, :-1] + 1], axis=1)
     step = jnp.arange(path.shape[1], dtype=count.dtype)[None, :]
     visited = jnp.logical_and(parent[:, :, None] == current[:, None, :], (step < count[:, None])[:, None, :])
@@ -173,6 +175,7 @@ def draft_distribution_at(draft: Draft, count: Int[Array, " B"], vocab: int) -> 
         return jnp.zeros((draft.tokens.shape[0], vocab), jnp.float32)
     index = jnp.minimum(count, gamma - 1)
     if draft.log_probs is None:
+        # A deterministic draft is a point mass on its token.
         q = (jnp.arange(vocab)[None, :] == take_position(draft.tokens, index)[:, None]).astype(jnp.float32)
     else:
         q = jnp.exp(take_position(draft.log_probs, index))

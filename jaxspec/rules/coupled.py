@@ -80,6 +80,7 @@ def match_drawn(
     assert target.log_probs is not None
     tokens = []
     for i in range(draft.tokens.shape[1]):
+        # The purpose is that of plain sampling, not of a verdict: the same key draws the same token there.
         at = noise.at(keys, position + i, noise.Purpose.TOKEN)
         tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=gumbel[:, i]))
     plain = jnp.stack(tokens, axis=1)
@@ -108,6 +109,7 @@ def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribut
         current, count, tested, path, token, going = carry
         at = noise.at(keys, position + count.astype(position.dtype), noise.Purpose.TOKEN)
         drawn = noise.categorical(at, take_position(log_probs, current), going)
+        # The target's own draw decides: the row goes on to the child that holds this very token, if there is one.
         children = jnp.logical_and(parent == current[:, None], going[:, None])
         right = jnp.logical_and(children, draft.tokens == drawn[:, None])
         accepted = jnp.any(right, axis=1)

@@ -66,6 +66,7 @@ def selection(
     candidates = jnp.maximum(count, 1).astype(jnp.float32)
 
     def masses(r: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+        # b is the chance that one candidate passes, a = 1 - (1 - b)^K that one of K does.
         b = jnp.minimum(jnp.sum(jnp.minimum(p / r[:, None], q), axis=-1), 1.0)
         return b, -jnp.expm1(candidates * jnp.log1p(-b))
 

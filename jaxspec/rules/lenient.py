@@ -84,6 +84,8 @@ def _lenient(lenience: float) -> Rule:
                 return tree_verdict(parent, count, path, take_position(target.tokens, last_of(path, count)))
             count = count_accepted(near_best(target, draft), draft.length)
             return chain_verdict(draft, count, take_position(target.tokens, count))
+        # Rows of temperature 0 have one-hot distributions, of which no lenience accepts anything more: they compare
+        # logits.
         forced = None if target.greedy is None else (target.greedy, near_best(target, draft))
         verify_draft = verify_chain if draft.parent is None else verify_tree
         return verify_draft(keys, position, draft, target, lenience, forced)

@@ -94,6 +94,7 @@ def verify_chain(
     """Judges a chain, token by token; the arguments are those of `verify_tree`."""
     assert target.log_probs is not None
     u, p = uniforms(keys, position, draft), gather_probs(target.log_probs[:, :-1], draft.tokens)
+    # u q < p in place of u < p / q: no division by a probability of 0.
     accepted = u * (lenience * draft_probs(draft)) < p
     if forced is not None:
         accepted = jnp.where(forced[0][:, None], forced[1], accepted)
@@ -149,6 +150,7 @@ def verify_tree(
     def trial(s: Descent) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
         """The child that is to be tried, whether it is accepted, and whether rejected."""
         children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
+        # Children are tried in the order in which they were drawn, each against what its elder siblings left of p.
         child, has_child = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
         p, q = residual_tree.trial_probs(nodes, s.left, child)
         passes = take_position(u, child) * (lenience * q) < p
@@ -170,6 +172,7 @@ def verify_tree(
         return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), left=left))
 
     zero = jnp.zeros_like(draft.length, jnp.int32)
+    # All rows move together: down while any row accepts, then one rejection in each row that has a child left.
     start = descend(Descent(zero, zero, residual_tree.initial(nodes)))
     end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
     next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))

@@ -66,6 +66,7 @@ def read(draft: Draft, target: Distribution) -> Tree:
         if draws is None:
             draws = jnp.full_like(parent, int(Draw.WITHOUT_REPLACEMENT))
         parent = jnp.where(jnp.logical_and(jnp.isnan(q), draws != int(Draw.FIXED)), -1, parent)
+    # A sibling that repeats a token was judged already: nothing of p is left for it.
     twin = jnp.logical_and(parent[:, :, None] == parent[:, None, :], tokens[:, :, None] == tokens[:, None, :])
     repeated = jnp.any(jnp.logical_and(twin, jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]), axis=-1)
     return Tree(tokens, parent, draws, p, q, repeated, target.log_probs, draft.log_probs)

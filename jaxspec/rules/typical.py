@@ -114,6 +114,7 @@ def likeliest_longest(
     """
     reached = tree.reached(parent, passes)
     above = tree.ancestors(tree.fed(parent))[:, 1:, 1:]
+    # [B, N, N] over [node, ancestor]: nodes that were not reached add nothing, and are left out by `longest`.
     path_log_prob = jnp.sum(jnp.where(above, jnp.where(reached, log_p, 0.0)[:, None, :], 0.0), axis=-1)
     depth = jnp.where(reached, jnp.sum(above, axis=-1), 0)
     longest = jnp.logical_and(reached, depth == jnp.max(depth, axis=1, keepdims=True))
