@@ -71,18 +71,19 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "__main__": {"cli"},
 }
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
-    # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why.
+    # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
+    # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_977,
     "cli": 4_139,
-    "core": 3_984,  # checks of who takes token trees, and of rewinds
-    "decode": 4_658,
-    "draft_heads": 3_392,
+    "core": 4_008,  # checks of who takes token trees, and of rewinds
+    "decode": 4_724,
+    "draft_heads": 3_444,
     "drafters": 4_525,
     "files": 646,
     "jobs": 2_097,
-    "nets": 3_632,
+    "nets": 3_683,
     "policies": 597,
-    "rules": 1_572,
+    "rules": 1_587,
     "sampling": 869,
     "testing": 2_173,
     "top": 814,
