@@ -101,9 +101,7 @@ def code_and_comments(source: str) -> tuple[int, int]:
 
 
 def test_comments_are_told_from_code_and_docstrings():
-    source = (
-        '"""Adds.\n\n# no comment\n"""\n\n# --- a title\n\n# why\ndef f(x):\n    return x  # beside\n'
-    )
+    source = '"""Adds.\n\n# no comment\n"""\n\n# --- a title\n\n# why\ndef f(x):\n    return x  # beside\n'
     assert code_and_comments(source) == (2, 1)
 
 
