@@ -71,7 +71,7 @@ def check_options(drafter: bool, **options: Any) -> None:
 
     >>> check_options(True, gamma=-1)
     Traceback (most recent call last):
-    ValueError: gamma is -1: expected an integer, 0 (plain decoding) or more
+    ValueError: gamma is -1: expected at least 0
     """
     import jax.numpy as jnp
 

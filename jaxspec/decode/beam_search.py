@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import core, sampling, sharding
 from jaxspec.core import branches, programs, token_rows
-from jaxspec.core.checks import integer
+from jaxspec.core.checks import in_range, integers, number
 from jaxspec.core.round import check_takes_trees
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
@@ -156,27 +154,21 @@ def beam_search(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.4.
     """
-    _check_options(options)
-    beams = _check_beams(target, beams)
-    gamma = integer(gamma, "gamma", "an integer, 0 (no drafting) or more")
-    if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
-        raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
-    if drafter is not None and not isinstance(drafter, core.Model):
-        what = (
-            "a drafter"
-            if isinstance(drafter, core.BoundDrafter | core.Drafter)
-            else f"something of type {type(drafter).__name__}"
-        )
-        raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
-    if not (isinstance(length_penalty, numbers.Real) and math.isfinite(length_penalty)):
-        raise ValueError(f"length_penalty is {length_penalty!r}: expected a finite number")
-    draft_beams = 2 * beams if draft_beams is None else integer(draft_beams, "draft_beams", "an integer")
-    if draft_beams < beams:
-        raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
+    if sampled := [name for name in options if name in (*NAMES, "key", "rule", "policy")]:
+        raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
+    inputs.check_names(options, [*(beam_search.__kwdefaults__ or ())])
     shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
     shared |= dict(log_probs=log_probs, top_log_probs=top_log_probs)
     prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
-    draft = None if prepared.drafter is None else prepared.drafter.functions.lm
+    if drafter is not None:
+        inputs.check_type(drafter, core.Model, "drafter", "a jaxspec.Model, whose own beams are the draft")
+    (beams,) = integers(1, beams=beams)
+    in_range(1, target.lm.vocab_size, beams=beams)
+    (draft_beams,) = integers(beams, draft_beams=2 * beams if draft_beams is None else draft_beams)
+    if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
+        raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
+    length_penalty = number(length_penalty, "length_penalty", "a finite number")
+    draft, gamma = None if prepared.drafter is None else prepared.drafter.functions.lm, prepared.decoder.gamma
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
         if lm is not None:
             check_takes_trees(lm, who, "beams are a token tree")
@@ -186,8 +178,7 @@ def beam_search(
         jnp.asarray(length_penalty, jnp.float32),
         jnp.asarray(MODES.index(early_stopping), jnp.int32),
     )
-    if draft is None:
-        draft_beams = gamma = 0
+    draft_beams = 0 if draft is None else draft_beams
     top = reported_tokens(log_probs, top_log_probs, target.lm.vocab_size)
     size = Size(beams, draft_beams, gamma, prepared.max_new_tokens, top)
     _check_fits(target.lm, draft, size, prepared)
@@ -477,35 +468,6 @@ def _keep(
     wide = token_rows.append(wide, count, jnp.where(real, new, -1))
     above = jnp.where(walk.moved[:, None], jnp.take_along_axis(place, walk.above, axis=1), above)
     return order, wide[:, : size.retained], above
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    sampled = [name for name in options if name in (*NAMES, "key", "rule", "policy")]
-    if sampled:
-        raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
-    names = (
-        "beams",
-        "drafter",
-        "gamma",
-        "draft_beams",
-        "max_new_tokens",
-        "eos_ids",
-        "length_penalty",
-        "early_stopping",
-        "log_probs",
-        "top_log_probs",
-    )
-    inputs.check_names(options, names)
-
-
-def _check_beams(target: core.Model, beams: Any) -> int:
-    beams = integer(beams, "beams", "an integer, at least 1")
-    vocab = target.lm.vocab_size if isinstance(target, core.Model) else beams
-    if not 1 <= beams <= vocab:
-        raise ValueError(
-            f"beams is {beams} and the target has {vocab} tokens: expected at least 1, and no more than that"
-        )
-    return beams
 
 
 def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSearch:

@@ -57,6 +57,7 @@ class Chat:
             raise ValueError("got a prefix: a chat reads its own; what it begins with is given as system")
         if (rows := len(prepare(self.target, [[0]], **self._options).request.max_new_tokens)) != 1:
             raise ValueError(f"num_samples is {rows}: a chat has one answer to each message")
+        inputs.check_template(self.target)
         stopping.checked(self._stop, self.target)
         if self.target.lm.limits.start_token is None:  # an encoder reads each conversation as a whole
             self._empty = prefix(self.target, [0], drafter=self._options["drafter"])
@@ -244,5 +245,4 @@ def chat(
         chat_template_kwargs=chat_template_kwargs,
     )
     messages = [] if system is None else [{"role": "system", "content": system}]
-    inputs.check_template(target)
     return Chat(target, options, messages)

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import rules, sharding
+from jaxspec import sharding
 from jaxspec.core import (
     BoundDrafter,
     BoundPolicy,
@@ -20,7 +20,6 @@ from jaxspec.core import (
     RoundInfo,
     Rule,
     State,
-    Weights,
     token_rows,
     tree,
 )
@@ -28,15 +27,7 @@ from jaxspec.decode import inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import log_probs as reported
 from jaxspec.decode import state as states
 from jaxspec.decode.output import WIDE, Generation, Piece
-from jaxspec.decode.request import (
-    Prepared,
-    Prompts,
-    bind,
-    check_positions,
-    devices,
-    encode,
-    prepare,
-)
+from jaxspec.decode.request import Prepared, Prompts, devices, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
 
@@ -201,23 +192,19 @@ def prefix(
         >>> bool((out.tokens == whole.tokens).all())
         True
     """
-    inputs.check_model(target, "target")
-    inputs.check_untraced(target.params, text, getattr(drafter, "params", None))
+    if (chats := inputs.chats_of(text)) is not None:
+        text = [shared_prefix.opening(target, chat, chat_template_kwargs) for chat in chats]
+    prepared = prepare(target, text, drafter=drafter, max_new_tokens=1)
     if target.lm.limits.start_token is not None:
         raise ValueError(
             f"{target.name or 'the target'} is an encoder-decoder, whose encoder reads each prompt as a whole: "
             "only prompts of a decoder-only model can share a prefix"
         )
-    if (chats := inputs.chats_of(text)) is not None:
-        text = [shared_prefix.opening(target, chat, chat_template_kwargs) for chat in chats]
-    prompt = encode(target, text)
-    with_taps, bound = bind(target, drafter, rules.rejection())
-    if (rows := len(prompt.length)) != 1:
+    if (rows := len(prepared.prompt.length)) != 1:
         raise ValueError(f"got {rows} prefixes: expected one, which prompts are to share")
-    check_positions(target, bound, np.asarray(prompt.length), np.ones(1, np.int32))
-    if bound is not None:
+    if (bound := prepared.drafter) is not None:
         shared_prefix.check_drafter(bound)
-    reader, weights = with_taps.lm, Weights(target.params, None if bound is None else bound.params)
+    reader, weights, prompt = prepared.target.lm, prepared.weights, prepared.prompt
     # A prefix is read at once by both parties: a drafter without it would have to read it in every prompt.
     functions = None if bound is None else bound.functions
     if inputs.is_large(1, prompt.tokens.shape[1], 0):

@@ -95,8 +95,7 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
     Raises:
         TypeError: with what it is, and what makes a model of it.
     """
-    if not isinstance(value, Model):
-        raise TypeError(f"{uncalled(value, name, 'jaxspec')}: expected {expected}")
+    check_type(value, Model, name, expected, "jaxspec")
     lm: Any = value.lm
     if isinstance(lm, LanguageModel):
         return
@@ -113,6 +112,17 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
         f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. jaxspec.nets.adapters "
         f"makes one: {way}"
     )
+
+
+def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:
+    """Refuses a value of another type; with a `home`, a module, it says what of it is perhaps meant.
+
+    Raises:
+        TypeError: with what the value is, and what was expected.
+    """
+    if not isinstance(value, types):
+        shown = uncalled(value, name, home) if home else f"{name} is of type {type(value).__name__}"
+        raise TypeError(f"{shown}: expected {expected}")
 
 
 def is_here(array: Any) -> bool:
@@ -173,6 +183,21 @@ def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
     return ids
 
 
+def arrays_of(prompt: Prompt) -> Prompt:
+    """Returns the same rows as arrays of JAX's.
+
+    Raises:
+        ValueError: they are lists of several lengths.
+    """
+    try:
+        return Prompt(*(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
+            f"give rows of several lengths as a list of lists ({error})"
+        ) from None
+
+
 def rows_of(prompts: Any) -> Prompt | list[Any]:
     """Prompts as texts (see `check_text`), or as rows of ids.
 
@@ -185,24 +210,10 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
     if prompts is None:
         raise TypeError("there are no prompts: give text, a list of texts, or token ids, as the second argument")
     if isinstance(prompts, Prompt):
-        try:
-            return Prompt(*(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompts))
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
-                f"give rows of several lengths as a list of lists ({error})"
-            ) from None
+        return arrays_of(prompts)
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | bytearray):
-        raise TypeError("the prompts are bytes: expected text, such as prompt.decode()")
-    if isinstance(prompts, Mapping) and "role" in prompts:
-        raise TypeError(f"the prompt is a chat message: {CHAT}")
-    if isinstance(prompts, Mapping):
-        raise TypeError(
-            f"the prompts are a {type(prompts).__name__} with {', '.join(map(repr, prompts))}: expected the texts "
-            'themselves, or their ids, which a tokenizer returns as ["input_ids"]'
-        )
+    _check_kind(prompts, "prompts")
     columns = getattr(prompts, "column_names", getattr(prompts, "columns", None))
     if columns is not None:
         names = ", ".join(map(repr, columns))
@@ -331,8 +342,10 @@ def check_template(target: Model) -> None:
     """Refuses a model without a chat template.
 
     Raises:
+        TypeError: it is no model.
         ValueError: it has none.
     """
+    check_model(target, "target")
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"
         raise ValueError(
@@ -343,17 +356,25 @@ def check_template(target: Model) -> None:
 
 def check_text(text: Any, index: int) -> None:
     """Refuses what is no text that a tokenizer can read."""
-    if isinstance(text, bytes):
-        raise TypeError(f"prompt {index} is bytes: expected text, such as prompt.decode()")
-    if isinstance(text, Mapping) and "role" in text:
-        raise TypeError(f"prompt {index} is a chat message: {CHAT}")
-    if isinstance(text, Mapping):
-        raise TypeError(f"prompt {index} is a row with {', '.join(map(repr, text))}: expected the text itself")
+    _check_kind(text, f"prompt {index}")
     if not isinstance(text, str):
         raise TypeError(
             f"prompt {index} is {text!r:.80}, of type {type(text).__name__}: expected text, or all as token ids"
         )
     token_ids.check_unicode(text, f"prompt {index}")
+
+
+def _check_kind(value: Any, name: str) -> None:
+    """Refuses bytes, a message without its conversation, and a row of a table or of a tokenizer's."""
+    if isinstance(value, bytes | bytearray):
+        raise TypeError(f"{name} is bytes: expected text, such as {name.split()[0]}.decode()")
+    if isinstance(value, Mapping) and "role" in value:
+        raise TypeError(f"{name} is a chat message: {CHAT}")
+    if isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} is a {type(value).__name__} with {', '.join(map(repr, value))}: expected the text itself, or its "
+            'ids, which a tokenizer returns as ["input_ids"]'
+        )
 
 
 def size_of(state: Any) -> int:

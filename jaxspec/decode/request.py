@@ -1,4 +1,20 @@
-"""From the user's arguments to arrays: every check of user input, every message about it."""
+"""From the user's arguments to arrays: one list of checks, in one order, whichever function is called.
+
+`generate`, `stream`, `chat`, `prefix` and `beam_search` begin with `prepare`, and check what is their own after it.
+`rollout` repeats what concerns the arrays that it is given anew.
+
+1. Names of options: `inputs.check_names`.
+2. The target is a model: `inputs.check_model`.
+3. Arrays have values: `inputs.check_untraced`.
+4. Prompts are text, chats or ids: `encode`, `check_prompt`.
+5. Options have their types and ranges.
+6. Each row has its values: `sampling_of`.
+7. The drafter fits the target: `bind`.
+8. Rows fit the models' positions: `check_positions`.
+9. Nothing depends on later tokens: `causality.check`.
+10. These models have read the prefix: `SharedPrefix.before`.
+11. The memory is large enough: `check_fits`, when the generation is run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +46,7 @@ from jaxspec.core import (
     token_ids,
     token_rows,
 )
-from jaxspec.core.checks import are_shapes, integer
+from jaxspec.core.checks import are_shapes, in_range, integer, integers
 from jaxspec.decode import causality, inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -105,6 +121,7 @@ class Prepared(NamedTuple):
         >>> prepared.decoder.gamma, prepared.replace(gamma=7).decoder.gamma, prepared.plain().decoder.gamma
         (3, 7, 0)
         """
+        _check_names(options)
         return _prepared(self.target, self.prompt, dict(self.options) | options)
 
     def widths(self, length: int) -> tuple[int, int]:
@@ -145,8 +162,8 @@ def prepare(
 
     See `generate` for the arguments, their defaults and the errors; only memory is asked about when it is run.
     """
-    inputs.check_model(target, "target")
     _check_names(sampling)
+    inputs.check_model(target, "target")
     named = dict(
         drafter=drafter,
         gamma=gamma,
@@ -167,14 +184,23 @@ def prepare(
 def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
     o = Options(*map(sampling.pop, Options._fields))
-    _check_names(sampling)
-    gamma, policy, rule, samples = _gamma(o.gamma), _policy(o.policy), _rule(o.rule), _samples(o.num_samples)
+    # 5. Types and ranges.
+    (gamma,), (samples,) = integers(0, gamma=o.gamma), integers(1, num_samples=o.num_samples)
+    in_range(0, 2**31 - 1, gamma=gamma)
+    policy = BoundPolicy(o.policy) if isinstance(o.policy, Policy) else o.policy
+    expected = "one of jaxspec.policies, or None"
+    inputs.check_type(policy, BoundPolicy | None, "policy", expected, "jaxspec.policies")
+    rule = rules.rejection() if o.rule is None else o.rule
+    inputs.check_type(rule, Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules")
     top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
     _check_rows(target, samples, batch)
     limit = _limits(o.max_new_tokens, batch)
+    # 6. Values of each row.
     sampler, params, draft_params = sampling_of(target, batch, sampling)
     key = _key(o.key, samples, is_sampled=bool(np.any(np.asarray(params.temperature) > 0)))
+    eos = _eos(target, o.eos_ids, batch)
+    # 7 to 10. Target and drafter, with each other, with the rows and with the prefix.
     target, bound = bind(target, o.drafter, rule, gamma)
     if policy is not None and bound is None:
         what = "no drafter" if o.drafter is None else f"gamma={gamma}, of which nothing is drafted"
@@ -192,7 +218,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         keys=noise.row_keys(key, batch),
         sampling_params=params,
         max_new_tokens=jnp.asarray(limit),
-        eos=_eos(target, o.eos_ids, batch),
+        eos=eos,
         draft_sampling_params=draft_params,
         policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )
@@ -201,41 +227,6 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = token_rows.bucket(int(limit.max()))
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
-
-
-def _gamma(value: Any) -> int:
-    expected = "an integer, 0 (plain decoding) or more"
-    gamma = integer(value, "gamma", expected)
-    if gamma < 0:
-        raise ValueError(f"gamma is {gamma!r}: expected {expected}")
-    if gamma >= 2**31:
-        raise ValueError(f"gamma is {gamma!r}: expected a number below 2**31")
-    return gamma
-
-
-def _policy(value: Any) -> BoundPolicy | None:
-    if isinstance(value, Policy):
-        return BoundPolicy(value)
-    if value is not None and not isinstance(value, BoundPolicy):
-        what = inputs.uncalled(value, "policy", "jaxspec.policies")
-        raise TypeError(f"{what}: expected one of jaxspec.policies, or None")
-    return value
-
-
-def _rule(value: Any) -> Rule:
-    if value is None:
-        return rules.rejection()
-    if not isinstance(value, Rule):
-        what = inputs.uncalled(value, "rule", "jaxspec.rules")
-        raise TypeError(f"{what}: expected a rule, such as jaxspec.rules.rejection()")
-    return value
-
-
-def _samples(value: Any) -> int:
-    samples = integer(value, "num_samples", "an integer, 1 or more")
-    if samples < 1:
-        raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
-    return samples
 
 
 def _check_rows(target: Model, samples: int, batch: int) -> None:
@@ -306,10 +297,8 @@ def reported_tokens(log_probs: Any, top: Any, vocab: int) -> int | None:
         raise TypeError(f"log_probs is {log_probs!r}: expected True or False; top_log_probs is the number of tokens")
     if top is None:
         return 0 if log_probs else None
-    expected = f"an integer from 0 (the emitted token alone) to the target's {vocab} token ids"
-    top = integer(top, "top_log_probs", expected)
-    if not 0 <= top <= vocab:
-        raise ValueError(f"top_log_probs is {top}: expected {expected}")
+    top = integer(top, "top_log_probs", f"an integer from 0 to the target's {vocab} token ids")
+    in_range(0, vocab, top_log_probs=top)
     return top
 
 
@@ -338,9 +327,7 @@ def encode(
     kind, prompt = _encode(target, prompts, chat_template_kwargs)
     if prefix is None:
         return prompt
-    if not isinstance(prefix, SharedPrefix):
-        what = inputs.uncalled(prefix, "prefix", "jaxspec")
-        raise TypeError(f"{what}: expected what jaxspec.prefix(target, text) returns")
+    inputs.check_type(prefix, SharedPrefix, "prefix", "what jaxspec.prefix(target, text) returns", "jaxspec")
     rows = token_rows.to_lists(prompt.tokens, prompt.length)
     rows = [prefix.followed_by(row, kind, index) for index, row in enumerate(rows)]
     return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
@@ -419,9 +406,8 @@ def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | Non
         return drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
     if isinstance(drafter, Drafter):
         drafter = BoundDrafter(drafter)
-    if not (isinstance(drafter, BoundDrafter)):
-        what = inputs.uncalled(drafter, "drafter", "jaxspec.drafters")
-        raise TypeError(f"{what}: expected a jaxspec.Model, one of jaxspec.drafters, or None")
+    expected = "a jaxspec.Model, one of jaxspec.drafters, or None"
+    inputs.check_type(drafter, BoundDrafter, "drafter", expected, "jaxspec.drafters")
     for model in drafter.models:
         _check_pair(target, model)
     return drafter

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
@@ -62,7 +61,7 @@ def rollout(
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> prompt = jaxspec.Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2]))
         >>> prepared = jaxspec.prepare(model, prompt, drafter=model, gamma=3, max_new_tokens=8, temperature=1.0,
         ...                       key=jax.random.key(0))
         >>> sample = jax.jit(lambda key: jaxspec.rollout(prepared, key=key).length)
@@ -86,21 +85,16 @@ def arguments(
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
     """Returns what `prepared.decoder.init` takes, for a loop of your own over `decoder.step`; see `rollout`."""
-    if not isinstance(prepared, Prepared):
-        raise TypeError(f"the generation is of type {type(prepared).__name__}: expected what jaxspec.prepare returned")
-    if not isinstance(weights, Weights | None):
-        raise TypeError(
-            f"weights is of type {type(weights).__name__}: expected prepared.weights._replace(target=params)"
-        )
-    if not isinstance(prompt, Prompt | None):
-        raise TypeError(f"prompt is of type {type(prompt).__name__}: expected a jaxspec.Prompt of token ids")
+    inputs.check_type(prepared, Prepared, "the generation", "what jaxspec.prepare returned")
+    inputs.check_type(weights, Weights | None, "weights", "prepared.weights._replace(target=params)")
+    inputs.check_type(prompt, Prompt | None, "prompt", "a jaxspec.Prompt of token ids")
     if prepared.before is not None and not (weights is None and prompt is None):
         raise ValueError(
             "the generation was prepared with a prefix, which belongs to its weights and prompts: prepare it "
             "without one to give others"
         )
     weights = prepared.weights if weights is None else weights
-    prompt = prepared.prompt if prompt is None else Prompt(*map(jnp.asarray, prompt))
+    prompt = prepared.prompt if prompt is None else inputs.arrays_of(prompt)
     request, rows = prepared.request, len(prepared.prompt.length)
     if prompt is not prepared.prompt:
         check_prompt(prompt, prepared.target.lm.vocab_size)

@@ -374,4 +374,4 @@ def test_beams_refuse_what_samples(refused):
     assert "does not read --trace, --temperature" in refused(PROMPT, "--beams", "2", "--temperature", "1", "--trace")
     assert "takes a model that drafts, not prompt_lookup" in refused(PROMPT, "--beams", "2", "--draft", "prompt_lookup")
     assert "--early-stopping is 'maybe'" in refused(PROMPT, "--beams", "2", "--early-stopping", "maybe")
-    assert "18 tokens" in refused(PROMPT, "--beams", "19")
+    assert "expected a number from 1 to 18" in refused(PROMPT, "--beams", "19")
