@@ -95,6 +95,13 @@ def decode_with_generate(
 
 GENERATE = Backend("jaxspec.generate", decode_with_generate)
 TRANSFORMERS = Backend("transformers", decode)
+COLUMNS = (  # of the tables
+    table.SPEED[0],
+    table.Column("min..max", "tokens_per_second", 1, around=True),
+    *table.SPEED[1:3],
+    table.Column("passes", "passes"),
+    table.SPEED[-1],
+)
 
 
 def beside_each_other(settings: Sequence[Setting]) -> list[Setting]:
@@ -240,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target, settings = settings_of(work)
     both = beside_each_other(settings)
     results = run(
-        target, both, work, ("speed",), (table.PEERS,), more=lambda results: [*speeds(results), *whole_heads(both)]
+        target, both, work, ("speed",), (COLUMNS,), more=lambda results: [*speeds(results), *whole_heads(both)]
     )
     if any(x.same_text is not None and x.same_text < x.texts for x in results):
         raise SystemExit(1)

@@ -73,14 +73,14 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_977,
-    "cli": 4_139,
+    "analysis": 4_796,
+    "cli": 4_005,
     "core": 4_008,  # checks of who takes token trees, and of rewinds
     "decode": 4_668,
     "draft_heads": 3_444,
     "drafters": 4_525,
     "files": 646,
-    "jobs": 2_097,
+    "jobs": 1_903,
     "nets": 3_683,
     "policies": 597,
     "rules": 1_587,

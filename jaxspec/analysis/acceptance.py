@@ -103,17 +103,11 @@ class ConditionalAcceptance(NamedTuple):
 
 
 class Text(NamedTuple):
-    """The target's own text from some rows of a generation.
+    """The target's own text from some rows of a generation."""
 
-    Attributes:
-        part: the rows.
-        tokens: the new tokens, padded to the longest [batch, new].
-        lengths: how many of them are real [batch].
-    """
-
-    part: batches.Batch
-    tokens: Int[Array, "B N"]
-    lengths: Int[np.ndarray, " B"]
+    part: batches.Batch  # the rows
+    tokens: Int[Array, "B N"]  # the new tokens, padded to the longest [batch, new]
+    lengths: Int[np.ndarray, " B"]  # how many of them are real [batch]
 
     @property
     def real(self) -> Bool[np.ndarray, "B N"]:

@@ -64,17 +64,11 @@ class Program(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A compiled generation.
+    """A compiled generation."""
 
-    Attributes:
-        program: its sizes and collectives.
-        executable: the result of `jax.jit(...).lower(...).compile()`.
-        fingerprint: the versions, options, devices, shapes and program that it was compiled from.
-    """
-
-    program: Program
-    executable: Any
-    fingerprint: dict[str, Any]
+    program: Program  # its sizes and collectives
+    executable: Any  # the result of `jax.jit(...).lower(...).compile()`
+    fingerprint: dict[str, Any]  # the versions, options, devices, shapes and program that it was compiled from
 
 
 class Programs(NamedTuple):
@@ -138,8 +132,7 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     )
 
     def params() -> Params:
-        random = net_of(config).init(config, jax.random.key(0))
-        return jax.tree_util.tree_map_with_path(lambda path, x: quantisation.as_dtype(path, x, dtype), random)
+        return quantisation.quantise(net_of(config).init(config, jax.random.key(0)), dtype)
 
     name = shape if isinstance(shape, str) else ""
     return Model(net_of(config).language_model(config), jax.eval_shape(params), config=config, name=name)
@@ -153,10 +146,7 @@ def _config(shape: str) -> Any:
         return huggingface.read_config(path.parent)[1]
     if (local := loading.local(shape, loading.shipped())) is not None:
         return loading.format_of(local).open(local).config()
-    raise ValueError(
-        f"no shape, folder or config.json {shape!r}: expected one of {', '.join(shapes)}, or a path. A model of the "
-        "hub is named by its shape, since its weights are not needed"
-    )
+    raise ValueError(f"no shape, folder or config.json {shape!r}: expected one of {', '.join(shapes)}, or a path")
 
 
 def compile_for(
@@ -270,10 +260,6 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         prepared: a generation; only shapes and dtypes of its arrays are read.
         devices: devices of a topology, or of this machine.
         mesh: how to split the models over them.
-
-    Raises:
-        DoesNotFit: the program does not fit the device's memory.
-        ImportError: a package that the GPU's compiler calls is not installed.
     """
     place = None if mesh is None else sharding.mesh(mesh, devices)
     lowered = lower(prepared, place, devices[0])
@@ -452,10 +438,8 @@ def load(
     expected = fingerprint(lower(prepared, place, devices[0]), devices[0], place)
     for entry, value in stored["fingerprint"].items():
         if value != expected.get(entry):
-            raise ValueError(
-                f"{path} is of another {entry}: {value}, and here it is {expected.get(entry)}. Compile it "
-                "again, with the options and the versions of this run"
-            )
+            both = f"{value}, and here it is {expected.get(entry)}"
+            raise ValueError(f"{path} is of another {entry}: {both}. Compile it again, with this run's options")
     used = list(devices[:1]) if place is None else list(place.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
     return lambda again: program(

@@ -160,8 +160,7 @@ def run_groups(
         programs += len(todo)
         if todo:
             steps = 2 * len(todo) + config.repeats * ("speed" in config.quantities)
-            count = itertools.count(number * steps)
-            step = functools.partial(_step, doing, _title(group[0]), count, len(grouped) * steps)
+            step = _steps(doing, group[0], itertools.count(number * steps), len(grouped) * steps)
             measured = _measure_or_fail(target, [group[i] for i in todo], config, step)
             for i, result in zip(todo, measured, strict=True):
                 results[i] = result
@@ -175,11 +174,13 @@ def _stored(store: Store | None, key: dict[str, Any], group: str = "") -> BenchR
     return None if stored is None else from_json(stored)
 
 
-Step = Callable[[str], object]
+Step = Callable[[str], object]  # is called with what is done next
 
 
-def _step(doing: Callable[[str, float], object], title: str, count: Iterator[int], steps: int, what: str) -> None:
-    doing(f"{title}: {what}", next(count) / steps)
+def _steps(doing: Callable[[str, float], object], setting: Setting, count: Iterator[int], steps: int) -> Step:
+    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
+    title = f"{setting.task.name}, T = {setting.temperature:g}{batch}"
+    return lambda what: doing(f"{title}: {what}", next(count) / steps)
 
 
 def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
@@ -220,20 +221,20 @@ class Run(NamedTuple):
 
 def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[BenchResult]:
     """Measures a group; where that fails, its results have the error in place of numbers."""
+
+    def failed(setting: Setting, error: str) -> BenchResult:
+        return BenchResult(summary(setting, setting.target or target), environment=environment.current(), error=error)
+
+    fit = [x.is_plain or x.gamma != PLANNED or has_alpha(x) for x in settings]
     try:
-        return _measure(target, settings, config, step)
-    except NoPlanError as error:  # of this setting alone
-        unfit = error.setting
-        others = [setting for setting in settings if setting is not unfit]
-        results = iter(_measure_or_fail(target, others, config, step))
-        return [_failed(setting, target, error) if setting is unfit else next(results) for setting in settings]
+        results = iter(_measure(target, list(itertools.compress(settings, fit)), config, step))
     except (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError) as error:
-        return [_failed(setting, target, error) for setting in settings]
-
-
-def _failed(setting: Setting, target: Model, error: Exception) -> BenchResult:
-    why = f"{type(error).__name__}: {error}"
-    return BenchResult(summary(setting, setting.target or target), environment=environment.current(), error=why)
+        return [failed(setting, f"{type(error).__name__}: {error}") for setting in settings]
+    no_plan = "ValueError: gamma is {!r}, but no acceptance rate is known of {} with the rule {}: give a number"
+    return [
+        next(results) if is_fit else failed(x, no_plan.format(PLANNED, x.drafter_name, x.rule.name))
+        for x, is_fit in zip(settings, fit, strict=True)
+    ]
 
 
 def _measure(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[BenchResult]:
@@ -438,33 +439,13 @@ def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | Non
     return {"alpha": alpha, "costs": costs, "predicted": None if predicted == Predicted() else predicted}
 
 
-def _title(setting: Setting) -> str:
-    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
-    return f"{setting.task.name}, T = {setting.temperature:g}{batch}"
-
-
-class NoPlanError(ValueError):
-    """The gamma of `setting` cannot be planned."""
-
-    def __init__(self, setting: Setting):
-        super().__init__(
-            f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name} with the rule "
-            f"{setting.rule.name}: give a number of draft tokens"
-        )
-        self.setting = setting
-
-
 def has_alpha(setting: Setting) -> bool:
     """Tells whether a setting has an acceptance rate: its drafter is a model, its rule exact or of a known lenience."""
     return isinstance(setting.drafter, Model) and (setting.rule.exact or setting.rule.lenience is not None)
 
 
 class Predictor:
-    """Measures rates, plans and costs of a group's settings, each once for all settings that it serves.
-
-    Args:
-        repeats: repeats of the costs for a plan or a policy.
-    """
+    """Measures rates, plans and costs of a group's settings, each once for all settings that it serves."""
 
     def __init__(self, repeats: int):
         self._repeats = repeats
@@ -478,9 +459,7 @@ class Predictor:
         return self._once(key, setting, lambda: acceptance.measure(prepared).rate)
 
     def plan(self, setting: Setting, prepared: Prepared) -> planning.Plan:
-        """Plans gamma for a setting."""
-        if not has_alpha(setting):
-            raise NoPlanError(setting)
+        """Plans gamma for a setting that has an acceptance rate."""
         options = {"batches": (setting.batch,), "most": MOST, "repeats": self._repeats}
         key = "plan", setting.rule.lenience or 1.0
         return self._once(key, setting, lambda: next(planning.of_pair(prepared, **options)))
@@ -508,21 +487,20 @@ class PassTimer:
         prepared: one batch, with the drafter.
         drafts: numbers of draft tokens that its passes judge.
 
-    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens.
+    c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens. A
+    look-up has no c, and a whole draft is a round's search.
     """
 
     def __init__(self, prepared: Prepared, drafts: Sequence[int]):
-        self._drafted_whole = prepared if cost.drafts_as_a_whole(prepared) else None
-        self._model = cost.paid_model(prepared)
+        self._prepared, self._model = prepared, cost.paid_model(prepared)
         self._pair = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
-        self._drafts, self._repeats, self._per_draft_token = sorted(set(drafts)), [], list[float]()
-        self._search = cost.search_cost(prepared)
+        self._drafts, self._repeats, self._whole = sorted(set(drafts)), [], list[float]()
 
     def time(self) -> None:
         """Times each pass a few times."""
         self._repeats.append(cost.measure_all(self._pair, self._drafts, repeats=AT_A_TIME))
-        if (prepared := self._drafted_whole) is not None:
-            self._per_draft_token.append(cost.draft_cost(prepared, AT_A_TIME) / prepared.decoder.gamma)
+        if self._model is None:
+            self._whole.append(cost.draft_cost(self._prepared, AT_A_TIME))
 
     def costs(self, drafts: int) -> Costs:
         """Summarises the timings, for rounds with `drafts` draft tokens."""
@@ -531,9 +509,15 @@ class PassTimer:
         def spread(name: str) -> Spread:
             return Spread.of(np.array([getattr(repeat, name) for repeat in repeats]))
 
-        c = spread("c") if self._model is not None else Spread.of(np.array(self._per_draft_token or [0.0]))
-        draft = None if self._model is None else spread("draft_ms")
-        return Costs(c, spread("v"), self._search, spread("target_ms"), spread("verify_ms"), draft)
+        # What is no single model's is timed as whole drafts: a cost of each draft token, or of a round's look-up.
+        c, search, draft, passes = Spread(0.0, 0.0, 0.0), 0.0, None, np.array(self._whole)
+        if self._model is not None:
+            c, draft = spread("c"), spread("draft_ms")
+        elif cost.drafts_as_a_whole(self._prepared):
+            c = Spread.of(passes / self._prepared.decoder.gamma)
+        else:
+            search = float(np.median(passes))
+        return Costs(c, spread("v"), search, spread("target_ms"), spread("verify_ms"), draft)
 
     def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float:
         """Sums the costs of the rounds of some generations of chains, in one-token passes.
@@ -551,8 +535,8 @@ class PassTimer:
             v = np.full(gamma + 1, self.costs(gamma).v.median)
             v[0] = 1.0 if may_be_empty else v[0]
             longest = np.where(longest > 0, gamma, 0 if may_be_empty else gamma)
-        c = self.costs(self._drafts[0]).c.median
-        return float(v[longest].sum() + c * longest.sum() + self._search * len(longest))
+        costs = self.costs(self._drafts[0])
+        return float(v[longest].sum() + costs.c.median * longest.sum() + costs.search * len(longest))
 
 
 def draft_lengths(prepared: Prepared, policy: bool) -> tuple[int, ...]:

@@ -19,21 +19,13 @@ PLUGINS = ("xla_cuda13", "xla_cuda12")  # of jax: the first that is installed is
 
 
 class Gpu(NamedTuple):
-    """The numbers that a GPU's compiler asks for; bandwidth and memory are those of `roofline.MACHINES`.
+    """The numbers that a GPU's compiler asks for; bandwidth and memory are those of `roofline.MACHINES`."""
 
-    Attributes:
-        name: the driver's name for it, `jax.Device.device_kind`.
-        capability: CUDA's compute capability.
-        multiprocessors: their number.
-        l2: bytes of the L2 cache.
-        clock: GHz, the highest that the driver reports.
-    """
-
-    name: str
-    capability: tuple[int, int]
-    multiprocessors: int
-    l2: int
-    clock: float
+    name: str  # the driver's name for it, `jax.Device.device_kind`
+    capability: tuple[int, int]  # CUDA's compute capability
+    multiprocessors: int  # their number
+    l2: int  # bytes of the L2 cache
+    clock: float  # GHz, the highest that the driver reports
 
 
 GPUS = {

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec import core, nets, policies
 from jaxspec.analysis import acceptance
 from jaxspec.core import noise, programs, token_rows
+from jaxspec.core.checks import at_least
 from jaxspec.core.round import bucket_widths
 from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import loop
@@ -157,13 +158,11 @@ def measure_all(
     Returns:
         A Cost for each gamma, in their order; those of one-token passes are the same in all of them.
     """
-    if repeats < 1 or (inner is not None and inner < 1):
-        raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
+    at_least(1, repeats=repeats, inner=1 if inner is None else inner)
     draft = acceptance.drafting_model(prepared)
     if not gammas:
         return []
-    if min(gammas) < 0:
-        raise ValueError(f"gamma is {min(gammas)}: expected 0 or more draft tokens a round")
+    at_least(0, gamma=min(gammas))
     headroom, sampled = token_rows.headroom(prepared.max_new_tokens, max(gammas)), prepared.is_sampled
     target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
     loops = [target_loop(1), timed_loops(draft, prepared.prompt, headroom, inner, sampled)(1)]
@@ -218,19 +217,11 @@ def draft_cost(prepared: Prepared, repeats: int, inner: int | None = None) -> fl
     Args:
         prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the
             generation samples.
-        repeats, inner: the arguments of `measure`.
     """
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
     target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled)(1)
-    target, draft = seconds_per_pass([target_loop, draft_loop(prepared, headroom, inner)], repeats)
+    target, draft = seconds_per_pass([target_loop, draft_loop(prepared, inner)], repeats)
     return float(np.median(draft / target))
-
-
-def search_cost(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> float:
-    """Measures the search for a round's draft tokens, in passes of the target; 0 where they are not looked up."""
-    if paid_model(prepared) is not None or drafts_as_a_whole(prepared):
-        return 0.0
-    return draft_cost(prepared, repeats, inner)  # a look-up draws nothing
 
 
 def measured_drafts(gamma: int) -> tuple[int, ...]:
@@ -247,14 +238,13 @@ def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
 
     Args:
         gamma: most draft tokens.
-        v: the cost of the pass that judges n draft tokens, for each n of `measured_drafts(gamma)`.
+        v: the cost of the pass that judges up to n draft tokens, by n; more than the largest n are `FAR` too many.
 
-    >>> monotone_costs(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), monotone_costs(1, {1: 0.9}).tolist()
-    ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0])
+    >>> monotone_costs(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), monotone_costs(2, {1: 0.9}).tolist()
+    ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0, 1000000.0])
     """
-    widths = measured_drafts(gamma)
-    costs = np.maximum.accumulate([1.0, *(v[n] for n in widths)])  # noise makes some pass cheaper than a shorter one
-    return costs[np.searchsorted((0, *widths), np.arange(gamma + 1))]
+    costs = np.maximum.accumulate([1.0, *v.values()])  # noise makes some pass cheaper than a shorter one
+    return np.append(costs, FAR)[np.searchsorted((0, *v), np.arange(gamma + 1))]
 
 
 @programs.jit(static_argnames=("lm",), donate_argnames=("cache",))
@@ -290,20 +280,15 @@ def passes(
 def drafts(
     drafter: core.Drafter,
     target: core.LanguageModel,
-    gamma: int,
-    sampled: bool,
+    gamma: int,  # draft tokens of each draft
+    sampled: bool,  # whether they are drawn, at temperature 1
     weights: core.Weights,
     caches: core.Caches,
     row: core.Prompt,
-    verified: core.Forward,
+    verified: core.Forward,  # zeros, in place of the target's outputs at every fed token
     inner: Int[Array, ""],
 ) -> tuple[core.Caches, core.Prompt]:
-    """Drafts `inner` times: each draft is committed whole, and its first token takes the place of the row's last one.
-
-    Args:
-        gamma, sampled: the draft tokens of each draft, and whether they are sampled, at temperature 1.
-        verified: zeros, in place of the target's outputs at every fed token; logits are those of the first token.
-    """
+    """Drafts `inner` times, commits each draft whole, and puts its first token in the place of the last one."""
 
     def to_distribution(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> core.Distribution:
         logits = match_vocab(logits, target.vocab_size)
@@ -342,10 +327,7 @@ def timed_loops(
 ) -> Callable[[int], TimedLoop]:
     """Returns a function from a number of tokens to a warm loop of passes over so many; all loops share a cache.
 
-    Args:
-        model, prompt, headroom: the model, the prompt that is in its cache, and the room that is left beside it.
-        inner: passes of a loop; as many as take `MIN_SECONDS` if None.
-        sampled: whether each pass also draws a token.
+    The prompt is in the cache, with room for `headroom` tokens more. If `sampled`, each pass also draws a token.
     """
     lm = model.lm
     room = core.Room(token_rows.prefill_length(lm, prompt) + headroom, rewind=headroom)
@@ -372,34 +354,15 @@ def seconds_per_pass(loops: Sequence[TimedLoop], repeats: int) -> Float[np.ndarr
     return interleave([loop.call for loop in loops], repeats) / np.array([[loop.passes] for loop in loops])
 
 
-def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoop:
-    """Makes a warm loop of whole drafts by a generation's drafter.
-
-    Args:
-        prepared: with a drafter.
-        headroom: tokens that caches have room for beyond the prompt.
-        inner: drafts of a loop; as many as take `MIN_SECONDS` if None.
-    """
+def draft_loop(prepared: Prepared, inner: int | None) -> TimedLoop:
+    """Makes a warm loop of whole drafts by a generation's drafter, which go on from the state after prefill."""
     assert prepared.drafter is not None and isinstance(prepared.drafter.functions, core.Drafter)
-    drafter, lm, nodes = prepared.drafter.functions, prepared.target.lm, prepared.decoder.nodes
-    reads_target = prepared.drafter.target is not None
-    weights = core.Weights(prepared.weights.target if reads_target else None, prepared.drafter.params)
-
-    @jax.jit
-    def begin(weights: core.Weights, prompt: core.Prompt) -> tuple[core.Caches, core.Prompt, core.Forward]:
-        row = decoder_prompt(lm, prompt)
-        batch, width = row.tokens.shape
-        forward, cache = core.Forward(jnp.zeros((batch, 1, lm.vocab_size)), jnp.zeros((batch, width, 0))), None
-        room = token_rows.room(lm, prompt, headroom, nodes).larger(drafter.spare)
-        if reads_target:
-            forward, cache = lm.prefill(weights.target, prompt, room)
-        state = drafter.init(core.DraftStart(weights, prompt, room, forward))
-        verified = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(batch, nodes + 1, x.shape[-1])), forward)
-        return core.Caches(cache, state), row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom)))), verified
-
-    caches, row, verified = begin(weights, prepared.prompt)
-    caches = jax.tree.map(jnp.copy, caches)  # they are donated, and may be arrays of the prompt or of the weights
-    static = drafter, lm, prepared.decoder.gamma, prepared.is_sampled
+    lm, weights, state = prepared.target.lm, prepared.weights, loop.begin(prepared)
+    caches, row = jax.tree.map(jnp.copy, (state.caches, core.Prompt(state.tokens, state.length)))  # caches are donated
+    fed = jax.ShapeDtypeStruct((len(row.length), prepared.decoder.nodes + 1), jnp.int32)
+    forward, _ = jax.eval_shape(lm.extend, weights.target, caches.target, fed)
+    verified = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), forward)
+    static = prepared.drafter.functions, lm, prepared.decoder.gamma, prepared.is_sampled
 
     def call(count: int) -> None:
         nonlocal caches, row
@@ -436,15 +399,10 @@ def _weights(model: core.Model) -> float:
 
 
 class PolicyCosts(NamedTuple):
-    """The first two arguments of `policies.adaptive`, in rounds without a draft.
+    """The first two arguments of `policies.adaptive`, in rounds without a draft."""
 
-    Attributes:
-        c: the cost of one draft token.
-        v: the costs of rounds that judge 0, 1, .. gamma draft tokens, without their c [gamma + 1].
-    """
-
-    c: float
-    v: np.ndarray
+    c: float  # the cost of one draft token
+    v: np.ndarray  # the costs of rounds that judge 0, 1, .. gamma draft tokens, without their c [gamma + 1].
 
 
 def policy_costs(
@@ -460,7 +418,6 @@ def policy_costs(
     Args:
         prepared: with the drafter, and the most draft tokens as its gamma; `max_new_tokens` sizes the caches, all of
             which a pass reads. Drafts that it leaves no room for are not timed, and count as 10^6 rounds.
-        repeats, inner: the arguments of `measure`.
         begin: makes the state of the rows after prefill, each with a limit of `max_new_tokens`, by default from the
             generation's own prompts. For a job's slots it is `jobs.slots.Slots.fill`.
 
@@ -475,13 +432,13 @@ def policy_costs(
     """
     gamma = prepared.decoder.gamma
     if prepared.options["drafter"] is None or not gamma:
-        raise ValueError(
-            "there is nothing to measure: expected a generation with a drafter, and at least 1 draft token"
-        )
+        raise ValueError("nothing is drafted: expected a generation with a drafter, and at least 1 draft token")
     possible = prepared.max_new_tokens - 2  # prefill makes a token, and the last one is never drafted
-    ends = [n for n in _ends(prepared) if n <= possible]
+    # The most draft tokens that each width of the verify pass can judge; of a tree, all depths.
+    all_ends = range(1, gamma + 1) if prepared.decoder.trees else measured_drafts(gamma)
+    ends = [n for n in all_ends if n <= possible]
     if not ends:
-        return PolicyCosts(0.0, np.array([1.0] + [FAR] * gamma))
+        return PolicyCosts(0.0, monotone_costs(gamma, {}))
     begins = [before + 1 for before in (0, *ends[:-1])]
     timed = sorted({0, *begins, *ends})
     loop_of = _round_loops(prepared, inner, begin)
@@ -492,28 +449,16 @@ def policy_costs(
         (ratio[end] - ratio[begin]) / (end - begin) for begin, end in zip(begins, ends, strict=True) if end > begin
     ]
     c = max(0.0, float(np.median(slopes))) if slopes else 0.0
-    v = np.maximum.accumulate([1.0, *(ratio[end] - c * end for end in ends)])  # noise makes some round cheaper
-    return PolicyCosts(c, np.append(v, FAR)[np.searchsorted((0, *ends), np.arange(gamma + 1))])
+    return PolicyCosts(c, monotone_costs(gamma, {end: ratio[end] - c * end for end in ends}))
 
 
 def agreement(kind: Together, rows: int, is_sampled: bool, rule: core.Rule | None) -> Together | None:
     """Says how rows agree on drafts in `policies.adaptive`: several of them, whose texts do not depend on drafts.
 
-    Args:
-        kind: "batch" or "slots".
-        rows: how many rows are decoded together.
-        is_sampled, rule: whether the generation samples, and its rule.
-
     >>> agreement("batch", 8, False, None), agreement("batch", 8, True, None), agreement("batch", 1, False, None)
     ('batch', None, None)
     """
     return kind if rows > 1 and (not is_sampled or (rule is not None and rule.shares_noise)) else None
-
-
-def _ends(prepared: Prepared) -> tuple[int, ...]:
-    """Lists the most draft tokens that each width of the verify pass can judge; of a tree, all depths."""
-    gamma = prepared.decoder.gamma
-    return tuple(range(1, gamma + 1)) if prepared.decoder.trees else measured_drafts(gamma)
 
 
 def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Callable[[int], TimedLoop]:
@@ -525,6 +470,7 @@ def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Ca
     def forced(count: int) -> Prepared:
         return prepared.replace(drafter=full, policy=_always(count, gamma), eos_ids=())
 
+    # One state for all numbers of draft tokens: the policy, whose values say how many, is an argument of the program.
     first = forced(0)
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
     state = begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
@@ -573,19 +519,12 @@ def _full(drafter: core.Drafter) -> core.Drafter:
 def rounds(
     decoder: core.Decoder,
     weights: core.Weights,
-    state: core.State,
-    place: tuple[Int[Array, "B S"], Int[Array, " B"]],
-    policy: Any,
-    count: Int[Array, ""],
+    state: core.State,  # is consumed
+    place: tuple[Int[Array, "B S"], Int[Array, " B"]],  # the tokens and lengths of all rows at which they begin again
+    policy: Any,  # values of the decoder's policy
+    count: Int[Array, ""],  # how many rounds to run
 ) -> core.State:
-    """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is taken back.
-
-    Args:
-        decoder, weights, state: the decoder, its weights and its state. The state is consumed.
-        place: the tokens and lengths of all rows at which they begin again.
-        policy: values of the decoder's policy.
-        count: how many rounds to run.
-    """
+    """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is taken back."""
     tokens, length = place
     nothing = jnp.zeros_like(state.failed)
     state = state._replace(request=state.request._replace(policy=policy))

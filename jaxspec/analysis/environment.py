@@ -17,38 +17,24 @@ import jax
 
 
 class Environment(NamedTuple):
-    """The machine, versions and command that go with every number that is reported.
+    """The machine, versions and command that go with every number that is reported."""
 
-    Attributes:
-        jaxspec, jax, jaxlib, python: versions.
-        platform: the operating system.
-        device, devices: kind of accelerator, or "cpu", and how many.
-        cpu, cpus: the processor, and how many of its cores this process may use.
-        load: the load average of the last minute; None where the system does not tell.
-        date: when, in UTC.
-        command: with its options.
-        commit: the checkout's commit, ending in "-dirty" if files differ from it; None for an installation.
-        xla_flags: if there are any.
-        cuda_plugin: the version of jax's, if it is installed.
-        torch, transformers: versions, if they have been imported.
-    """
-
-    jaxspec: str
+    jaxspec: str  # versions, as the next three
     jax: str
     jaxlib: str
     python: str
-    platform: str
-    device: str
-    devices: int
+    platform: str  # the operating system
+    device: str  # the kind of accelerator, or "cpu"
+    devices: int  # how many
     cpu: str
-    cpus: int | None
-    load: float | None
-    date: str
-    command: str
-    commit: str | None = None
+    cpus: int | None  # cores that this process may use
+    load: float | None  # the load average of the last minute; None where the system does not tell
+    date: str  # when, in UTC
+    command: str  # with its options
+    commit: str | None = None  # of a checkout, ending in "-dirty" if files differ from it; None for an installation
     xla_flags: str | None = None
-    cuda_plugin: str | None = None
-    torch: str | None = None
+    cuda_plugin: str | None = None  # the version of jax's, if it is installed
+    torch: str | None = None  # versions, as the next, if they have been imported
     transformers: str | None = None
 
 

@@ -98,11 +98,7 @@ def search_layers(
     """
     if options.get("drafter") is not None:
         raise ValueError("got a drafter: expected none, as the target's own layers draft here; leave it out")
-    trials, repeats, gamma = integers(trials=trials, repeats=repeats, gamma=gamma)
-    if gamma < 1:
-        raise ValueError(f"gamma is {gamma}: expected at least 1 draft token a round")
-    if trials < 1 or repeats < 1:
-        raise ValueError(f"trials is {trials} and repeats {repeats}: expected at least 1 of each")
+    trials, repeats, gamma = integers(1, trials=trials, repeats=repeats, gamma=gamma)
     plain, count = prepare(target, prompts, **options), layers_of(target).count
     if count < 2:
         raise ValueError("the target has 1 layer: expected at least 2, of which some can be skipped")

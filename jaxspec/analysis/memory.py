@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import Prompt, token_rows
+from jaxspec.core import Prompt, State, token_rows
 from jaxspec.decode import inputs, loop
 from jaxspec.decode.request import Prepared, readers
 from jaxspec.nets import net_of
@@ -19,30 +19,19 @@ from jaxspec.weights.loading import DTYPES
 
 
 class Memory(NamedTuple):
-    """The bytes of the program of one generation, and of the arrays that it cannot do without.
+    """The bytes of the program of one generation, and of the arrays that it cannot do without."""
 
-    Attributes:
-        program, temporaries: arguments, results and temporaries by the compiler's own account, and the latter alone;
-            None where it gives none.
-        weights, caches, logits: the bytes of both models; for logits one block [batch, nodes + 1, vocab] of each.
-    """
-
-    program: int | None
-    temporaries: int | None
-    weights: int
+    program: int | None  # arguments, results and temporaries, by the compiler's own account; None where it gives none
+    temporaries: int | None  # a part of these
+    weights: int  # of both models, as the next two
     caches: int
-    logits: int
+    logits: int  # one block [batch, nodes + 1, vocab] of each
 
     needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
 
 
 def account(prepared: Prepared) -> Memory:
     """Adds up the memory of a generation."""
-
-    def begin():
-        headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-        return prepared.decoder.init(prepared.weights, prepared.prompt, prepared.request, headroom).caches
-
     compiled = loop.generation.lower(
         prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
     ).compile()
@@ -53,8 +42,16 @@ def account(prepared: Prepared) -> Memory:
     target, *drafting = (lm for _, lm in readers(prepared.target, prepared.drafter))
     lms = [target, *dict.fromkeys(drafting)]
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
-    caches, logits = quantisation.nbytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
+    caches = quantisation.nbytes(_state(prepared, prepared.prompt).caches)
+    logits = 4 * positions * sum(lm.vocab_size for lm in lms)
     return Memory(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)
+
+
+def _state(prepared: Prepared, prompt: Prompt) -> State:
+    """Returns the shapes of a generation's state."""
+    headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+    init = functools.partial(prepared.decoder.init, headroom=headroom)
+    return jax.eval_shape(init, prepared.weights, prompt, prepared.request)
 
 
 def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
@@ -72,14 +69,11 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
         >>> longest_prompt(prepared_table(), 10**6)[::2]  # two rows, in three buffers of int32
         (40960, 24)
     """
-    headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
-    init = functools.partial(prepared.decoder.init, headroom=headroom)
 
     def held(width: int) -> int:
         rows = prepared.prompt.length.shape
         arrays: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((*rows, width), rows)]
-        prompt = Prompt(*arrays)
-        return inputs.size_of(jax.eval_shape(init, prepared.weights, prompt, prepared.request))
+        return inputs.size_of(_state(prepared, Prompt(*arrays)))
 
     few, many = 2**15, 2**16  # where layers with windows have all that they will ever have
     at_few, weights = held(few), inputs.size_of(prepared.weights)
@@ -91,35 +85,22 @@ def longest_prompt(prepared: Prepared, room: float) -> tuple[int, int, int]:
 
 
 class PairMemory(NamedTuple):
-    """The memory of a pair on a machine, in bytes.
+    """The memory of a pair on a machine, in bytes."""
 
-    Attributes:
-        target, draft: weights, and the caches of all rows.
-        machine: the machine's memory.
-    """
-
-    target: float
+    target: float  # weights, and the caches of all rows, as the next
     draft: float
-    machine: float
+    machine: float  # the machine's memory
 
     fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
 
 
 class NetSize(NamedTuple):
-    """The size of a network of some configuration, in bytes by dtype.
-
-    Attributes:
-        name, parameters: and how many there are.
-        memory_bytes: the bytes of all parameters.
-        cache_bytes_per_token: the bytes of a token in each row's cache. Layers with sliding windows take no more beyond
-            their windows.
-        config: the configuration.
-    """
+    """The size of a network of some configuration, in bytes by dtype."""
 
     name: str
-    parameters: int
-    memory_bytes: dict[str, int]
-    cache_bytes_per_token: dict[str, int]
+    parameters: int  # how many there are
+    memory_bytes: dict[str, int]  # of all parameters
+    cache_bytes_per_token: dict[str, int]  # of each row; layers with sliding windows stop at their windows
     config: Any
 
 
@@ -134,7 +115,8 @@ def of_config(name: str, config: Any) -> NetSize:
     network = net_of(config)
 
     def nbytes(piece: Any, dtype: str) -> int:
-        return quantisation.nbytes(jax.eval_shape(functools.partial(_cast, dtype=dtype), network.shapes(piece)))
+        stored = functools.partial(quantisation.quantise, dtype=dtype)
+        return quantisation.nbytes(jax.eval_shape(stored, network.shapes(piece)))
 
     def cache_of_token(dtype: str) -> int:
         computed = dataclasses.replace(config, dtype=quantisation.computation(dtype, "float32"))
@@ -143,10 +125,6 @@ def of_config(name: str, config: Any) -> NetSize:
     count = network.total(config, lambda piece: quantisation.count(network.shapes(piece)))
     memory_bytes = {dtype: network.total(config, functools.partial(nbytes, dtype=dtype)) for dtype in DTYPES}
     return NetSize(name, count, memory_bytes, {dtype: cache_of_token(dtype) for dtype in DTYPES}, config)
-
-
-def _cast(params: Any, dtype: str) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, x: quantisation.as_dtype(path, x, dtype), params)
 
 
 def process_bytes() -> int | None:

@@ -23,6 +23,7 @@ from jaxspec import rules
 from jaxspec.analysis import acceptance, cost, formulas, memory, replay, roofline, table
 from jaxspec.analysis.memory import PairMemory
 from jaxspec.analysis.statistics import Rate, Spread
+from jaxspec.core.checks import at_least
 from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.trees.children import DrawName
@@ -68,18 +69,12 @@ class Candidate(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The measurements that a pair's plan rests on.
+    """The measurements that a pair's plan rests on."""
 
-    Attributes:
-        alpha: over all positions of the target's own texts.
-        c, v: over the repeats; v by the gammas that were timed.
-        acceptance: the acceptance of each draw of trees, by number of children and rank [K, K].
-    """
-
-    alpha: Rate
-    c: Spread
-    v: dict[int, Spread]
-    acceptance: dict[str, np.ndarray]
+    alpha: Rate  # over all positions of the target's own texts
+    c: Spread  # over the repeats
+    v: dict[int, Spread]  # by the gammas that were timed, over the repeats
+    acceptance: dict[str, np.ndarray]  # the acceptance of each draw of trees, by number of children and rank [K, K]
 
 
 class Plan(NamedTuple):
@@ -210,7 +205,6 @@ def price(
     """Adds up a round with a draft: a pass of the drafter for each level, and the target's over all nodes.
 
     Args:
-        shape, tokens_per_round, draw: the fields of `Candidate`.
         c: the cost of a pass of the drafter; or costs by the number of tokens that a pass is fed, from one. The first
             pass is fed two tokens, a later one the nodes of the level before that have children.
         v: the cost of the target's pass by the number of draft tokens, from none.
@@ -338,7 +332,6 @@ def of_sizes(
     Args:
         alpha: acceptance rate.
         target, draft: published shapes, or parameters that decode, as "11B".
-        device, dtype, row_tokens: the arguments of `roofline.machine` and `roofline.load_of_size`.
         batch, most: rows, and the largest gamma to consider.
         c, c_hat: in place of those that follow from bytes, and from parameters.
 
@@ -403,8 +396,7 @@ def of_pair(
         >>> plan.alpha, plan.measured.acceptance["top"].tolist()
         (1.0, [[1.0, 0.0], [1.0, 0.0]])
     """
-    if most < 1:
-        raise ValueError(f"most is {most}: expected at least 1 draft token a round")
+    at_least(1, most=most)
     tokens, ratios = None, dict[str, np.ndarray]()
     rule, draft = prepared.options["rule"], acceptance.drafting_model(prepared)
     if (rule is None or rule.lenience == 1) and replay.can_replay(prepared):

@@ -52,6 +52,7 @@ from jaxspec.core import (
     noise,
     programs,
 )
+from jaxspec.core.checks import in_range
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.trees.children import DrawName, check
 from jaxspec.drafters.trees.shape import Choices
@@ -62,20 +63,13 @@ SAMPLES = 4  # draws of siblings at each position, where their acceptance is ave
 
 
 class LogitTrace(NamedTuple):
-    """The logits of a pair along texts of the target's, one text after the other.
+    """The logits of a pair along texts of the target's, one text after the other."""
 
-    Attributes:
-        temperature: the temperature of the texts.
-        counts: how many tokens each text has [rows].
-        tokens: the texts.
-        target, draft: float32 logits of each of their tokens, after the logits processors; memory-mapped.
-    """
-
-    temperature: float
-    counts: Int[np.ndarray, " rows"]
-    tokens: Int[np.ndarray, " N"]
-    target: Float[np.ndarray, "N V"]
-    draft: Float[np.ndarray, "N V"]
+    temperature: float  # the temperature of the texts
+    counts: Int[np.ndarray, " rows"]  # how many tokens each text has [rows]
+    tokens: Int[np.ndarray, " N"]  # the texts
+    target: Float[np.ndarray, "N V"]  # float32 logits of each of their tokens, after the processors; memory-mapped
+    draft: Float[np.ndarray, "N V"]  # the drafter's
 
 
 def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
@@ -143,9 +137,7 @@ def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
     if rule.acceptance_ratio is None:
         raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
     if trace.temperature == 0 and not matches_when_greedy(rule):
-        raise ValueError(
-            f"at temperature 0 {rule.name} accepts draft tokens that are not in the text: decode to measure it"
-        )
+        raise ValueError(f"at temperature 0 {rule.name} accepts tokens that are not in the text: decode to measure it")
     ratios, temperature = np.zeros(len(trace.tokens)), jnp.float32(trace.temperature)
     for index in _chunks(len(trace.tokens)):
         texts_and_logits = trace.tokens[index], trace.target[index], trace.draft[index]
@@ -187,8 +179,7 @@ def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.nd
     """
     check(draw)
     vocab = trace.target.shape[1]
-    if not 1 <= children <= vocab:
-        raise ValueError(f"children is {children}: expected 1 to {vocab}, the vocabulary")
+    in_range(1, vocab, children=children)
     ratios, temperature = np.zeros((len(trace.tokens), children, children)), trace.temperature
     for chunk, index in enumerate(_chunks(len(ratios))):
         part = (jnp.asarray(values[index]) for values in (trace.tokens, trace.target, trace.draft))

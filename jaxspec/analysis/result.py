@@ -158,13 +158,7 @@ def product(**axes: Any) -> list[Setting]:
 
 
 def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
-    """Makes a setting of a generation.
-
-    Args:
-        prepared: the generation.
-        name: the task's name.
-        batch: prompts at a time.
-    """
+    """Makes a setting of a generation, for a task of some name and a number of prompts at a time."""
     options = dict(prepared.options)
     if (samples := options.pop("num_samples", 1)) != 1:
         raise ValueError(f"num_samples is {samples}: expected 1, and each prompt as often as its samples")
@@ -224,11 +218,7 @@ def summary(setting: Setting, target: Model) -> SettingSummary:
 def describe(setting: Setting, target: Model, digests: Digests | None = None) -> dict[str, Any]:
     """Describes a setting in JSON: two settings of one description have the same results.
 
-    Args:
-        setting: the setting.
-        target: the one that `bench.run` was given.
-        digests: the digests of parameters that were already read. New ones are added, so that the settings of a model
-            read its parameters once.
+    `digests` of parameters that were read are added to, so that the settings of a model read its parameters once.
     """
     digests = {} if digests is None else digests
     task, model, drafter = setting.task, setting.target or target, setting.drafter

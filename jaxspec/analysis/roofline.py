@@ -13,12 +13,12 @@ Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline). Levia
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxspec.core.checks import one_of, suggest
 from jaxspec.nets import net_of
 from jaxspec.nets.network import Load
 
@@ -81,9 +81,8 @@ def machine(name: str) -> Machine:
     819000000000.0
     """
     if name not in MACHINES:
-        near = difflib.get_close_matches(name, MACHINES, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"no machine {name!r}{hint}: expected one of {', '.join(MACHINES)}")
+        hint = suggest(name, MACHINES) or ":"
+        raise ValueError(f"no machine {name!r}{hint} expected one of {', '.join(MACHINES)}")
     return MACHINES[name]
 
 
@@ -117,8 +116,7 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     >>> load_of_size("1.5B", "bfloat16").parameters
     1500000000.0
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise ValueError(f"dtype is {dtype!r}: expected one of bfloat16, float32")
+    one_of(dtype, "dtype", ("bfloat16", "float32"))
     shapes = published_shapes()
     if size in shapes:
         return load_of(dataclasses.replace(shapes[size], dtype=dtype), row=row_tokens, prompt=row_tokens)

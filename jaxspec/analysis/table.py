@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,22 +18,17 @@ from jaxspec.analysis.result import BenchResult, Rate, Setting, Spread, to_json
 
 BUSY = 1.0  # load per CPU above which other programs slow down what is measured
 MISSING = "–"
+RANGE = "min..max"  # the head of the least and the largest
 
 
 class Column(NamedTuple):
-    """A column of a table; where all of its cells are empty, it is left out.
+    """A column of a table; where all of its cells are empty, it is left out."""
 
-    Attributes:
-        head: above it.
-        of: where a result has its values, such as "costs.c"; or a function of results.
-        digits: after the point.
-        around: whether to show the least and the largest of a spread, and not its median.
-    """
-
-    head: str
-    of: str | Callable[[BenchResult], Any]
-    digits: int = 2
-    around: bool = False
+    head: str  # above it
+    of: str | Callable[[BenchResult], Any]  # where a result has its values, such as "costs.c"; or a function of results
+    digits: int = 2  # after the point
+    unit: float = 1.0  # by which numbers are divided
+    around: bool = False  # whether to show the least and the largest of a spread, and not its median
 
     def cell(self, result: BenchResult) -> str:
         """Formats what it has for a result."""
@@ -40,6 +36,7 @@ class Column(NamedTuple):
         for name in self.of.split(".") if isinstance(self.of, str) else ():
             value = None if value is None else getattr(value, name)
         value = value if isinstance(self.of, str) else self.of(result)
+        value = value if self.unit == 1 or value is None else value / self.unit
         return around(value, self.digits) if self.around else words(value, self.digits)
 
 
@@ -86,14 +83,6 @@ def _gamma(result: BenchResult) -> str:
     )
 
 
-def _mb(name: str) -> Callable[[BenchResult], float | None]:
-    def megabytes(result: BenchResult) -> float | None:
-        size = None if result.memory is None else getattr(result.memory, name)
-        return None if size is None else size / 1e6
-
-    return megabytes
-
-
 SETTINGS = {  # those that differ are columns, the others are in the title
     "task": Column("task", "setting.task"),
     "temperature": Column("T", lambda result: f"{result.setting.temperature:g}"),
@@ -113,16 +102,9 @@ _SAME = Column(
 SPEED = (
     Column("tokens/s", "tokens_per_second", 1),
     Column("× plain", "speed"),
-    Column("min..max", "speed", around=True),
+    Column(RANGE, "speed", around=True),
     Column("no\nprefill", "speed_after_prefill"),
     Column("× first", "speed_over_first"),
-    _SAME,
-)
-PEERS = (
-    SPEED[0],
-    Column("min..max", "tokens_per_second", 1, around=True),
-    *SPEED[1:3],
-    Column("passes", "passes"),
     _SAME,
 )
 THEORY = (
@@ -134,7 +116,7 @@ THEORY = (
     Column("Thm\n3.8", "predicted.theorem"),
     Column("own\nrounds", "predicted.rounds"),
 )
-MEASURED = (Column("meas-\nured", "speed_after_prefill"), Column("min..max", "speed_after_prefill", around=True))
+MEASURED = (Column("meas-\nured", "speed_after_prefill"), Column(RANGE, "speed_after_prefill", around=True))
 DRAFTS = (
     *THEORY[:2],
     Column("rounds with\na draft", "drafts.share_of_rounds"),
@@ -149,10 +131,10 @@ LATENCY = (
     Column("first\ncall, s", "first_call", 1),
 )
 MEMORY = (
-    Column("program,\nMB", _mb("program"), 1),
-    Column("of it\ntemporary", _mb("temporaries"), 1),
-    Column("weights", _mb("weights"), 1),
-    Column("what it\nneeds", _mb("needed"), 1),
+    Column("program,\nMB", "memory.program", 1, 1e6),
+    Column("of it\ntemporary", "memory.temporaries", 1, 1e6),
+    Column("weights", "memory.weights", 1, 1e6),
+    Column("what it\nneeds", "memory.needed", 1, 1e6),
 )
 Groups = Sequence[Sequence[Column]]
 BENCH: Groups = (SPEED, THEORY, LATENCY, MEMORY)
@@ -176,8 +158,8 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
         words = [task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(grouped)]
         beside = _settings_that_differ(grouped)
         filled = [[c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)] for group in groups]
-        parts = [view for group in filled if group for view in _fitting(grouped, beside, group, width)]
-        parts = parts or [_table(grouped, beside, [])]
+        wide = [_table(grouped, beside, group) for group in filled if group] or [_table(grouped, beside, [])]
+        parts = [part for view in wide for part in fitting(view, width, len(beside))]
         parts[0].title = ", ".join(filter(None, words))
         views += parts
     return views
@@ -190,20 +172,33 @@ def _settings_that_differ(results: Sequence[BenchResult]) -> list[Column]:
     return [*(SETTINGS[name] for name in differ), _GAMMA]
 
 
-def _fitting(
-    results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column], width: int | None
-) -> list[Table]:
-    """Splits the columns into tables that are no wider than `width`, if that can be."""
-    views, unlimited = [], Console(width=1000)
+def fitting(view: Table, width: int | None, beside: int = 1) -> list[Table]:
+    """Splits a table into tables that are no wider than so many characters, each with the first columns.
+
+    Args:
+        view: the table; its title goes to the first part.
+        width: characters of a line; None for any number.
+        beside: columns that each part begins with.
+
+    >>> view = Table("name", "parameters", "memory")
+    >>> view.add_row("small", "1.0M", "4.0 MB")
+    >>> [[str(column.header) for column in part.columns] for part in fitting(view, 25)]
+    [['name', 'parameters'], ['name', 'memory']]
+    """
+    first, columns = view.columns[:beside], view.columns[beside:]
+    parts, unlimited = list[Table](), Console(width=1000)
     while columns:
-        count = len(columns)
-        while width is not None and count > 1:
-            if unlimited.measure(_table(results, beside, columns[:count])).maximum <= width:
+        for count in range(len(columns), 0, -1):
+            part = Table(title=None if parts else view.title, title_justify="left", title_style="bold", box=view.box)
+            part.columns = [dataclasses.replace(column) for column in (*first, *columns[:count])]
+            part.rows = view.rows
+            # A range stays beside the number that it is around.
+            is_parted = count < len(columns) and columns[count].header == RANGE
+            if count == 1 or not (is_parted or (width and unlimited.measure(part).maximum > width)):
                 break
-            count -= 2 if count > 2 and columns[count - 1].around else 1  # a range stays beside what it is of
-        views.append(_table(results, beside, columns[:count]))
+        parts.append(part)
         columns = columns[count:]
-    return views
+    return parts or [view]
 
 
 def _table(results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column]) -> Table:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from jaxspec.cli import pair as pairs
 from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
 from jaxspec.core import Model, State, token_rows
+from jaxspec.core.checks import in_range
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
@@ -83,10 +85,7 @@ def batch(
         jaxspec batch --input prompts.jsonl --output results
         jaxspec batch --input prompts.jsonl --output results --resume
     """
-    if settings.shard >= settings.num_shards:
-        raise ValueError(
-            f"--shard is {settings.shard} of {settings.num_shards}: expected 0 to {settings.num_shards - 1}"
-        )
+    in_range(0, settings.num_shards - 1, shard=settings.shard)
     check_paths(settings.input)
     err = Console(stderr=True, highlight=False)
     with signals.leaving_soon(lambda: _say_interrupted(err)), contextlib.ExitStack() as stack:
@@ -95,8 +94,10 @@ def batch(
             chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
             rows = itertools.chain.from_iterable(map(openai.rows_of, chunks.rows()))
             before, totals = chunks.num_done, functools.reduce(Progress.plus, rows, Progress())
-        feed = _Feed(job.source.prompts(chunks))
-        with _Bar(job.total, chunks) as bar, _saying_how_to_go_on(err), feed.until_terminated():
+        is_terminated = threading.Event()
+        feed = _until(is_terminated, job.source.prompts(chunks))
+        ending = signals.answered(signal.SIGTERM, is_terminated.set)
+        with _Bar(job.total, chunks) as bar, _saying_how_to_go_on(err), ending:
             totals = _decode(job, feed, chunks, totals, bar, max_errors)
         if chunks.is_complete:
             job.output.finish(totals.to_dict())
@@ -109,35 +110,24 @@ def batch(
     if is_over:
         err.print(f"ended, since more than {max_errors} texts are errors: raise --max-errors, and {GO_ON}")
     err.print(Text(bar.sentence(settings.output, totals)), soft_wrap=True)
-    if feed.is_terminated and not chunks.is_complete:
+    if is_terminated.is_set() and not chunks.is_complete:
         err.print(f"terminated: {GO_ON}")
         raise typer.Exit(signals.TERMINATED)
     if not chunks.is_complete and not is_over:
-        raise ValueError(
-            f"the input had {job.total:,} lines when they were counted, and {chunks.num_done:,} when they were read: "
-            f"put back what it was, and {GO_ON}"
-        )
+        raise ValueError(f"the input had {job.total:,} lines, and then {chunks.num_done:,}: put it back, and {GO_ON}")
     if totals.failed:
         raise typer.Exit(ROWS_FAILED)
 
 
 class _Job(NamedTuple):
-    """A job that can begin.
+    """A job that can begin."""
 
-    Attributes:
-        settings: the command's options.
-        source, output: the prompts, and the folder of the results.
-        survey: the input, looked through once.
-        target: the model.
-        generation: the options of `generate_many` that `prepare` takes, and `num_samples`.
-    """
-
-    settings: Settings
-    source: Source
-    output: Output
-    survey: Survey
-    target: Model
-    generation: dict[str, Any]
+    settings: Settings  # the command's options
+    source: Source  # the prompts
+    output: Output  # the folder of the results
+    survey: Survey  # the input, looked through once
+    target: Model  # the model
+    generation: dict[str, Any]  # the options of `generate_many` that `prepare` takes, and `num_samples`
 
     @property
     def total(self) -> int:
@@ -228,7 +218,9 @@ def _description(
     return models, options_of_job | sampling | {"prefix": shared, "chat_template": template}
 
 
-def _decode(job: _Job, feed: _Feed, chunks: Chunks, totals: Progress, bar: _Bar, max_errors: int | None) -> Progress:
+def _decode(
+    job: _Job, feed: Iterator[Line], chunks: Chunks, totals: Progress, bar: _Bar, max_errors: int | None
+) -> Progress:
     """Decodes the prompts that are missing, and writes their rows; returns the counts of all."""
     for rows in _by_prompt(job.results(feed, progress=bar.update, skipped=chunks.skip)):
         totals = functools.reduce(Progress.plus, rows, totals)
@@ -278,10 +270,8 @@ def _check_some_line(job: _Job) -> None:
         reader.take(ahead)
     if reader.error is not None:
         raise reader.error
-    raise ValueError(
-        f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. "
-        + ("All prompts are too long" if first is None else f"The first: {first}")
-    )
+    why = "All prompts are too long" if first is None else f"The first: {first}"
+    raise ValueError(f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. {why}")
 
 
 def _say_interrupted(err: Console) -> None:
@@ -299,7 +289,7 @@ def _saying_how_to_go_on(err: Console) -> Iterator[None]:
 
 
 def _costs(job: _Job, err: Console) -> dict[str, Any]:
-    """Measures what rounds cost when the slots are full of the job's first prompts."""
+    """Measures what rounds cost when the slots are full of the job's first prompts, but for unusually wide ones."""
     from jaxspec.analysis.cost import policy_costs
 
     slots, prefix = job.settings.slots, job.generation["prefix"]
@@ -307,50 +297,28 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
     reader = job.reader(prepared, job.source.prompts())
     rows = [request.row for request in reader.peek(slots) if not request.error]
     rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
-    if not rows:
-        rows = [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
-
-    def width_of(tokens: int) -> int:
-        return prepared.widths(tokens)[0]
-
-    most = reader.limits.prompt if job.settings.max_prompt_tokens else None
+    rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
+    widths = [prepared.widths(len(row.tokens))[0] for row in rows]
+    usual = sorted(widths)[(len(rows) - 1) // 2]  # wider prompts may be errors of the job, for lack of memory
+    if job.settings.max_prompt_tokens and reader.limits.prompt:
+        usual = prepared.widths(reader.limits.prompt)[0]
+    rows = [row for row, width in zip(rows, widths, strict=True) if width <= usual]
 
     def begin(prepared: Prepared) -> State:
         of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
-        width = width_of(most or max(len(row.tokens) for row in rows))
-        return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(rows)
+        return Slots(prepared._replace(request=of_a_row), usual, slots, group=1, rounds=1).fill(rows)
 
-    while True:
-        try:
-            with err.status("measuring what passes cost"):
-                costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
-            return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
-        except inputs.NotEnoughMemory:  # of the widest prompts, which will be errors of the job
-            widest = max(width_of(len(row.tokens)) for row in rows)
-            narrower = [row for row in rows if width_of(len(row.tokens)) < widest]
-            if most or not narrower:
-                raise
-            rows = narrower
+    with err.status("measuring what passes cost"):
+        costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
+    return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
 
 
-class _Feed:
-    """The prompts of a job, which end once the process is told to end."""
-
-    def __init__(self, prompts: Iterator[Line]):
-        self._prompts, self.is_terminated = prompts, False
-
-    def __iter__(self) -> Iterator[Line]:
-        for prompt in self._prompts:
-            yield prompt
-            if self.is_terminated:
-                return
-
-    def until_terminated(self) -> contextlib.AbstractContextManager[None]:
-        """Has SIGTERM end the prompts, while the block runs."""
-        return signals.answered(signal.SIGTERM, self._end)
-
-    def _end(self) -> None:
-        self.is_terminated = True
+def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[Line]:
+    """Yields prompts until the process is told to end; what was read by then is decoded."""
+    for prompt in prompts:
+        yield prompt
+        if is_terminated.is_set():
+            return
 
 
 class _Bar:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec import trace
-from jaxspec.decode.batches import in_batches
-from jaxspec.decode.generate import complete
 
 if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult
@@ -23,7 +20,9 @@ CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
 IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
 
 
-def compare(prepared: Prepared, pair: Pair, batch: int) -> tuple[BenchResult, BenchResult]:
+def compare(
+    prepared: Prepared, pair: Pair, batch: int, quantities: Sequence[str] = ("speed", "alpha", "costs")
+) -> tuple[BenchResult, BenchResult]:
     """Times plain and speculative decoding of prompts, a batch at a time."""
     from jaxspec.analysis import bench
     from jaxspec.analysis.result import setting_of
@@ -31,29 +30,23 @@ def compare(prepared: Prepared, pair: Pair, batch: int) -> tuple[BenchResult, Be
     texts = len(prepared.prompt.length)
     setting = setting_of(prepared.replace(prefix=None), "prompts", min(batch, texts))  # of whole prompts
     setting = setting._replace(name=pair.draft or "", policy_name=pair.policy)
-    config = bench.Config(texts, REPEATS, pair.seed, ("speed", "alpha", "costs"))
+    config = bench.Config(texts, REPEATS, pair.seed, tuple(quantities))
     plain, speculative = bench.run(prepared.target, [setting], config=config)
     if speculative.error is not None:
         raise FloatingPointError(speculative.error)
     return plain, speculative
 
 
-def in_a_sentence(prepared: Prepared, batch: int, tokens: Sequence[list[int]]) -> str:
-    """Times speculative and plain decoding, interleaved, and reports their ratio; `tokens` are of speculative texts."""
-    from jaxspec.analysis.cost import interleave, run_all
-    from jaxspec.analysis.statistics import Spread
-
-    parts = list(in_batches(prepared, batch))
-    sides = [[part.prepared.plain() for part in parts], [part.prepared for part in parts]]
-    plain = [row for part in parts for row in complete(part.prepared.plain()).records()[: part.real]]
-    run_all(sides[1])  # compiles; plain decoding has run
-    seconds = interleave([functools.partial(run_all, side) for side in sides], REPEATS)
-    ratio = Spread.of(seconds[0] / seconds[1])
+def in_a_sentence(prepared: Prepared, pair: Pair, batch: int) -> str:
+    """Times speculative and plain decoding, interleaved, and reports their ratio."""
+    _, result = compare(prepared, pair, batch, ["speed"])
+    ratio = result.speed
+    assert ratio is not None
     speed = f"{ratio.median:.2f} times the speed of plain decoding, interleaved ({ratio.min:.2f} to {ratio.max:.2f})"
-    if prepared.is_sampled:
-        return f"{speed}; the texts are samples of the same distribution." if prepared.decoder.exact else f"{speed}."
-    same = sum(row["tokens"] == text for row, text in zip(plain, tokens, strict=True))
-    return f"{speed}; {'the same texts' if same == len(plain) else f'{same} of {len(plain)} texts are the same'}."
+    if result.same_text is None:
+        return f"{speed}; the texts are samples of the same distribution." if result.setting.exact else f"{speed}."
+    same = f"{result.same_text} of {result.texts} texts are the same"
+    return f"{speed}; {'the same texts' if result.same_text == result.texts else same}."
 
 
 def show(plain: BenchResult, speculative: BenchResult, prepared: Prepared, out: Console) -> None:

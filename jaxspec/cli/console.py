@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +68,8 @@ def sharing(what: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]
 
 def show(out: Console, view: Table, markdown: bool = False) -> None:
     """Prints a table on a screen, or for a document."""
+    from jaxspec.analysis.table import fitting
+
     if markdown:
         out.print(f"\n**{view.title}**\n" if view.title else "")
         view.title, view.box = None, box.MARKDOWN
@@ -77,28 +78,6 @@ def show(out: Console, view: Table, markdown: bool = False) -> None:
         out.print(view)
     else:
         out.print(*fitting(view, out.width), sep="\n")
-
-
-def fitting(view: Table, width: int) -> list[Table]:
-    """Splits a table whose first column has names into tables that are no wider than so many characters.
-
-    >>> view = table(["parameters", "memory"], first="name", title="Sizes")
-    >>> view.add_row("small", "1.0M", "4.0 MB")
-    >>> [[str(column.header) for column in part.columns] for part in fitting(view, 25)]
-    [['name', 'parameters'], ['name', 'memory']]
-    """
-    names, *columns = view.columns
-    parts, unlimited = list[Table](), Console(width=1000)
-    while columns:
-        for count in range(len(columns), 0, -1):
-            part = Table(title=None if parts else view.title, title_justify="left", title_style="bold", box=view.box)
-            part.columns = [dataclasses.replace(column) for column in (names, *columns[:count])]
-            part.rows = view.rows
-            if count == 1 or unlimited.measure(part).maximum <= width:
-                break
-        parts.append(part)
-        columns = columns[count:]
-    return parts
 
 
 def one_line(head: str) -> str:

@@ -41,20 +41,20 @@ def convert(
         jaxspec convert Qwen/Qwen3-8B-AWQ qwen3-8b --dtype int4
     """
     from jaxspec import files
+    from jaxspec.core.checks import one_of
     from jaxspec.files import folders
     from jaxspec.vocab import trim
     from jaxspec.weights import huggingface, orbax, quantisation
     from jaxspec.weights import loading as front
     from jaxspec.weights.loading import HUGGING_FACE, OURS
 
-    if form not in ("", HUGGING_FACE, OURS):
-        raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
+    if form:
+        one_of(form, "--format", (HUGGING_FACE, OURS))
     stored_form, stored_dtype, description = stored(front.find(source))
     form = form or (OURS if stored_form == HUGGING_FACE else HUGGING_FACE)
     dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
-    if stored_as not in dtypes:
-        raise ValueError(f"--dtype is {stored_as!r}: expected one of {', '.join(dtypes)} for {form}")
+    one_of(stored_as, "--dtype", dtypes)
     kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
     if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
         raise ValueError(complaint)
@@ -94,16 +94,11 @@ def write(
     from jaxspec.weights import orbax, vocabulary
 
     if model.tokenizer is None:
-        raise ValueError(
-            f"{model.name} has no tokenizer, and a jaxspec checkpoint needs one: put its files into the folder, or "
-            "choose --format huggingface"
-        )
+        raise ValueError(f"{model.name} has no tokenizer: put its files into the folder, or give --format huggingface")
     config = dataclasses.replace(model.config, dtype="float32")
     if (ids := token_ids.size(model.tokenizer)) > config.vocab_size:
-        raise ValueError(
-            f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}: take "
-            "the tokens that were added out of its files, or choose --format huggingface"
-        )
+        last = f"the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}"
+        raise ValueError(f"{model.name}: {last}: take added tokens out of its files, or give --format huggingface")
     manifest: dict[str, Any] = {"name": to.resolve().name, "family": form_of(config)[0], "draft_tokens": draft_tokens}
     manifest["description"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:

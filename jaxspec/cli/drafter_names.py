@@ -107,10 +107,7 @@ def default_model(target: str) -> str:
     """Names the drafter where none is chosen and only a model will do; refuses a target that has none."""
     if (name := _sibling(target)) is not None:
         return name
-    raise ValueError(
-        f"--target {target} needs a --draft here: a smaller model with its vocabulary. `jaxspec bench` also measures "
-        "drafters that are no models, such as prompt_lookup"
-    )
+    raise ValueError(f"--target {target} needs a --draft here, a smaller model; `jaxspec bench` measures others, too")
 
 
 def _sibling(target: str) -> str | None:
@@ -174,25 +171,17 @@ def drafter(
     target: Model | None = None,
     references: Callable[[], Sequence[str]] | None = None,
 ) -> Model | BoundDrafter:
-    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first that has a draft.
-
-    Args:
-        name: a model's, or one of a drafter. A + in a path that exists belongs to the path.
-        load: a function that loads the models among them.
-        target: the model to draft for; if there is one, a datastore must have been built with its vocabulary.
-        references: texts that n-grams are counted on, and a datastore without a folder is built of; None: both
-            are refused.
-    """
+    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first that has a draft."""
     return Maker(load, target, references).drafter(name)
 
 
 class Maker(NamedTuple):
-    """Makes drafters by their names, with what `drafter` gets, and the target's `head` where it is trimmed."""
+    """Makes drafters by their names."""
 
-    load: Callable[[str], Model]
-    target: Model | None
-    references: Callable[[], Sequence[str]] | None
-    head: Any = None
+    load: Callable[[str], Model]  # loads the models among them
+    target: Model | None  # drafted for; if there is one, a datastore must have been built with its vocabulary
+    references: Callable[[], Sequence[str]] | None  # texts that n-grams are counted on; None: these are refused
+    head: Any = None  # the target's, where it is trimmed
 
     def drafter(self, name: str) -> Model | BoundDrafter:
         """Makes a drafter by its name."""
@@ -277,22 +266,14 @@ def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
 
 class Kind(NamedTuple):
-    """A kind of drafter, written NAME=NUMBERS:INNER.
+    """A kind of drafter, written NAME=NUMBERS:INNER."""
 
-    Attributes:
-        usage: the form, as messages say it.
-        inner: the role of each name after the colon.
-        least, most: how many numbers may follow the =.
-        make: makes the drafter by `jaxspec.drafters`, a `Maker` and the name in parts.
-        of_target: whether it is made of the target.
-    """
-
-    usage: str
-    inner: tuple[str, ...] = ()
-    least: int = 0
+    usage: str  # the form, as messages say it
+    inner: tuple[str, ...] = ()  # the role of each name after the colon
+    least: int = 0  # how many numbers may follow the =
     most: int = 0
-    make: Callable[[Any, Maker, Written], Any] = _usual
-    of_target: bool = False
+    make: Callable[[Any, Maker, Written], Any] = _usual  # by `jaxspec.drafters`, a maker and the name in parts
+    of_target: bool = False  # whether it is made of the target
 
 
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
@@ -330,15 +311,9 @@ def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] |
     from jaxspec.files import corpus
 
     if references is None:
-        if name in COUNTED:
-            raise ValueError(
-                f"the drafter is {name!r}: n-gram tables are counted from held-out texts in bench and measure; "
-                "expected the folder of a counted table here, such as `jaxspec train debian-t5-bigram` writes"
-            )
-        raise ValueError(
-            f"the drafter is {name!r}: a datastore is built from held-out texts in bench and measure; expected "
-            "retrieval:FOLDER here, a folder that `jaxspec datastore` wrote"
-        )
+        folder = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
+        folder = folder if name in COUNTED else "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
+        raise ValueError(f"the drafter is {name!r}, made of held-out texts in bench and measure: expected {folder}")
     if not (texts := references()):
         raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
     if name in COUNTED:

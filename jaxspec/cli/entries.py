@@ -68,9 +68,8 @@ def check(entry: Entry) -> None:
         entry.text.encode()
     except UnicodeEncodeError as error:
         byte = f"0x{ord(entry.text[error.start]) & 0xFF:02x}"
-        raise ValueError(
-            f"the message is not UTF-8 text (it has the byte {byte} at character {error.start}): it was left out"
-        ) from None
+        where = f"it has the byte {byte} at character {error.start}"
+        raise ValueError(f"the message is not UTF-8 text ({where}): it was left out") from None
 
 
 def piped(lines: Iterable[bytes]) -> Iterator[Entry]:

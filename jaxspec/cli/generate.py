@@ -113,7 +113,7 @@ def generate(
         records = _printed(texts, decoded, prepared, pair, shown, out)
     if is_example and not as_json and prepared.drafter is not None:
         with err.status("timing plain decoding beside it"):
-            sentence = comparing.in_a_sentence(prepared, settings.batch, [record["tokens"] for record in records])
+            sentence = comparing.in_a_sentence(prepared, pair, settings.batch)
         out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
     results = None
     if shown.compare:
@@ -157,12 +157,22 @@ def _refuse(
 def _decoded(
     prepared: Prepared, settings: Settings, as_json: bool, stats: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
-    """Compiles what decoding runs, and decodes; see `decode_all`."""
-    streamed, prefill = settings.batch == 1 and not as_json, Prefill(prepared, err)
+    """Compiles what decoding runs, and decodes a batch of prompts at a time; one prompt round by round, for a reader.
+
+    Yields:
+        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds. Where reading
+        is timed apart, also "prefill_seconds", which are some of these, and "read_tokens". Of a prompt that is decoded
+        round by round there is a record after each round, of others the last one alone.
+    """
+    streamed, stop, prefill = settings.batch == 1 and not as_json, settings.pair.stop or (), Prefill(prepared, err)
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
-    return decode_all(prepared, settings, streamed, begin)
+    for part in in_batches(prepared, settings.batch):  # of one shape, and so of one program
+        if streamed:
+            yield _stream(part.prepared, stop, begin)
+        else:
+            yield from ((record,) for record in _complete(part, stop, begin))
 
 
 def _reported(
@@ -250,29 +260,6 @@ def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop
         list(pieces(first, settings.pair.stop or (), begin=begin or loop.begin))
     else:
         complete(first, settings.pair.stop or (), begin)
-
-
-def decode_all(
-    prepared: Prepared, settings: Settings, streamed: bool, begin: Prefill | None = None
-) -> Iterator[Iterable[dict[str, Any]]]:
-    """Decodes a batch of prompts at a time.
-
-    Args:
-        prepared: all prompts; batches have one shape, and so share a program.
-        settings: the size of a batch, and what ends a text.
-        streamed: whether to decode round by round; batches are then of one prompt.
-        begin: reads the prompts; None: the program that decodes does.
-
-    Yields:
-        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds; with `begin`
-        also "prefill_seconds", which are some of these, and "read_tokens". Of a streamed one there is a record after
-        each round, of others the last one alone.
-    """
-    for part in in_batches(prepared, settings.batch):
-        if streamed:
-            yield _stream(part.prepared, settings.pair.stop or (), begin)
-        else:
-            yield from ((record,) for record in _complete(part, settings.pair.stop or (), begin))
 
 
 def _complete(part: Batch, stop: Sequence[str], begin: Prefill | None) -> list[dict[str, Any]]:

@@ -53,7 +53,8 @@ class Command(TyperCommand):
             raise  # the reader of our output has gone; typer ends quietly
         except (ValueError, OSError, FloatingPointError, ImportError) as error:
             extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
-            if _debugging(ctx) or not extra:
+            is_debugging = ctx.find_root().params.get("debug") or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
+            if is_debugging or not extra:
                 raise
             console.say(Console(stderr=True, highlight=False), f"error: {_message(error, ctx.command)}", "red")
             raise typer.Exit(REFUSED) from None
@@ -157,10 +158,6 @@ def common(
     ] = False,
 ) -> None:
     """Options of all commands; their values are read from the context."""
-
-
-def _debugging(ctx: typer.Context) -> bool:
-    return bool(ctx.find_root().params.get("debug")) or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
 
 
 def _message(error: Exception, command: Any) -> str:

@@ -24,11 +24,7 @@ def model(
 ) -> Model:
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
-    Args:
-        name, mesh: a model and devices, in the words of `jaxspec.load`.
-        dtype: also as "int8/bfloat16", which says what quantised matrices are computed with.
-        seed: the seed of random weights.
-        chat_template: a file with a chat template, in place of the model's own.
+    A dtype such as "int8/bfloat16" also says what quantised matrices are computed with.
     """
     from jaxspec.analysis.random_model import random_model
     from jaxspec.weights import loading
@@ -65,9 +61,7 @@ def _dtypes(written: str) -> tuple[str, str | None]:
 def check_options(drafter: bool, **options: Any) -> None:
     """Refuses options of `jaxspec.generate` that are wrong whatever the models are, before these are loaded.
 
-    Args:
-        drafter: whether there will be one.
-        **options: all but the drafter, and token ids.
+    Options are all but token ids and the drafter, of which it is only said whether there will be one.
 
     >>> check_options(True, gamma=-1)
     Traceback (most recent call last):
@@ -83,11 +77,7 @@ def check_options(drafter: bool, **options: Any) -> None:
 
 
 def policy(text: str, **costs: Any) -> BoundPolicy:
-    """Makes a policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
-
-    Args:
-        text: name, or name=number.
-        **costs: c and v, for `adaptive`, or other options of it.
+    """Makes a policy by its name, or by its name and its first number; `costs` are options of `adaptive`.
 
     >>> float(policy("confidence=0.5").params)
     0.5

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import io
 import json
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from rich.console import Console
 
 from jaxspec import files, sharding
@@ -57,33 +59,28 @@ def score(
     model = names.model(target, dtype, None if mesh is None else sharding.mesh(mesh), chat_template=chat_template)
     totals, token = Totals(), int(start) if start is not None and start.isdecimal() else start
 
-    where = ""
+    where, ids = "", collections.deque[Any]()  # of the line that was read last; of those that have no score yet
 
-    def texts(rows: Iterable[tuple[str, Any, Any]]) -> Iterator[Any]:
+    def texts() -> Generator[Any, None, None]:
         nonlocal where
-        for line_place, _, scored in rows:
-            where = line_place
+        for place, line_id, scored in read(input):
+            where = place
+            ids.append(line_id)
             yield scored
 
-    def scores(rows: Iterable[tuple[str, Any, Any]]) -> Iterator[Score]:
+    def lines() -> Iterator[str]:
         try:
-            yield from iterate(model, texts(rows), batch, token, end)
+            with contextlib.closing(texts()) as ahead, console.counting("scoring", total) as step:
+                for scored in iterate(model, ahead, batch, token, end):
+                    totals.add(scored)
+                    step("scoring")
+                    line_id = ids.popleft()
+                    row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(tokens)
+                    yield json.dumps(row, ensure_ascii=False) + "\n"
         except inputs.NotEnoughMemory:
             raise
-        except (ValueError, TypeError) as error:  # of the line that was read last
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{where}: {error}" if where else str(error)) from error
-
-    def lines() -> Iterator[str]:
-        with (
-            contextlib.closing(read(input)) as rows,
-            contextlib.closing(read(input)) as ahead,
-            console.counting("scoring", total) as step,
-        ):
-            for (_, line_id, _), scored in zip(rows, scores(ahead), strict=True):
-                totals.add(scored)
-                step("scoring")
-                row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(tokens)
-                yield json.dumps(row, ensure_ascii=False) + "\n"
 
     if output is None:
         for line in lines():
@@ -122,35 +119,29 @@ class Totals:
     """Sums over the scores of a file."""
 
     def __init__(self) -> None:
-        self.texts = self.tokens = self.num_bytes = self.greedy = 0
-        self.log_prob = 0.0
-        self._has_bytes = True
+        self._sums = np.zeros(5)  # texts, tokens, greedy ones, log probability, bytes (NaN where they are not known)
 
     def add(self, scored: Score) -> None:
         """Counts the score of a text."""
-        self.texts += 1
-        self.tokens += len(scored.tokens)
-        self.greedy += scored.is_greedy
-        self.log_prob += scored.log_prob
-        self._has_bytes &= scored.num_bytes is not None
-        self.num_bytes += scored.num_bytes or 0
+        num_bytes = math.nan if scored.num_bytes is None else scored.num_bytes
+        self._sums += [1, len(scored.tokens), scored.is_greedy, scored.log_prob, num_bytes]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the totals as plain values: perplexity is per token, bits are per byte of all texts."""
-        bits = -self.log_prob / math.log(2) / self.num_bytes if self._has_bytes and self.num_bytes else None
+        texts, num_tokens, greedy, log_prob, num_bytes = self._sums.tolist()
         return {
-            "texts": self.texts,
-            "tokens": self.tokens,
-            "log_prob": self.log_prob,
-            "perplexity": math.exp(min(-self.log_prob / max(self.tokens, 1), 700.0)),
-            "bits_per_byte": bits,
-            "greedy": self.greedy,
+            "texts": int(texts),
+            "tokens": int(num_tokens),
+            "log_prob": log_prob,
+            "perplexity": math.exp(min(-log_prob / max(num_tokens, 1), 700.0)),
+            "bits_per_byte": -log_prob / math.log(2) / num_bytes if num_bytes > 0 else None,
+            "greedy": int(greedy),
         }
 
     def __str__(self) -> str:
-        totals = self.to_dict()
-        bits = "" if totals["bits_per_byte"] is None else f", {totals['bits_per_byte']:.3f} bits a byte"
+        t = self.to_dict()
+        bits = "" if t["bits_per_byte"] is None else f", {t['bits_per_byte']:.3f} bits a byte"
         return (
-            f"{self.texts:,} texts, {self.tokens:,} tokens: log probability {self.log_prob:.2f}, perplexity "
-            f"{totals['perplexity']:.3f}{bits}; greedy decoding would write {self.greedy:,} of them"
+            f"{t['texts']:,} texts, {t['tokens']:,} tokens: log probability {t['log_prob']:.2f}, perplexity "
+            f"{t['perplexity']:.3f}{bits}; greedy decoding would write {t['greedy']:,} of them"
         )

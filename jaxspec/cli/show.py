@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 REPORTED = ("text", "tokens", "finish", "raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
-Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate.decode_all`
+Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate._decoded`
 
 
 def headline(prepared: Prepared, pair: Pair) -> Text:

@@ -89,6 +89,7 @@ def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
     targets = {dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in dtypes}
     first = targets[dtypes[0]]
     shared["task"] = tasks or _tasks_for(first, work)
+    # Trees have a size of their own, and policies the largest gamma: neither is combined with all gammas.
     settings: list[Setting] = []
     for dtype, target in targets.items():
         load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
@@ -195,25 +196,16 @@ def _gamma(part: str) -> int | str:
 
 
 def run(
-    target: Model,
+    target: Model,  # with the settings the result of `settings_of`
     settings: Sequence[Setting],
-    work: Workload,
-    quantities: Sequence[str],
-    columns: Groups,
+    work: Workload,  # how often to measure, and how to print
+    quantities: Sequence[str],  # names of quantities to measure; see `bench.Config`
+    columns: Groups,  # the tables' columns, in groups
     *,
-    plain: bool = True,
-    more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),
+    plain: bool = True,  # whether they show plain decoding, too
+    more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),  # sentences about all results
 ) -> list[BenchResult]:
-    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1 if any failed.
-
-    Args:
-        target, settings: the result of `settings_of`.
-        work: how often to measure, and how to print.
-        quantities: names of quantities to measure; see `bench.Config`.
-        columns: the tables' columns, in groups.
-        plain: whether they show plain decoding, too.
-        more: sentences about all results.
-    """
+    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1 if any failed."""
     from jaxspec.analysis import bench, environment, table
 
     config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))

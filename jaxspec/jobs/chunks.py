@@ -22,11 +22,11 @@ from jaxspec.jobs import openai
 from jaxspec.jobs.files import Output
 
 KEPT = "the rows that were done before are kept"
-Rows = Sequence[dict[str, Any]]  # of one line: one for each of its texts
+Rows = Sequence[dict[str, Any]]  # of one line: one for each of its texts, none of a skipped line
 
 
 class Chunks:
-    """The chunks of a part of a job: those that are there, and those that are being filled.
+    """The chunks of a part of a job: those that are there, and those that are being filled, whose rows it holds.
 
     Args:
         output: where they are written. The files there belong to this job.
@@ -38,8 +38,8 @@ class Chunks:
 
     def __init__(self, output: Output, total: int):
         self._output, self._total, self.num_done = output, total, 0
-        self._whole, self._done = set[int](), collections.defaultdict[int, set[int]](set)  # lines of the other chunks
-        self._skipped = collections.Counter[int]()  # by chunk: how many of its done lines have no row
+        self._whole = set[int]()
+        self._rows = collections.defaultdict[int, dict[int, Rows]](dict)  # of the other chunks, by line
         self._files = dict[int, BinaryIO]()  # open journals
         names = {path.name for path in output.folder.iterdir()}
         for index in range(-(-total // output.chunk)):
@@ -49,9 +49,8 @@ class Chunks:
                 self.num_done += self._size(index)
                 journal.unlink(missing_ok=True)  # a kill came between the two
             elif journal.name in names:
-                _cut_off_unfinished(journal)
-                self._done[index] = set(self._journaled(index))
-                self.num_done += len(self._done[index])
+                self._rows[index] = _journaled(journal)
+                self.num_done += len(self._rows[index])
                 self._write_if_full(index)
 
     @property
@@ -62,14 +61,14 @@ class Chunks:
     def __contains__(self, number: int) -> bool:
         """Says whether a line is done, by its number in the whole input."""
         index = self._index(number)
-        return index in self._whole or number in self._done.get(index, ())
+        return index in self._whole or number in self._rows.get(index, ())
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields all rows that are in files."""
         for index in sorted(self._whole):
             yield from files.read_jsonl(self._output.path(index))
-        for index in sorted(self._done):
-            yield from itertools.chain.from_iterable(self._journaled(index).values())
+        for index in sorted(self._rows):
+            yield from self._in_order(index)
 
     def add(self, *rows: dict[str, Any]) -> None:
         """Appends the rows of a line, all of them together, to the journal of their chunk."""
@@ -81,21 +80,20 @@ class Chunks:
             if index not in self._files:  # without a buffer: no kill of the process takes back a line
                 self._files[index] = self._output.journal(index).open("ab", buffering=0)
             append(self._files[index], json.dumps(rows).encode() + b"\n")
-        self._end(number)
+        self._end(number, rows)
 
     def skip(self, number: int) -> None:
         """Counts a line that has no row."""
-        self._skipped[self._index(number)] += 1
-        self._end(number)
+        self._end(number, ())
 
     def close(self) -> None:
         """Closes all journals."""
         for file in self._files.values():
             file.close()
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, rows: Rows) -> None:
         index = self._index(number)
-        self._done[index].add(number)
+        self._rows[index][number] = rows
         self.num_done += 1
         self._write_if_full(index)
 
@@ -106,31 +104,19 @@ class Chunks:
         """Counts the lines of a chunk."""
         return min(self._output.chunk, self._total - index * self._output.chunk)
 
-    def _journaled(self, index: int) -> dict[int, Rows]:
-        """Returns what the journal of a chunk holds, by the numbers of the lines, in their order.
-
-        A line that is damaged, by a machine that lost its power, is left out.
-        """
-        entries, journal = dict[int, Rows](), self._output.journal(index)
-        for line in journal.read_bytes().splitlines() if journal.exists() else ():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                rows = json.loads(line)
-                entries[_number(rows)] = rows
-        return dict(sorted(entries.items()))
+    def _in_order(self, index: int) -> Iterator[dict[str, Any]]:
+        return itertools.chain.from_iterable(rows for _, rows in sorted(self._rows[index].items()))
 
     def _write_if_full(self, index: int) -> None:
         """Writes a chunk whose lines are all done; its journal is then of no more use."""
-        if len(self._done[index]) < self._size(index):
+        if len(self._rows[index]) < self._size(index):
             return
-        path, entries = self._output.journal(index), self._journaled(index)
-        if len(entries) + self._skipped[index] != self._size(index):
-            raise ValueError(f"{path} was changed while it was used: does another process run this job?")
         with folders.full_disk(self._output.folder, KEPT):
-            files.write_jsonl(self._output.path(index), itertools.chain.from_iterable(entries.values()))
+            files.write_jsonl(self._output.path(index), self._in_order(index))
         if index in self._files:
             self._files.pop(index).close()
-        path.unlink(missing_ok=True)
-        del self._done[index]
+        self._output.journal(index).unlink(missing_ok=True)
+        del self._rows[index]
         self._whole.add(index)
 
 
@@ -145,14 +131,21 @@ def append(file: BinaryIO, line: bytes) -> None:
         line = line[file.write(line) :]
 
 
-def _cut_off_unfinished(journal: Path) -> None:
-    r"""Cuts off the line that a kill or a full disk left unfinished at the end of a journal.
+def _journaled(journal: Path) -> dict[int, Rows]:
+    r"""Reads a journal, by the numbers of lines, and cuts off what a kill or a full disk left unfinished at its end.
+
+    Another line that is damaged, by a machine that lost its power, is left out.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "journal"
-    >>> _ = path.write_bytes(b"[{}]\n[{")
-    >>> _cut_off_unfinished(path)
-    >>> path.read_bytes()
-    b'[{}]\n'
+    >>> _ = path.write_bytes(b'[{"number": 2}]\n[{"number": 7')
+    >>> _journaled(path), path.read_bytes()
+    ({2: [{'number': 2}]}, b'[{"number": 2}]\n')
     """
-    os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+    written, entries = journal.read_bytes(), dict[int, Rows]()
+    os.truncate(journal, written.rfind(b"\n") + 1)
+    for line in written.split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            rows = json.loads(line)
+            entries[_number(rows)] = rows
+    return entries

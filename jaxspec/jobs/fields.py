@@ -25,90 +25,64 @@ OTHER_NAMES = {  # in other libraries: here
 }
 OBEYED = ("id", "number", *CONTENT, "max_new_tokens", "n", "seed", "stop", "tools", "chat_template_kwargs", *OPTIONS)
 CLOSE = {name for name in (*OBEYED, *OTHER_NAMES) if "_" in name or name in ("temperature", "stop", "seed")}
-NEUTRAL = {  # refused fields: the value that asks for nothing, which is therefore fine
-    "add_generation_prompt": True,
-    "best_of": 1,
-    "continue_final_message": False,
-    "do_sample": False,
-    "echo": False,
-    "ignore_eos": False,
-    "include_stop_str_in_output": False,
-    "logprobs": False,
-    "log_probs": False,
-    "min_tokens": 0,
-    "num_beams": 1,
-    "parallel_tool_calls": True,
-    "response_format": {"type": "text"},
-    "skip_special_tokens": True,
-    "stream": False,
-    "tool_choice": "auto",
-    "top_log_probs": 0,
-    "top_logprobs": 0,
-    "typical_p": 1.0,
-    "use_beam_search": False,
-}
 ALL_ROWS = "it holds for all of the job, and is an option of it"
-REFUSED = {  # name: why, or what to do
-    **dict.fromkeys(
-        ("drafter", "gamma", "rule", "policy", "eos_ids", "prefix", "log_probs", "top_log_probs"), ALL_ROWS
-    ),
-    **dict.fromkeys(("logprobs", "top_logprobs"), "log probabilities are an option of the job: log_probs"),
-    **dict.fromkeys(("eos_token_id", "stop_token_ids", "ignore_eos"), "end tokens are an option of the job: eos_ids"),
-    **{name: inputs.NOT_HERE[name] for name in inputs.STRUCTURED if name != "regex"},  # a field of the caller's own
-    **dict.fromkeys(
-        ("tool_choice", "parallel_tool_calls", "functions", "function_call"), "tools are offered, not forced"
-    ),
-    **dict.fromkeys(("num_beams", "use_beam_search"), "jaxspec.beam_search searches"),
-    **dict.fromkeys(("suppress_tokens", "bad_words_ids"), "use banned, a list of ids"),
-    **dict.fromkeys(("enable_thinking", "reasoning_effort"), "values for a template stand in chat_template_kwargs"),
-    **dict.fromkeys(("add_generation_prompt", "continue_final_message"), "a job writes the answer to a conversation"),
-    **dict.fromkeys(
-        ("include_stop_str_in_output", "skip_special_tokens"),
+
+
+def _refused(why: str, *names: str, **neutral: Any) -> dict[str, tuple[str, Any]]:
+    """Makes entries of `REFUSED`: names, and names with the value that asks for nothing, which is therefore fine."""
+    return {name: (why, None) for name in names} | {name: (why, value) for name, value in neutral.items()}
+
+
+REFUSED = {  # name: why, or what to do; and the value that asks for nothing, as None does everywhere
+    **_refused(ALL_ROWS, "drafter", "gamma", "rule", "policy", "eos_ids", "prefix", log_probs=False, top_log_probs=0),
+    **_refused("log probabilities are an option of the job: log_probs", logprobs=False, top_logprobs=0),
+    **_refused("end tokens are an option of the job: eos_ids", "eos_token_id", "stop_token_ids", ignore_eos=False),
+    # A field of the name "regex" is the caller's own.
+    **{name: (inputs.NOT_HERE[name], None) for name in inputs.STRUCTURED if name != "regex"},
+    **_refused(inputs.NOT_HERE["response_format"], response_format={"type": "text"}),
+    **_refused("tools are offered, not forced", "functions", "function_call", tool_choice="auto"),
+    **_refused("tools are offered, not forced", parallel_tool_calls=True),
+    **_refused("jaxspec.beam_search searches", num_beams=1, use_beam_search=False),
+    **_refused("use banned, a list of ids", "suppress_tokens", "bad_words_ids"),
+    **_refused("use banned, a list of the other ids", "allowed_token_ids"),
+    **_refused("values for a template stand in chat_template_kwargs", "enable_thinking", "reasoning_effort"),
+    **_refused("a job writes the answer to a conversation", add_generation_prompt=True, continue_final_message=False),
+    **_refused(
         "a text ends before its stop string, and is without special tokens",
+        include_stop_str_in_output=False,
+        skip_special_tokens=True,
     ),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "top_a", "typical_p"), "use top_k, top_p or min_p"),
-    "allowed_token_ids": "use banned, a list of the other ids",
-    "chat_template": "it holds for all of the job: load the model with it",
-    "prompt_logprobs": "jaxspec.score gives the log probabilities of texts",
-    "truncate_prompt_tokens": "max_prompt_tokens and too_long are options of the job",
-    "key": "give seed, an integer",
-    "generator": "give seed, an integer",
-    "do_sample": "temperature 0 is greedy, and a positive one samples",
-    "max_length": "use max_new_tokens, which does not count the prompt",
-    "stop_strings": "use stop",
-    "stream": "a job writes whole texts",
-    "echo": "a result has no prompt",
-    **{name: inputs.NOT_HERE[name] for name in ("best_of", "length_penalty", "min_new_tokens", "no_repeat_ngram_size")},
-    "min_tokens": inputs.NOT_HERE["min_new_tokens"],
+    **_refused("use top_k, top_p or min_p", "epsilon_cutoff", "eta_cutoff", "top_a", typical_p=1.0),
+    **_refused("it holds for all of the job: load the model with it", "chat_template"),
+    **_refused("jaxspec.score gives the log probabilities of texts", "prompt_logprobs"),
+    **_refused("max_prompt_tokens and too_long are options of the job", "truncate_prompt_tokens"),
+    **_refused("give seed, an integer", "key", "generator"),
+    **_refused("temperature 0 is greedy, and a positive one samples", do_sample=False),
+    **_refused("use max_new_tokens, which does not count the prompt", "max_length"),
+    **_refused("use stop", "stop_strings"),
+    **_refused("a job writes whole texts", stream=False),
+    **_refused("a result has no prompt", echo=False),
+    **{name: (inputs.NOT_HERE[name], None) for name in ("length_penalty", "min_new_tokens", "no_repeat_ngram_size")},
+    **_refused(inputs.NOT_HERE["best_of"], best_of=1),
+    **_refused(inputs.NOT_HERE["min_new_tokens"], min_tokens=0),
 }
 
 
 class Settings(NamedTuple):
-    """The settings of one prompt; None where the job's own hold.
+    """The settings of one prompt; None where the job's own hold."""
 
-    Attributes:
-        max_new_tokens: its limit.
-        samples: how many texts it gets.
-        seed: the seed of its random key.
-        stop: strings that end its text.
-        template: values for the chat template, tools among them.
-        sampling: its `SamplingOptions`.
-    """
-
-    max_new_tokens: int | None
-    samples: int | None
-    seed: int | None
-    stop: Any
-    template: dict[str, Any]
-    sampling: dict[str, Any]
+    max_new_tokens: int | None  # its limit
+    samples: int | None  # how many texts it gets
+    seed: int | None  # the seed of its random key
+    stop: Any  # strings that end its text
+    template: dict[str, Any]  # values for the chat template, tools among them
+    sampling: dict[str, Any]  # its `SamplingOptions`
 
 
 def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
     """Reads the settings of a prompt among its fields; a field that is null says nothing.
 
-    Args:
-        fields: all of the prompt's fields by their names.
-        most: the job's limit of new tokens.
+    `most` is the job's limit of new tokens.
 
     >>> settings = read({"prompt": "a", "temperature": 0.5, "max_tokens": 7, "label": "x"})
     >>> settings.max_new_tokens, settings.sampling
@@ -127,8 +101,9 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
                 raise ValueError(f"the fields {names[meant]!r} and {name!r} mean the same: give one of them")
             values[meant], names[meant] = value, name
         elif name in REFUSED:
-            if value is not None and not (name in NEUTRAL and _is_same(value, NEUTRAL[name])):
-                raise ValueError(f"the field {name!r} is not obeyed: {REFUSED[name]}")
+            why, neutral = REFUSED[name]
+            if value is not None and (type(value) is not type(neutral) or value != neutral):
+                raise ValueError(f"the field {name!r} is not obeyed: {why}")
         elif (close := _snake(name)) in CLOSE and close not in fields:
             raise ValueError(f"the field {name!r} is spelled {close!r} here")
     template = values.get("chat_template_kwargs", {})
@@ -208,10 +183,6 @@ def _sampling(name: str, value: Any) -> Any:
 def is_own(name: str) -> bool:
     """Says whether a field is the caller's own: it is neither obeyed nor refused."""
     return name not in OBEYED and name not in OTHER_NAMES and name not in REFUSED
-
-
-def _is_same(value: Any, neutral: Any) -> bool:
-    return type(value) is type(neutral) and value == neutral
 
 
 def _snake(name: str) -> str:

@@ -6,10 +6,8 @@ A chunk holds the results of a fixed range of the input's lines, in their order,
 
 from __future__ import annotations
 
-import array
 import codecs
 import contextlib
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -17,12 +15,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxspec import files
 from jaxspec.files import digests, folders
 from jaxspec.jobs import fields, openai
-from jaxspec.jobs.prompts import Line
+from jaxspec.jobs.prompts import IDS, Line
 from jaxspec.sampling.params import OPTIONS, Sizes
 
 # Files that are often given, and do not consist of lines of prompts.
@@ -45,54 +41,50 @@ class Shard(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The input of a job, looked through once.
+    """The input of a job, looked through once."""
 
-    Attributes:
-        lines: how many there are, blank ones left out.
-        varying: options of sampling that lines set, each with the largest value; see `generate_many`.
-        twice: the message about an id that occurs twice; empty if none does.
-    """
-
-    lines: int
-    varying: Mapping[str, Any]
-    twice: str
+    lines: int  # how many there are, blank ones left out
+    varying: Mapping[str, Any]  # options of sampling that lines set, each with the largest value; see `generate_many`
+    twice: str  # the message about an id that occurs twice; empty if none does
 
 
 class Source(NamedTuple):
-    """The input of a job.
+    """The input of a job."""
 
-    Attributes:
-        paths: text files, one prompt a line, or JSON lines (.jsonl, .ndjson); either also compressed (.gz).
-        field: the field of a JSON line that has the prompt.
-        chat: whether a prompt that is text is a user's message to the model.
-        shard: the part to read.
-        system: the message that comes before the user's, with `chat`.
-    """
-
-    paths: Sequence[Path]
-    field: str = PROMPT
-    chat: bool = False
-    shard: Shard = Shard()
-    system: str | None = None
+    paths: Sequence[Path]  # text, one prompt a line, or JSON lines (.jsonl, .ndjson); also compressed (.gz)
+    field: str = PROMPT  # the field of a JSON line that has the prompt
+    chat: bool = False  # whether a prompt that is text is a user's message to the model
+    shard: Shard = Shard()  # the part to read
+    system: str | None = None  # the message that comes before the user's, with `chat`
 
     def survey(self) -> Survey:
-        """Looks through all lines of all parts."""
-        varying, ids = dict[str, Any](), array.array("q")
+        """Looks through all lines of all parts; ids are compared with those of the first `IDS` lines."""
+        varying, lines_of_ids = dict[str, Any](), dict[int, int]()
+        twice, repeated, lines = "", 0, 0
         for line in self.lines():
-            ids.append(_digest(line.number if line.id is None else line.id))
+            lines += 1
+            name = line.number if line.id is None else line.id
+            digest = hash(json.dumps(name, sort_keys=True, default=str))
+            repeated += digest in lines_of_ids
+            if digest in lines_of_ids and not twice:
+                first = next(itertools.islice(self.lines(), lines_of_ids[digest], None))
+                twice = f"the id {name!r} stands twice, at {first.where} and {line.where}"
+            elif len(lines_of_ids) < IDS:
+                lines_of_ids[digest] = line.number
             try:
                 sampling = fields.read(line.fields).sampling if isinstance(line.fields, Mapping) else {}
-                for name, value in sampling.items():
-                    if OPTIONS[name].field == "bias":  # any value will do
-                        varying[name] = value
+                for option, value in sampling.items():
+                    if OPTIONS[option].field == "bias":  # any value will do
+                        varying[option] = value
                     else:
-                        OPTIONS[name].convert(value, name, Sizes(1, 1, 1))
-                        varying[name] = max(varying.get(name, value), value)
+                        OPTIONS[option].convert(value, option, Sizes(1, 1, 1))
+                        varying[option] = max(varying.get(option, value), value)
             except (ValueError, TypeError):  # the line's own error, when it is decoded
                 pass
-        if not ids:
+        if not lines:
             raise ValueError(f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line")
-        return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
+        more = f" ({repeated - 1:,} more lines repeat an id)" if repeated > 1 else ""
+        return Survey(lines, varying, f"{twice}{more}: results differ by their numbers only" if twice else "")
 
     def count(self, lines: int) -> int:
         """Counts the lines of the part, of so many in all."""
@@ -119,20 +111,6 @@ class Source(NamedTuple):
                     if line.strip():
                         yield self._line(next(numbers), f"{name}: line {number}", files.is_json_lines(path.name), line)
 
-    def _twice(self, ids: np.ndarray) -> str:
-        """Says which lines have the same id: the first two, and how many others there are."""
-        order = np.argsort(ids, kind="stable")
-        repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]  # of those with one id all but the first
-        if not repeated.size:
-            return ""
-        second = int(repeated.min())
-        numbers = int(np.flatnonzero(ids == ids[second])[0]), second
-        first, again = (line for line in itertools.islice(self.lines(), second + 1) if line.number in numbers)
-        more = f" ({len(repeated) - 1:,} more lines repeat an id)" if len(repeated) > 1 else ""
-        name = first.number if first.id is None else first.id
-        twice = f"the id {name!r} stands twice, at {first.where} and {again.where}{more}"
-        return f"{twice}: results differ by their numbers only"
-
     def _line(self, number: int, where: str, is_json: bool, line: bytes) -> Line:
         """Reads a line; what is wrong with it is in place of its fields."""
         try:
@@ -157,7 +135,7 @@ class Source(NamedTuple):
                 return Line(number, where, ValueError(f"the line's {name} cannot be written ({error})"))
         name, row = row.get("id"), {field: value for field, value in row.items() if field != "id"}
         try:
-            if openai.is_request(row):
+            if "custom_id" in row and "body" in row:  # of OpenAI's form
                 name = row["custom_id"]
                 row = openai.fields_of(row)
             return Line(number, where, *self._content(row), id=name)
@@ -166,7 +144,8 @@ class Source(NamedTuple):
 
     def _content(self, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the fields of a line, with the prompt under its usual name, and those that only look like fields."""
-        is_default = self.field == PROMPT  # another one was chosen, whatever else there is
+        # With a field of the caller's choice, "prompt" and "messages" are no prompts. The number is the line's.
+        is_default = self.field == PROMPT
         alike = {"number"} if is_default else {"number", *fields.CONTENT} - {self.field}
         others = {name: row.pop(name) for name in alike & row.keys()}
         if self.field not in row and not (is_default and "messages" in row):
@@ -185,24 +164,12 @@ class Source(NamedTuple):
         return row | {"messages": [*before, message]}
 
 
-def _digest(name: Any) -> int:
-    """A number of 64 bits that tells ids apart."""
-    spelled = json.dumps(name, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.blake2b(spelled.encode(), digest_size=8).digest(), "little", signed=True)
-
-
 class Output(NamedTuple):
-    """The folder that a job writes.
+    """The folder that a job writes."""
 
-    Attributes:
-        folder: the folder of the chunks and the manifest.
-        shard: the part of the input that they come from.
-        chunk: lines of the input that a chunk has the results of.
-    """
-
-    folder: Path
-    shard: Shard
-    chunk: int
+    folder: Path  # the folder of the chunks and the manifest
+    shard: Shard  # the part of the input that they come from
+    chunk: int  # lines of the input that a chunk has the results of
 
     def path(self, index: int) -> Path:
         """Returns where a chunk is written."""
@@ -234,9 +201,8 @@ class Output(NamedTuple):
             raise ValueError(f"{self.folder} holds a job already: give --resume to go on with it, or another folder")
         rows = sorted(self.folder.glob(f"*-{self.shard.suffix}-*"))
         if rows and not self.manifest.exists():
-            raise ValueError(
-                f"{rows[0]} is of a job whose {self.manifest.name} is not there: put it back, or choose another folder"
-            )
+            gone = f"{rows[0]} is of a job whose {self.manifest.name} is gone"
+            raise ValueError(f"{gone}: put it back, or choose another folder")
 
     def costs(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns the costs of passes that all parts of the job go on with: the first that were measured.
@@ -272,13 +238,7 @@ class Output(NamedTuple):
 def manifest_of(
     source: Source, output: Output, models: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describes a job: everything that its texts depend on.
-
-    Args:
-        source, output: the input, and its division into chunks.
-        models: target and drafter, as plain values: names, and `digests_of` their files.
-        options: plain values.
-    """
+    """Describes a job by everything that its texts depend on; of models the names, and `digests_of` their files."""
     return {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": dict(models),
@@ -331,14 +291,8 @@ def check_paths(paths: Sequence[Path]) -> None:
     """
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-            raise ValueError(
-                f"{path} is no regular file, and a job reads its input more than once, to count it, and to go on where "
-                "it was stopped: write it to a file first"
-            )
+            raise ValueError(f"{path} is no regular file, and a job reads its input twice: write it to a file first")
         if path.name.lower().removesuffix(".gz").endswith(OTHER_FILES):
-            raise ValueError(
-                f"{path} is no file of lines by its name: expected text with a prompt a line, or JSON lines (.jsonl), "
-                "either also compressed by gzip (.gz)"
-            )
+            raise ValueError(f"{path} is no file of lines by its name: expected text or .jsonl, perhaps with a .gz")
         with path.open("rb"):
             pass

@@ -15,7 +15,7 @@ from rich import filesize
 
 from jaxspec import sharding
 from jaxspec.core import Failure, Finish, LogProbs, Model, Prompt
-from jaxspec.core.checks import at_least, integer, integers, one_of
+from jaxspec.core.checks import integer, integers, one_of
 from jaxspec.decode import inputs, output, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
@@ -236,10 +236,9 @@ def generate_many(
         >>> sorted((row.id, len(row.tokens), row.finish) for row in rows)[:2]
         [('row 0', 9, 'length'), ('row 1', 9, 'length')]
     """
-    slots, num_samples = integers(slots=slots, num_samples=num_samples)
-    (group,) = integers(group=max(1, slots // 4) if group is None else group)
-    (max_ahead,) = integers(max_ahead=AHEAD * slots if max_ahead is None else max_ahead)
-    at_least(1, slots=slots, num_samples=num_samples, group=group, max_ahead=max_ahead)
+    slots, num_samples = integers(1, slots=slots, num_samples=num_samples)
+    (group,) = integers(1, group=max(1, slots // 4) if group is None else group)
+    (max_ahead,) = integers(1, max_ahead=AHEAD * slots if max_ahead is None else max_ahead)
     if group > slots:
         raise ValueError(f"group is {group}: expected at most {slots}, the slots")
     one_of(on_error, "on_error", ON_ERROR)
@@ -327,6 +326,7 @@ class _Job:
     def _slots_for(self, ahead: list[JobPrompt]) -> Slots | None:
         """Makes slots for the next prompts; of these, the ones that memory has no room for are finished."""
         while ahead:
+            # The lower median: a few long prompts must not make all slots wide.
             self._usual = self._width or sorted(map(self._width_of, ahead))[(len(ahead) - 1) // 2]
             ordinary = [request for request in ahead if not self._is_long(request)]
             stage = ordinary or ahead
@@ -374,6 +374,7 @@ class _Job:
         live, free = dict[int, _Live](), list(range(slots.slots))
         group, new = list[JobPrompt](), None
         while True:
+            # As many groups as there is room for. The next one waits, perhaps prefilled, for rows to end.
             while True:
                 group = group or self._next_group(slots)
                 if not group or len(free) < len(group):
@@ -384,6 +385,7 @@ class _Job:
                 live |= {slot: _Live(request) for slot, request in zip(indices, group, strict=True)}
                 group, new = [], None
             if live:
+                # The call ends as soon as the waiting group fits; without one, when as many more rows have ended.
                 rounds = STOP_ROUNDS if any(self._stop_of(row).strings for row in live.values()) else ROUNDS
                 report = slots.run(len(group) or min(len(free) + slots.group, slots.slots), rounds)
                 if group and new is None:
@@ -448,6 +450,7 @@ class _Job:
                 free.append(slot)
                 self._finish(row.request, self._completion(row, tokens, needed, report, slot))
         slots.end(free)
+        # A round of the call that ran has some row that committed; slots that committed nothing in it were idle.
         committed = report.rounds.committed
         idle = int(np.sum(committed[np.any(committed > 0, axis=1)] == 0))
         self._progress = self._progress._replace(live=len(live), idle=self._progress.idle + idle)

@@ -10,11 +10,6 @@ URLS = {"/v1/chat/completions": "messages", COMPLETIONS: "prompt"}  # what the b
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
-def is_request(row: Mapping[str, Any]) -> bool:
-    """Says whether a line is a request of this form."""
-    return "custom_id" in row and "body" in row
-
-
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request: those of its body, and others beside it.
 
@@ -39,10 +34,6 @@ def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
 
     Counts that the form has no place for are under "jaxspec". No time is given, so that a job which was resumed writes
     what one which was not does.
-
-    Args:
-        rows: the results of one prompt, as a job writes them otherwise.
-        model: the name of the model.
 
     >>> row = dict(id="a", number=4, text="One.", finish="eos", error=None, prompt_tokens=3, new_tokens=2)
     >>> line = response([row], "small")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec.core import Model, token_ids
-from jaxspec.core.checks import at_least, integers, one_of
+from jaxspec.core.checks import integers, one_of
 from jaxspec.decode import inputs, stopping
 from jaxspec.decode.request import Prepared, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
@@ -26,49 +26,28 @@ TOO_LONG = ("error", "truncate", "skip")
 
 
 class Line(NamedTuple):
-    """A line of a file as a prompt.
+    """A line of a file as a prompt."""
 
-    Attributes:
-        number: its number in the whole input.
-        where: the file and the line, for messages.
-        fields: the fields of a prompt, as a dict has them, or what is wrong with the line.
-        others: the caller's own fields that only look like those of a prompt.
-        id: the line's name for it; None for its number.
-    """
-
-    number: int
-    where: str
-    fields: Mapping[str, Any] | Exception
-    others: Mapping[str, Any] = MappingProxyType({})
-    id: Any = None
+    number: int  # its number in the whole input
+    where: str  # the file and the line, for messages
+    fields: Mapping[str, Any] | Exception  # the fields of a prompt, as a dict has them, or what is wrong with the line
+    others: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields that only look like those of a prompt
+    id: Any = None  # the line's name for it; None for its number
 
 
 class JobPrompt(NamedTuple):
-    """A prompt of a job, read and checked; several texts of one are several of these.
+    """A prompt of a job, read and checked; several texts of one are several of these."""
 
-    Attributes:
-        id: the caller's name for it; by default its number.
-        row: its tokens and settings; without tokens if it is not to be decoded.
-        error: why it is not decoded; None if it is.
-        place: its place among those of the job that have a result.
-        truncated: how many of the prompt's tokens were cut.
-        stop: the strings that end its text; None for the job's.
-        needs: the options of sampling that its program must have, each with a value.
-        fields: the caller's own fields.
-        where: the file and the line that it comes from; empty if it comes from elsewhere.
-        samples: how many texts the prompt gets.
-    """
-
-    id: Any
-    row: Row
-    error: str | None = None
-    place: int = 0
-    truncated: int = 0
-    stop: stopping.Stop | None = None
-    needs: Mapping[str, Any] = MappingProxyType({})
-    fields: Mapping[str, Any] = MappingProxyType({})
-    where: str = ""
-    samples: int = 1
+    id: Any  # the caller's name for it; by default its number
+    row: Row  # its tokens and settings; without tokens if it is not to be decoded
+    error: str | None = None  # why it is not decoded; None if it is
+    place: int = 0  # its place among those of the job that have a result
+    truncated: int = 0  # how many of the prompt's tokens were cut
+    stop: stopping.Stop | None = None  # the strings that end its text; None for the job's
+    needs: Mapping[str, Any] = MappingProxyType({})  # options of sampling that its program must have
+    fields: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields
+    where: str = ""  # the file and the line that it comes from; empty if it comes from elsewhere
+    samples: int = 1  # how many texts the prompt gets
 
     @property
     def at(self) -> str:
@@ -81,19 +60,12 @@ class JobPrompt(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The longest rows that a job takes.
+    """The longest rows that a job takes."""
 
-    Attributes:
-        prompt: most tokens of a prompt; None for any that has a position.
-        positions: most tokens of a prompt and what is generated from it together; None for any.
-        new: most new tokens of any prompt.
-        too_long: the treatment of a longer prompt: one of `TOO_LONG`.
-    """
-
-    prompt: int | None
-    positions: int | None
-    new: int
-    too_long: str
+    prompt: int | None  # most tokens of a prompt; None for any that has a position
+    positions: int | None  # most tokens of a prompt and what is generated from it together; None for any
+    new: int  # most new tokens of any prompt
+    too_long: str  # the treatment of a longer prompt: one of `TOO_LONG`
 
 
 def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> Limits:
@@ -103,43 +75,14 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     prompts = [x.max_prompt for x in limits if x.start_token is not None and x.max_prompt is not None]
     positions = [x.max_positions for x in limits if x.start_token is None and x.max_positions is not None]
     if max_prompt_tokens is not None:
-        prompts += integers(max_prompt_tokens=max_prompt_tokens)
-        at_least(1, max_prompt_tokens=prompts[-1])
+        prompts += integers(1, max_prompt_tokens=max_prompt_tokens)
     if positions and prompts:  # and at least one new token
         prompts.append(min(positions) - 1)
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
 
 
-class Numbers:
-    """A set of numbers that takes a bit for each, where most of a range are in it.
-
-    >>> numbers = Numbers()
-    >>> [numbers.add(number) for number in (5, 70_000, 5)]
-    [True, True, False]
-    """
-
-    def __init__(self) -> None:
-        self._pages = dict[int, int]()
-
-    def add(self, number: int) -> bool:
-        """Adds a number, and says whether it is new."""
-        page, bit = number >> 10, 1 << (number & 1023)
-        before = self._pages.get(page, 0)
-        self._pages[page] = before | bit
-        return not before & bit
-
-
 class Reader:
     """Reads prompts ahead, a block at a time, which is tokenised at once.
-
-    Args:
-        target: the model whose tokenizer reads text.
-        prompts: texts, rows of ids, chats (lists of messages), dicts of one of these, or `Line`s; see `generate_many`.
-        limits: the longest rows to accept.
-        block: prompts that are read at a time.
-        options: the job's options, as `prepare` takes them: `prefix`, `key` and those of sampling are read.
-        template: values for the template of chats.
-        skipped: called with the number of each prompt that is skipped.
 
     Attributes:
         limits: the longest rows it accepts.
@@ -149,20 +92,22 @@ class Reader:
 
     def __init__(
         self,
-        target: Model,
-        prompts: Iterable[Any],
-        limits: Limits,
-        block: int,
+        target: Model,  # the model whose tokenizer reads text
+        prompts: Iterable[Any],  # `Line`s, or what `generate_many` takes
+        limits: Limits,  # the longest rows to accept
+        block: int,  # prompts that are read at a time
+        # The job's options; `prefix`, `key`, `num_samples` and those of sampling are read.
         options: Mapping[str, Any] = MappingProxyType({}),
-        template: Mapping[str, Any] | None = None,
-        skipped: Callable[[int], Any] | None = None,
+        template: Mapping[str, Any] | None = None,  # values for the template of chats
+        skipped: Callable[[int], Any] | None = None,  # called with the number of each prompt that is skipped
     ):
         self._target, self.limits, self._block = target, limits, block
         self._prefix: SharedPrefix | None = options.get("prefix")
         self._template, self._skipped = dict(template or {}), skipped
         self._samples, self._has_key = options.get("num_samples", 1), options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
-        self._sizes, self._numbers, self._ids = sizes_of(target, 1), Numbers(), set[int]()
+        self._sizes, self._num_places = sizes_of(target, 1), 0
+        self._numbers, self._ids = set[int](), set[int]()  # numbers that are no places, and digests of ids
         self.defaults = values_of(self._options, self._sizes)
         self._source = enumerate(prompts)
         self._read = deque[JobPrompt]()
@@ -228,9 +173,8 @@ class Reader:
             request = request._replace(fields=others)
             if not is_number:
                 raise ValueError(f"number is {number!r}: expected an integer from 0 to {2**31 - 1}")
-            if not self._numbers.add(row.number):
-                raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
-            if name is not None and not isinstance(value, Line):
+            if not isinstance(value, Line):  # those of files are told apart before
+                self._check_number(row.number, place)
                 self._check_id(name, row.number)
             settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
@@ -241,12 +185,21 @@ class Reader:
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
+    def _check_number(self, number: int, place: int) -> None:
+        """Refuses an earlier prompt's number; none are remembered as long as all are the prompts' places."""
+        if number == place and not self._numbers:
+            self._num_places = place + 1
+        elif number < self._num_places or number in self._numbers:
+            raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
+        else:
+            self._numbers.add(number)
+
     def _check_id(self, name: Any, number: int) -> None:
         """Warns of an id that an earlier prompt had; so many are remembered as fit into little memory."""
         digest = hash(repr(name))
-        if digest in self._ids:
+        if name is not None and digest in self._ids:
             warnings.warn(f"the id {name!r} of prompt {number} is that of an earlier one, too", stacklevel=2)
-        elif len(self._ids) < IDS:
+        elif name is not None and len(self._ids) < IDS:
             self._ids.add(digest)
 
     def _with_settings(self, request: JobPrompt, settings: job_fields.Settings) -> JobPrompt:
@@ -265,7 +218,7 @@ class Reader:
             sampling = {name: value for name, value in sampling.items() if OPTIONS[name].processor is not None}
         elif not self._has_key and settings.seed is None:
             raise ValueError(
-                f"temperature is {temperature} and there is no key: give the job a key, or this prompt a seed"
+                f"temperature is {temperature} and there is no key: give the job one, or the prompt a seed"
             )
         stop = None if settings.stop is None else stopping.checked(settings.stop, self._target)
         return request._replace(row=row, stop=stop, needs=sampling if settings.sampling else {}, samples=samples)
@@ -308,7 +261,8 @@ class Reader:
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error))
-        most = self._longest(request.row.max_new_tokens)
+        room = None if self.limits.positions is None else self.limits.positions - request.row.max_new_tokens
+        most = min((x for x in (self.limits.prompt, room) if x is not None), default=None)
         if most is not None and len(row) > most:
             if self.limits.too_long == "skip":
                 if self._skipped is not None:
@@ -327,9 +281,3 @@ class Reader:
     @functools.cached_property
     def _frame(self) -> token_ids.Frame:
         return token_ids.frame_of(self._target.tokenizer)
-
-    def _longest(self, new: int) -> int | None:
-        """Most tokens of a prompt that so many new ones are generated from; None: any number."""
-        limits = self.limits
-        room = None if limits.positions is None else limits.positions - new
-        return min((x for x in (limits.prompt, room) if x is not None), default=None)

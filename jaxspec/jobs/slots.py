@@ -31,81 +31,46 @@ Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mes
 
 
 class Row(NamedTuple):
-    """A row to decode: what is particular to it; all else is the generation's.
+    """A row to decode: what is particular to it; all else is the generation's."""
 
-    Attributes:
-        number: the prompt's number in the whole job. The row's random key is folded from it, as `generate` does with a
-            row's place.
-        tokens: the prompt's ids.
-        max_new_tokens: its limit.
-        sample: the number of this text among the prompt's, from 0; each has a key of its own.
-        seed: makes the row's key in place of the job's key and `number`. None: those.
-        sampling: its values of sampling where they are not the job's, by field of `SamplingParams`, [1] or [1, vocab];
-            "draft" is the drafter's temperature.
-    """
-
-    number: int
-    tokens: Sequence[int]
-    max_new_tokens: int
-    sample: int = 0
-    seed: int | None = None
+    number: int  # the prompt's, in the whole job: the row's key is folded from it, as in `generate` from its place
+    tokens: Sequence[int]  # the prompt's ids
+    max_new_tokens: int  # its limit
+    sample: int = 0  # the number of this text among the prompt's, from 0; each has a key of its own
+    seed: int | None = None  # makes the row's key in place of the job's key and `number`
+    # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; "draft" is the drafter's temperature.
     sampling: Mapping[str, np.ndarray] | None = None
 
 
 class KeySources(NamedTuple):
-    """The sources of rows' random keys.
+    """The sources of rows' random keys."""
 
-    Attributes:
-        key: the bits of the key that each row's own is folded from.
-        number, sample: the prompt's number, and which of its texts a row is.
-    """
-
-    key: Int[Array, "group bits"]
-    number: Int[Array, " group"]
-    sample: Int[Array, " group"]
+    key: Int[Array, "group bits"]  # the bits of the key that each row's own is folded from
+    number: Int[Array, " group"]  # of the prompt
+    sample: Int[Array, " group"]  # which of its texts a row is
 
 
 class Rounds(NamedTuple):
-    """Counts of the rounds that one call of `run_rounds` has run; those after its last are 0.
+    """Counts of the rounds that one call of `run_rounds` has run; those after its last are 0."""
 
-    Attributes:
-        drafted, accepted, committed: tokens of each row; see `core.RoundInfo`.
-    """
-
-    drafted: Int[Array, "rounds slots"]
+    drafted: Int[Array, "rounds slots"]  # tokens of each row, as the next two; see `core.RoundInfo`
     accepted: Int[Array, "rounds slots"]
     committed: Int[Array, "rounds slots"]
 
 
 class Report(NamedTuple):
-    """The slots after some rounds.
+    """The slots after some rounds."""
 
-    Attributes:
-        tokens, length: the new tokens of each row, and how many there are.
-        finish: why each row has ended, a `core.Finish`; 0 for one that has not.
-        failed: the `core.Failure` of each row; 0 for one that has none.
-        rounds: the rounds that the call has run.
-        log_probs: the new tokens' log probabilities, if asked for.
-    """
-
-    tokens: Int[Array, "slots new"]
-    length: Int[Array, " slots"]
-    finish: Int[Array, " slots"]
-    failed: Int[Array, " slots"]
-    rounds: Rounds
-    log_probs: LogProbs | None
+    tokens: Int[Array, "slots new"]  # the new tokens of each row
+    length: Int[Array, " slots"]  # how many there are
+    finish: Int[Array, " slots"]  # why each row has ended, a `core.Finish`; 0 for one that has not
+    failed: Int[Array, " slots"]  # the `core.Failure` of each row; 0 for one that has none
+    rounds: Rounds  # the rounds that the call has run
+    log_probs: LogProbs | None  # the new tokens' log probabilities, if asked for
 
 
 class Slots:
     """A batch of fixed shapes whose rows come and go.
-
-    Args:
-        prepared: a generation of one prompt: the models, the decoder, the limit's bucket, and the options of all rows.
-        width: tokens of the widest prompt; a bucket.
-        slots: rows that are decoded together.
-        group: rows that are prefilled together.
-        rounds: most rounds of a call of `run`.
-        sampling: the values of rows that have none of their own, as `Row.sampling` has them. None: those of `prepared`.
 
     Attributes:
         needed: bytes of the state of all slots.
@@ -113,12 +78,12 @@ class Slots:
 
     def __init__(
         self,
-        prepared: Prepared,
-        width: int,
-        slots: int,
-        group: int,
-        rounds: int,
-        sampling: Mapping[str, np.ndarray] | None = None,
+        prepared: Prepared,  # a generation of one prompt, with the options of all rows
+        width: int,  # tokens of the widest prompt; a bucket
+        slots: int,  # rows that are decoded together
+        group: int,  # rows that are prefilled together
+        rounds: int,  # most rounds of a call of `run`
+        sampling: Mapping[str, np.ndarray] | None = None,  # of rows without values; None: those of `prepared`
     ):
         self.width, self.slots, self.group = width, slots, group
         self._prepared, self._rounds = prepared, rounds
@@ -235,11 +200,13 @@ class Slots:
                 like.dtype
             )
 
+        # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for.
         arrays = {name: like for name, like in target._asdict().items() if name != "processors"}
         fields: Any = {name: None if like is None else column(name, like) for name, like in arrays.items()}
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
         if draft is None:
             return type(target)(**fields), None
+        # NaN is a drafter without a temperature of its own, and a greedy row has a greedy drafter.
         temperature, drafts = fields["temperature"], column("draft", draft.temperature)
         drafts = np.where(temperature > 0, np.where(np.isnan(drafts), temperature, drafts), temperature)
         return type(target)(**fields), type(target)(**fields | {"temperature": drafts})
@@ -307,30 +274,18 @@ def _can_grow(small: State, large: State) -> bool:
 def _start(
     decoder: Decoder,
     weights: Weights,
-    request: Request,
-    key: Key[Array, ""],
-    prompt: Prompt,
+    request: Request,  # the options of one row, which all have
+    key: Key[Array, ""],  # a key of the rows' kind
+    prompt: Prompt,  # one entry for each row, as the next two
     sources: KeySources,
-    limit: Int[Array, " group"],
-    sampling: tuple[Any, Any],
-    headroom: int,
-    growth: int,
-    before: Before | None,
-    shapes: tuple[tuple[int, ...], ...] | None = None,
+    limit: Int[Array, " group"],  # most new tokens
+    sampling: tuple[Any, Any],  # the rows' values of sampling, and those of the drafter; None for the target's
+    headroom: int,  # fills the slots' capacity after a prompt of this width
+    growth: int,  # tokens of it that a row uses
+    before: Before | None,  # the part that was read before; None: nothing
+    shapes: tuple[tuple[int, ...], ...] | None = None,  # of the leaves, to which zeros extend smaller ones
 ) -> State:
-    """The state of new rows after prefill.
-
-    Args:
-        decoder, weights: the decoder, and the parameters of its models.
-        request: the options of one row, which all have.
-        key: a key of the rows' kind.
-        prompt, sources, limit: one entry for each row; `limit` is the most new tokens.
-        sampling: the rows' values of sampling, and those of the drafter; None for the target's.
-        headroom: fills the slots' capacity after a prompt of this width.
-        growth: tokens of it that a row uses.
-        before: the part that was read before; None: nothing.
-        shapes: the shapes of the state's leaves; smaller ones get zeros at their end. None: as they are.
-    """
+    """The state of new rows after prefill."""
     request = token_rows.repeat_rows(request, limit.shape[0])
     request = request._replace(sampling_params=sampling[0], draft_sampling_params=sampling[1])
     request = request._replace(keys=_row_keys(sources, jax.random.key_impl(key)), max_new_tokens=limit)
@@ -364,23 +319,14 @@ def run_rounds(
     decoder: Decoder,
     weights: Weights,
     state: State,
-    ended: Bool[Array, " slots"],
-    wanted: Int[Array, ""],
-    limit: Int[Array, ""],
-    rounds: int,
+    ended: Bool[Array, " slots"],  # rows to end before the first round
+    wanted: Int[Array, ""],  # slots; those that were free before count
+    limit: Int[Array, ""],  # most rounds, at most `rounds`
+    rounds: int,  # with the next the size of the report
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until `wanted` slots are done, or `limit` rounds. The state given is consumed.
-
-    Args:
-        decoder, weights, state: the decoder, its parameters, and the slots.
-        ended: rows to end before the first round.
-        wanted: slots; those that were free before count.
-        limit: most rounds, at most `rounds`.
-        rounds, max_new_tokens: sizes of the report.
-        layout: the state's layout.
-    """
+    """Runs rounds until `wanted` slots are done, or `limit` rounds. The state given is consumed."""
     state = state._replace(done=jnp.logical_or(state.done, ended))
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 

@@ -331,7 +331,7 @@ def test_what_rounds_take(drafted, rounds, policy, may_be_empty, expected, monke
     drafter = drafter._replace(functions=drafter.functions._replace(may_be_empty=may_be_empty))
     prepared = prepare(TARGET, PROMPT, drafter=drafter, gamma=2, policy=policies.heuristic() if policy else None)
     passes = object.__new__(bench.PassTimer)
-    passes._drafts, passes._search = [1, 2], 0.0
+    passes._drafts = [1, 2]
     unit = Spread(1.0, 1.0, 1.0)
 
     def costs(drafts):

@@ -133,7 +133,7 @@ def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
         (lambda: next(planning.of_pair(None, most=0)), "most is 0"),
         (
             lambda: next(planning.of_pair(prepared_table(rule=rules.lenient(0.5)), trees=True)),
-            "rejection rule and a temp",
+            "rejection rule, without top_k",
         ),
     ],
 )

@@ -74,7 +74,7 @@ def test_all_machines_are_memory_bound_at_one_token():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: machine("h20"), "no machine 'h20' .did you mean 'h200'.*expected one of b200, h200, h100"),
+        (lambda: machine("h20"), "no machine 'h20': did you mean 'h200'.*expected one of b200, h200, h100"),
         (lambda: machine("abacus"), "no machine 'abacus': expected"),
         (lambda: machine("tpu-v4").peak("float32"), "no peak is published in 'float32'"),
         (lambda: machine("h200").peak("bandwidth"), "no peak is published in 'bandwidth'"),

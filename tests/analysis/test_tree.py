@@ -84,7 +84,7 @@ def test_a_round_is_a_pass_for_each_level_and_one_of_the_target():
 
 
 def test_more_children_than_tokens():
-    with pytest.raises(ValueError, match="children is 9: expected 1 to 4, the vocabulary"):
+    with pytest.raises(ValueError, match="children is 9: expected a number from 1 to 4"):
         replay.tree_ratios(trace_of(np.eye(4)[0], np.eye(4)[0]), "top", 9)
 
 

@@ -83,9 +83,9 @@ def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "gguf"], "--format is 'gguf', expected huggingface or jaxspec"),
-        (["--dtype", "int3"], "--dtype is 'int3': expected one of float32, bfloat16, int8, int4 for jaxspec"),
-        (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16 for huggingface"),
+        (["--format", "gguf"], "--format is 'gguf': expected one of huggingface, jaxspec"),
+        (["--dtype", "int3"], "--dtype is 'int3': expected one of float32, bfloat16, int8, int4"),
+        (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_and_nothing_written(theirs, tmp_path, options, message):
@@ -154,6 +154,6 @@ def test_a_tokenizer_with_more_ids_than_the_model(theirs, tmp_path):
     huggingface.save(model, tmp_path / "more")
     result = run(tmp_path / "more", tmp_path / "ours")
     assert result.exit_code == 2
-    assert "the tokenizer has ids up to 43, the model only up to 31: take the tokens" in result.stderr
+    assert "the tokenizer has ids up to 43, the model only up to 31: take added tokens" in result.stderr
     assert not (tmp_path / "ours").exists()
     assert run(tmp_path / "more", tmp_path / "copy", "--format", "huggingface").exit_code == 0

@@ -93,7 +93,7 @@ def test_the_reading_of_a_long_prompt_is_watched(zoo, target, draft, seen, monke
     assert begin.is_watched and not prefill.Prefill(prepared, Console(file=io.StringIO())).is_watched
     generate._warm_up(prepared, settings, False, begin.quietly)
     assert moved == []
-    ((record,),) = generate.decode_all(prepared, settings, False, begin)
+    ((record,),) = generate._decoded(prepared, settings, True, False, err)
     out = jaxspec.generate(zoo[target], [ids], drafter=drafter, max_new_tokens=6)
     assert record["tokens"] == out.tokens[0, : out.lengths[0]].tolist()
     assert len(moved) == seen and moved[-1:] == [int(prepared.prompt.length[0])] * bool(seen)

@@ -366,7 +366,7 @@ def test_what_only_a_search_reads_is_refused_without_one(refused):
 
 def test_ngram_tables_by_name_are_of_other_commands(refused):
     said = refused(PROMPT, "--draft", "bigram")
-    assert "the drafter is 'bigram': n-gram tables are counted from held-out texts in bench and measure" in said
+    assert "the drafter is 'bigram', made of held-out texts in bench and measure" in said
     assert "take fewer prompts" not in said
 
 

@@ -98,9 +98,9 @@ def test_ngram_tables_inside_other_drafters_are_counted_on_the_references():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("bigram", "n-gram tables are counted from held-out texts in bench and measure; expected the folder of a"),
-        ("cascade:debian-gpt-small:4-gram", "the drafter is '4-gram': n-gram tables are counted from held-out texts"),
-        ("retrieval", "a datastore is built from held-out texts in bench and measure; expected retrieval:FOLDER"),
+        ("bigram", "made of held-out texts in bench and measure: expected the folder of a"),
+        ("cascade:debian-gpt-small:4-gram", "the drafter is '4-gram', made of held-out texts"),
+        ("retrieval", "made of held-out texts in bench and measure: expected retrieval:FOLDER"),
     ],
 )
 def test_what_is_counted_is_refused_where_no_texts_are(name, message):

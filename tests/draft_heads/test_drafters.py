@@ -490,4 +490,4 @@ def test_what_a_draft_costs_is_measured_as_a_whole(name):
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
     prepared = prepare(drafter.target, prompt, drafter=drafter, gamma=2, max_new_tokens=6)
     assert cost.draft_cost(prepared, repeats=1, inner=1) > 0
-    assert cost.search_cost(prepared) == 0 and cost.paid_model(prepared) is None
+    assert cost.drafts_as_a_whole(prepared) and cost.paid_model(prepared) is None

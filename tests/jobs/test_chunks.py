@@ -1,6 +1,5 @@
 """Chunks of a job: in which files its rows are, and what is left of them after a kill."""
 
-import contextlib
 import json
 
 import pytest
@@ -60,13 +59,6 @@ def test_a_line_that_is_damaged_anywhere_is_dropped(output):
                 # without its line break, what is left of two rows is one line
                 whole_lines = [3, 5, 7] if place < end - 1 else [3, 5]
                 assert numbers(Chunks(output, 8)) == whole_lines
-
-
-def test_a_journal_that_changes_while_it_is_used_is_refused(output):
-    opened = Chunks(output, 5)
-    output.journal(0).write_bytes(output.journal(0).read_bytes()[1:])
-    with contextlib.closing(opened), pytest.raises(ValueError, match="does another process run this job"):
-        opened.add({"number": 0})
 
 
 def test_a_chunk_is_written_when_all_its_lines_are_done(tmp_path):

@@ -150,7 +150,6 @@ def test_a_chat_has_template_values_of_its_own(monkeypatch):
 def test_every_option_of_sampling_is_a_field():
     assert set(OPTIONS) <= set(fields.OBEYED)
     assert not {*fields.OBEYED, *fields.OTHER_NAMES} & fields.REFUSED.keys()
-    assert fields.NEUTRAL.keys() <= fields.REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", sorted(fields.REFUSED))
@@ -159,8 +158,7 @@ def test_a_refused_field_is_named_unless_it_asks_for_nothing(name):
         fields.read({"prompt": "a", name: "something"})
     nothing = fields.read({"prompt": "a"})
     assert fields.read({"prompt": "a", name: None}) == nothing
-    if name in fields.NEUTRAL:
-        assert fields.read({"prompt": "a", name: fields.NEUTRAL[name]}) == nothing
+    assert fields.read({"prompt": "a", name: fields.REFUSED[name][1]}) == nothing
 
 
 @pytest.mark.parametrize(
