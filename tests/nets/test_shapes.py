@@ -64,6 +64,21 @@ def test_what_no_short_form_says_is_written_layer_by_layer(tmp_path):
         nets.from_table("decoder", table | {"layers": [{**table["layers"][0], "postnorms": True}]}, "[model]")
 
 
+def test_a_table_of_one_number_for_all_layers():
+    """As manifests were written before layers were values: windows and rotary bases by turns."""
+    table = dict(vocab_size=13, dim=8, ff_dim=16, layers=3, heads=2, kv_heads=1, head_dim=4, head_norms=True)
+    table |= dict(
+        window=3, local=[True, False], rope_base=100.0, local_rope_base=10.0, tied_head=True, activation="gelu"
+    )
+    local = AttentionShape(2, 1, 4, window=3, rotary=Rotary(10.0), head_norms=True)
+    layers = [local, dataclasses.replace(local, window=None, rotary=Rotary(100.0)), local]
+    expected = DecoderConfig(
+        13, 8, tuple(LayerShape(layer, FeedForwardShape(16, "gelu")) for layer in layers), NormShape(), tied_head=True
+    )
+    assert nets.from_table("decoder", table, "[model]") == expected
+    assert nets.from_table("decoder", orbax.without_none(dataclasses.asdict(expected)), "[model]") == expected
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.sizes], ids=lambda family: family.title)
 def test_published_shapes_have_a_short_form(family):
     for config in family.sizes.values():

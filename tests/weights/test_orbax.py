@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import math
 import shutil
+import tomllib
 import weakref
 from pathlib import Path
 
@@ -16,8 +18,9 @@ import pytest
 from jaxspec.drafters.lookups import ngram_model
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.files import folders
-from jaxspec.nets import decoder, t5
+from jaxspec.nets import decoder, net_of, t5
 from jaxspec.nets.decoder import gpt_config
+from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import orbax, orbax_arrays, quantisation
 from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
@@ -179,6 +182,32 @@ def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):
     config = dataclasses.replace(T5, max_positions=None)
     save(tmp_path / "a", params_of("t5"), config, tokenizer, name="a", family="t5", dtype="int8", description={})
     assert read_manifest(tmp_path / "a").model == config
+
+
+SHIPPED = sorted(path.parent for path in Path(__file__).parents[2].glob("checkpoints/*/manifest.toml"))
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_shipped_manifests_have_one_number_for_all_layers(folder, tmp_path):
+    """They are read layer by layer, with as many parameters as the folder has, and written as they were."""
+    written = tomllib.loads((folder / "manifest.toml").read_text())
+    table, manifest = written["model"], read_manifest(folder)
+    if written["family"] == "gpt":
+        attention = AttentionShape(heads := table["heads"], heads, table["dim"] // heads, qkv_bias=True, out_bias=True)
+        layer = LayerShape(attention, FeedForwardShape(table["ff_dim"], "gelu", gated=False, bias=True))
+        layers, norm = (layer,) * table["layers"], NormShape("layer", 1e-5)
+        expected = DecoderConfig(
+            *(8192, table["dim"], layers, norm), tied_head=True, positions="learned", max_positions=512
+        )
+    else:
+        expected = T5Config(**table | {"end_tokens": tuple(table.get("end_tokens", ()))})
+    assert manifest.model == expected and table["vocab_size"] == 8192
+    shapes = jax.tree.leaves(net_of(expected).shapes(expected))
+    assert sum(math.prod(leaf.shape) for leaf in shapes) == manifest.parameters
+    orbax._write_manifest(tmp_path / "manifest.toml", manifest)
+    again = tomllib.loads((tmp_path / "manifest.toml").read_text())
+    assert {**again["model"], **table} == again["model"]  # with options that are younger than the manifest
+    assert {**again, "model": table} == written
 
 
 def test_the_folder_holds_little_else_and_no_paths(saved):
