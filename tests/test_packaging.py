@@ -76,7 +76,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "analysis": 4_796,
     "cli": 4_005,
     "core": 4_008,  # checks of who takes token trees, and of rewinds
-    "decode": 4_668,
+    "decode": 4_669,
     "draft_heads": 3_444,
     "drafters": 4_525,
     "files": 646,

@@ -17,6 +17,8 @@ import jaxspec
 PACKAGE = Path(jaxspec.__file__).parent
 VAGUE = {"found", "made", "own", "one", "some", "each", "given", "taken", "about", "known"}
 VAGUE |= {"here", "there", "asked", "whole"}
+VAGUE |= {"what", "who", "ours", "theirs", "said", "odd", "held", "had", "has", "have", "wanted", "place", "again"}
+VAGUE |= {"near", "meant", "nothing", "every"}
 NO_SENTENCE = re.compile(r"(Of|That|As|Those|All|What|Which|How|Whether|Where|When|Raises:?)\b")
 
 

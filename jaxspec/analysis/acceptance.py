@@ -237,10 +237,10 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
     """
     accepted, tested = [], []
     for trace in traces:
-        place, committed = np.arange(trace.draft.shape[2]), np.asarray(trace.num_committed)
+        slot, committed = np.arange(trace.draft.shape[2]), np.asarray(trace.num_committed)
         # A round commits what was accepted and one token more, unless it is cut: what is after its end is not text.
         for rows, counts in ((accepted, trace.num_accepted), (tested, trace.num_tested)):  # counts [rows, rounds]
-            rows.append((place < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
+            rows.append((slot < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
     return ConditionalAcceptance(np.concatenate(accepted), np.concatenate(tested))
 
 

@@ -261,8 +261,8 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         devices: devices of a topology, or of this machine.
         mesh: how to split the models over them.
     """
-    place = None if mesh is None else sharding.mesh(mesh, devices)
-    lowered = lower(prepared, place, devices[0])
+    layout = None if mesh is None else sharding.mesh(mesh, devices)
+    lowered = lower(prepared, layout, devices[0])
     started = time.monotonic()
     try:
         with _without_cache():
@@ -282,7 +282,7 @@ def compile_generation(prepared: Prepared, devices: Sequence[Any], mesh: str | M
         stats.generated_code_size_in_bytes,
     )
     program = Program(seconds, *sizes, collectives(executable.as_text() or ""))
-    return Compiled(program, executable, fingerprint(lowered, devices[0], place))
+    return Compiled(program, executable, fingerprint(lowered, devices[0], layout))
 
 
 @contextlib.contextmanager
@@ -330,7 +330,7 @@ def lower(prepared: Prepared, mesh: Mesh | None, device: Any) -> Any:
             sharding.rows(request, len(request.max_new_tokens), mesh),
         )
     shapes = jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (weights, prompt, request), places
+        lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), (weights, prompt, request), places
     )
     return loop.generation.lower(prepared.decoder, *shapes, prepared.max_new_tokens)
 
@@ -433,15 +433,15 @@ def load(
     path = Path(folder).expanduser() / f"{name}{SUFFIX}"
     if not path.is_file():
         raise FileNotFoundError(f"no program at {path}: `jaxspec compile --save` and `aot.save` write them")
-    devices, place = jax.devices() if devices is None else devices, sharding.mesh_of(prepared.weights)
+    devices, layout = jax.devices() if devices is None else devices, sharding.mesh_of(prepared.weights)
     stored = pickle.loads(path.read_bytes())
-    expected = fingerprint(lower(prepared, place, devices[0]), devices[0], place)
+    expected = fingerprint(lower(prepared, layout, devices[0]), devices[0], layout)
     for entry, value in stored["fingerprint"].items():
         if value != expected.get(entry):
             both = f"{value}, and here it is {expected.get(entry)}"
             raise ValueError(f"{path} is of another {entry}: {both}. Compile it again, with this run's options")
-    used = list(devices[:1]) if place is None else list(place.devices.flat)
+    used = list(devices[:1]) if layout is None else list(layout.devices.flat)
     program = serialize_executable.deserialize_and_load(*stored["program"], execution_devices=used)
-    return lambda again: program(
-        weights=again.weights, prompt=again.prompt, request=with_room(again.request), before=None
+    return lambda argument: program(
+        weights=argument.weights, prompt=argument.prompt, request=with_room(argument.request), before=None
     )

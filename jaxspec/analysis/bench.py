@@ -92,7 +92,7 @@ def run(
     store: Store | None = None,
     config: Config = _USUAL,
     *,
-    doing: Callable[[str, float], object] = lambda what, share: None,
+    doing: Callable[[str, float], object] = lambda title, share: None,
 ) -> Iterator[BenchResult]:
     """Yields a result for each setting, group by group, after plain decoding by each target and backend of a group.
 
@@ -134,7 +134,7 @@ def run_groups(
     store: Store | None = None,
     config: Config = _USUAL,
     *,
-    doing: Callable[[str, float], object] = lambda what, share: None,
+    doing: Callable[[str, float], object] = lambda title, share: None,
 ) -> Iterator[list[BenchResult]]:
     """Yields the results of a group at a time, as `run`; the next group is measured when it is asked for."""
     if unknown := set(config.quantities) - set(QUANTITIES):
@@ -180,7 +180,7 @@ Step = Callable[[str], object]  # is called with what is done next
 def _steps(doing: Callable[[str, float], object], setting: Setting, count: Iterator[int], steps: int) -> Step:
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     title = f"{setting.task.name}, T = {setting.temperature:g}{batch}"
-    return lambda what: doing(f"{title}: {what}", next(count) / steps)
+    return lambda step: doing(f"{title}: {step}", next(count) / steps)
 
 
 def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
@@ -398,9 +398,9 @@ def _texts(run: Run, plain: Run) -> dict[str, Any]:
         pairs = list(zip(run.texts, plain.texts, strict=True))
         places = [numerics.first_difference(*pair) for pair in pairs]
         numbers["same_text"] = places.count(None)
-        for text, place in [(text, place) for text, place in enumerate(places) if place is not None][:1]:
-            endings = tuple(tuple(tokens[max(0, place - LONGEST) : place + 1]) for tokens in pairs[text])
-            numbers["difference"] = Difference(text, place, *endings)
+        for text, index in [(text, index) for text, index in enumerate(places) if index is not None][:1]:
+            endings = tuple(tuple(tokens[max(0, index - LONGEST) : index + 1]) for tokens in pairs[text])
+            numbers["difference"] = Difference(text, index, *endings)
     if run.setting.is_plain or not run.outcomes:
         return numbers
     count = len(run.prepared.prompt.length)  # beyond, prompts are the same, and intervals want independent texts

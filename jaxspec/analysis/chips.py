@@ -58,10 +58,10 @@ def _tpus(topology: str) -> tuple[str, list[Any]]:
     kind, _, shape = topology.partition(":")
     name = f"{kind}:{shape or SMALLEST[kind]}"
     if importlib.util.find_spec("libtpu") is None:
-        wanted = [r.partition(";")[0].strip() for r in importlib.metadata.requires("jax") or () if "libtpu" in r]
+        pins = [r.partition(";")[0].strip() for r in importlib.metadata.requires("jax") or () if "libtpu" in r]
         raise ImportError(
             "libtpu, the compiler of TPUs, is not installed (it needs no TPU): "
-            f"pip install --no-deps '{(wanted or ['libtpu'])[0]}' brings the one that this jax names"
+            f"pip install --no-deps '{(pins or ['libtpu'])[0]}' brings the one that this jax names"
         )
     # libtpu would look for a TPU, and let only one process use it; none is used here.
     usual = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

@@ -474,14 +474,14 @@ def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Ca
     first = forced(0)
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
     state = begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
-    place = jnp.copy(state.tokens), jnp.copy(state.length)
+    row = jnp.copy(state.tokens), jnp.copy(state.length)
 
     def loop_of(count: int) -> TimedLoop:
         values = forced(count).request.policy
 
         def call(times: int) -> None:
             nonlocal state
-            state = rounds(first.decoder, first.weights, state, place, values, jnp.asarray(times, jnp.int32))
+            state = rounds(first.decoder, first.weights, state, row, values, jnp.asarray(times, jnp.int32))
             state.length.block_until_ready()
 
         return counted(call, inner, ROUNDS_SECONDS)
@@ -520,13 +520,13 @@ def rounds(
     decoder: core.Decoder,
     weights: core.Weights,
     state: core.State,  # is consumed
-    place: tuple[Int[Array, "B S"], Int[Array, " B"]],  # the tokens and lengths of all rows at which they begin again
+    row: tuple[Int[Array, "B S"], Int[Array, " B"]],  # the tokens and lengths of all rows at which they begin again
     policy: Any,  # values of the decoder's policy
     count: Int[Array, ""],  # how many rounds to run
 ) -> core.State:
     """Runs a number of rounds, as many as are asked for: where rows are full, what they have got is taken back."""
-    tokens, length = place
-    nothing = jnp.zeros_like(state.failed)
+    tokens, length = row
+    zeros = jnp.zeros_like(state.failed)
     state = state._replace(request=state.request._replace(policy=policy))
 
     def one_round(_: Int[Array, ""], state: core.State) -> core.State:
@@ -535,7 +535,7 @@ def rounds(
         tokens_now, length_now = (
             jnp.where(is_full, before, now) for before, now in ((tokens, state.tokens), (length, state.length))
         )
-        live = state._replace(tokens=tokens_now, length=length_now, done=nothing > 0, failed=nothing)
+        live = state._replace(tokens=tokens_now, length=length_now, done=zeros > 0, failed=zeros)
         return decoder.step(weights, live)[0]
 
     return jax.lax.fori_loop(0, count, one_round, state)

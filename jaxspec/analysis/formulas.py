@@ -220,8 +220,8 @@ def _most(v: Verify, most: int | None) -> int:
     if most is None:
         most = MOST if last is None else last
     if most < 0 or (last is not None and last < most):
-        have = "" if last is None else f" (v has entries up to gamma {last})"
-        raise ValueError(f"most is {most}: expected 0 or more, and a v for each gamma{have}")
+        bound = "" if last is None else f" (v has entries up to gamma {last})"
+        raise ValueError(f"most is {most}: expected 0 or more, and a v for each gamma{bound}")
     return most
 
 
@@ -248,6 +248,6 @@ def _per_token(alpha: ArrayLike, gamma: ArrayLike, per_draft: np.ndarray, per_ro
 def _checked(value: ArrayLike, name: str, largest: float = np.inf) -> np.ndarray:
     array = np.asarray(value, np.float64)
     if not np.all((array >= 0) & (array <= largest)):
-        wanted = "0 or more" if largest == np.inf else f"0 to {largest:g}"
-        raise ValueError(f"{name} is {value!r}: expected {wanted}")
+        expected = "0 or more" if largest == np.inf else f"0 to {largest:g}"
+        raise ValueError(f"{name} is {value!r}: expected {expected}")
     return array

@@ -72,11 +72,11 @@ def mismatches(prepared: Prepared) -> list[Mismatch]:
     texts = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
     differences = []
     for row, (plain, speculative) in enumerate(zip(*texts, strict=True)):
-        place = first_difference(plain, speculative)
-        if place is not None and place < min(len(plain), len(speculative)):
-            tokens = plain[place], speculative[place]
-            margins = _margins(batches.take(prepared, [row]), plain[:place], *tokens)
-            differences.append(Mismatch(row, place, *tokens, *margins))
+        index = first_difference(plain, speculative)
+        if index is not None and index < min(len(plain), len(speculative)):
+            tokens = plain[index], speculative[index]
+            margins = _margins(batches.take(prepared, [row]), plain[:index], *tokens)
+            differences.append(Mismatch(row, index, *tokens, *margins))
     return differences
 
 

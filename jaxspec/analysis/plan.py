@@ -497,27 +497,27 @@ def sentence(plan: Plan) -> str:
             f"decoding{other}, because {', and '.join(map(_reasons(plan).__getitem__, plan.obstacles))}."
         )
     rows = " (for each row; the batch waits for its slowest)" if plan.batch > 1 else ""
-    near = ["plain decoding"] * (0 in plan.near)
-    near += [f"γ = {table.runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
-    also = f"; within {TOLERANCE:.0%} of that: {', '.join(near)}" if near else ""
+    choices = ["plain decoding"] * (0 in plan.near)
+    choices += [f"γ = {table.runs([gamma for gamma in plan.near if gamma])}"] if any(plan.near) else []
+    also = f"; within {TOLERANCE:.0%} of that: {', '.join(choices)}" if choices else ""
     if best == tree:
         also = f"; the best chain, γ = {chain.gamma}, {chain.improvement:.2f} times"
-    said = (
+    text = (
         f"Speculate with {f'a tree of {size}' if best == tree else f'γ = {best.gamma}'}: {best.tokens_per_round:.2f} "
         f"tokens a round, in the time of {best.cost:.2f} passes over one token, are at most {best.improvement:.2f} "
         f"times the speed of plain decoding{rows}{also}."
     )
     if best == tree:
         draw = f", draw={best.draw!r}" if best.draw else ""
-        return f"{said}\ndrafter = drafters.tree(draft, shape={best.shape}{draw})"
+        return f"{text}\ndrafter = drafters.tree(draft, shape={best.shape}{draw})"
     if tree is not None:
-        said += f" The best tree ({size}) gains no more than {TOLERANCE:.0%} over it ({tree.improvement:.2f} times)."
+        text += f" The best tree ({size}) gains no more than {TOLERANCE:.0%} over it ({tree.improvement:.2f} times)."
     if plan.measured is None:
-        return said
+        return text
     least, most = (share * best.improvement for share in SHARE)
     perhaps = ", so plain decoding may be as fast" if least < 1 else ""
     of_texts = f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised"
-    return f"{said} {of_texts}: {least:.2f} to {most:.2f} times{perhaps}."
+    return f"{text} {of_texts}: {least:.2f} to {most:.2f} times{perhaps}."
 
 
 def _reasons(plan: Plan) -> dict[str, str]:

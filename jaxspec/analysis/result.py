@@ -351,13 +351,13 @@ class BenchResult(NamedTuple):
     error: str | None = None
 
 
-def ratio(plain: np.ndarray, ours: np.ndarray, tokens: float = 1.0) -> Spread | None:
+def ratio(plain: np.ndarray, other: np.ndarray, tokens: float = 1.0) -> Spread | None:
     """Divides plain decoding's time by another, repeat by repeat; None if noise leaves no time at all.
 
     >>> ratio(np.array([2.0, 4.0]), np.array([1.0, 1.0]))
     Spread(median=3.0, min=2.0, max=4.0)
     """
-    return Spread.of(tokens * plain / ours) if (plain > 0).all() and (ours > 0).all() else None
+    return Spread.of(tokens * plain / other) if (plain > 0).all() and (other > 0).all() else None
 
 
 def over(result: BenchResult, other: BenchResult) -> Spread | None:

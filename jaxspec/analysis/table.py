@@ -257,13 +257,13 @@ def of_policies(results: Sequence[BenchResult]) -> list[str]:
 def notes(results: Sequence[BenchResult]) -> list[str]:
     """Says what the numbers mean: promises kept or not, plans, texts that differ, a machine that was busy."""
     lines = []
-    for name, what in {"theorem": "Theorem 3.8", "rounds": "what their own rounds promise"}.items():
+    for name, label in {"theorem": "Theorem 3.8", "rounds": "what their own rounds promise"}.items():
         pairs = ((r.speed_after_prefill or r.speed, r.predicted and getattr(r.predicted, name)) for r in results)
         shares = [speed.median / promise for speed, promise in pairs if speed and promise]
         if shares:
             rows_of = f"{len(shares)} rows" if len(shares) > 1 else "1 row"
             around_all = f"{min(shares):.2f} to {max(shares):.2f}"
-            lines.append(f"Measured over {what}: {np.median(shares):.2f} in the median of {rows_of}, {around_all}.")
+            lines.append(f"Measured over {label}: {np.median(shares):.2f} in the median of {rows_of}, {around_all}.")
     for result in results:
         setting = result.setting
         if not setting.pays and result.speed:

@@ -49,19 +49,19 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
 
 
 @contextlib.contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
+def counting(title: str, total: int) -> Iterator[Callable[[str], None]]:
     """Shows a bar of one task, as a function to call with what is being done, once for each of its steps."""
     with progress(remaining=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(title, total=total)
         yield lambda doing: bar.update(task, advance=1, description=doing)
         bar.update(task, completed=total)
 
 
 @contextlib.contextmanager
-def sharing(what: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]]:
+def sharing(title: str) -> Iterator[tuple[Progress, Callable[[str, float], None]]]:
     """Shows a bar in percent; yields it, and a function to call with what is being done and the share that is done."""
     with progress(remaining=True) as bar:
-        task = bar.add_task(what, total=100)
+        task = bar.add_task(title, total=100)
         yield bar, lambda doing, share: bar.update(task, description=doing, completed=round(100 * share))
         bar.update(task, completed=100)
 

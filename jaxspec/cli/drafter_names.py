@@ -47,9 +47,9 @@ def parse(name: str) -> Written | None:
         if not name:
             raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
         usages = {kind: form.usage for kind, form in KINDS.items()} | {counted: counted for counted in COUNTED}
-        near = difflib.get_close_matches(kind, usages, n=1, cutoff=0.75)
-        if near and not Path(name).expanduser().exists():
-            raise ValueError(f"there is no drafter {name!r}: did you mean {usages[near[0]]}?")
+        closest = difflib.get_close_matches(kind, usages, n=1, cutoff=0.75)
+        if closest and not Path(name).expanduser().exists():
+            raise ValueError(f"there is no drafter {name!r}: did you mean {usages[closest[0]]}?")
         return None
     form = KINDS[kind]
     wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")

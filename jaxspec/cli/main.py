@@ -139,8 +139,8 @@ app = App(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(shows: bool) -> None:
+    if shows:
         import jaxspec
 
         print(f"jaxspec {jaxspec.__version__}")

@@ -107,7 +107,7 @@ def refuse(names: Sequence[str], mode: str) -> None:
         raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
 
 
-def values(text: str, option: str, kind: Callable[[str], Any] = str, wanted: str = "values") -> tuple[Any, ...]:
+def values(text: str, option: str, kind: Callable[[str], Any] = str, expected: str = "values") -> tuple[Any, ...]:
     """Splits values at commas, each once; `kind` makes one of its text, or raises ValueError.
 
     >>> values("a, b,a", "--draft"), integers("1,4, 7,4", "--gamma"), temperatures("0,0.7", "--temperature")
@@ -117,7 +117,7 @@ def values(text: str, option: str, kind: Callable[[str], Any] = str, wanted: str
         parts = [part.strip() for part in text.split(",")]
         return tuple(dict.fromkeys(kind(part) if part else int("") for part in parts))
     except ValueError:
-        raise ValueError(f"{option} is {text!r}: expected {wanted} separated by commas") from None
+        raise ValueError(f"{option} is {text!r}: expected {expected} separated by commas") from None
 
 
 def positive(part: str) -> int:
@@ -130,8 +130,8 @@ def _temperature(part: str) -> float:
     return temperature if 0 <= temperature < math.inf else float("")
 
 
-integers = functools.partial(values, kind=positive, wanted="positive integers")
-temperatures = functools.partial(values, kind=_temperature, wanted="numbers 0 or more,")
+integers = functools.partial(values, kind=positive, expected="positive integers")
+temperatures = functools.partial(values, kind=_temperature, expected="numbers 0 or more,")
 
 
 def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:

@@ -133,8 +133,8 @@ def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[Bench
     out.print(Text(heading, "bold"))
     console.show(out, table)
     for plan in plans:
-        said = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
-        out.print(Text(said), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
+        line = (f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)
+        out.print(Text(line), soft_wrap=plan.best.is_tree)  # with a line of code, to be copied
     if note:
         out.print(Text(note))
     for view in tables.tables(speeds, (tables.SPEED, tables.THEORY), out.width) if speeds else ():

@@ -63,8 +63,8 @@ def score(
 
     def texts() -> Generator[Any, None, None]:
         nonlocal where
-        for place, line_id, scored in read(input):
-            where = place
+        for line_place, line_id, scored in read(input):
+            where = line_place
             ids.append(line_id)
             yield scored
 

@@ -125,10 +125,10 @@ def fitting(settings: list[Setting]) -> list[Setting]:
         name, rule = setting.drafter_name, setting.rule
         stops = getattr(getattr(setting.policy, "functions", setting.policy), "should_continue", None) is not None
         if setting.drafter is not None and _drafts_trees(setting.drafter) and (stops or not rule.trees):
-            what = f"the rule {rule.name} takes chains of draft tokens only"
+            reason = f"the rule {rule.name} takes chains of draft tokens only"
             if stops:
-                what = f"the policy {setting.policy_label} stops a draft token by token"
-            notes[f"{name} drafts trees, and {what}: left out"] = None
+                reason = f"the policy {setting.policy_label} stops a draft token by token"
+            notes[f"{name} drafts trees, and {reason}: left out"] = None
         elif setting.gamma != PLANNED or has_alpha(setting):
             fit.append(setting)
         else:

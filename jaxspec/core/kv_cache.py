@@ -369,9 +369,9 @@ class Recurrent:
         outputs = jax.tree.map(lambda x: jnp.moveaxis(x[size:], 0, 1), outputs)
         # Slot i of the new log has token new_base + i: a logged one below the length, a new one from there on.
         token = new_base[:, None] + index[:, :size]
-        place = jnp.where(token < length[:, None], token - base[:, None], size + token - length[:, None])
-        place = jnp.clip(place, 0, size + at.step - 1)
-        log = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(place, x), axis=1), sequence)
+        source = jnp.where(token < length[:, None], token - base[:, None], size + token - length[:, None])
+        source = jnp.clip(source, 0, size + at.step - 1)
+        log = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(source, x), axis=1), sequence)
         return RecurrentRecord(outputs, Recurrent(at_base, log, new_base))
 
     def read_whole(self, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
@@ -533,9 +533,9 @@ def empty(batch: int, room: Room, layers: Sequence[Maker]) -> KVCache:
     >>> [keys.shape for keys in cache.keys]
     [(2, 1, 64, 8), (2, 1, 7, 8), (2, 2, 64, 16)]
     """
-    caches, nothing = tuple(make(batch, room) for make in layers), jnp.zeros((batch,), jnp.int32)
+    caches, zeros = tuple(make(batch, room) for make in layers), jnp.zeros((batch,), jnp.int32)
     has_rings = any(isinstance(layer, Window) and layer.wraps for layer in caches)
-    return KVCache(caches, nothing, nothing if has_rings else None, room.rewind)
+    return KVCache(caches, zeros, zeros if has_rings else None, room.rewind)
 
 
 def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
@@ -584,10 +584,10 @@ def write_ring(
         return write(buffer, new, first)
     # A slice of `step` slots from `first` on, or as near the end as it fits, then one of the first slots. In the slices
     # slots get the new entry that belongs there, or keep the one that they have.
-    place = jnp.arange(step, dtype=first.dtype)[None, :]
+    slot = jnp.arange(step, dtype=first.dtype)[None, :]
     for start in (first, first - slots):  # the slot of the first new entry, counted from this end of the ring
         begin = jnp.clip(start, 0, slots - step)
-        source = begin[:, None] + place - start[:, None]  # [B, step]: the number of each slot's new entry
+        source = begin[:, None] + slot - start[:, None]  # [B, step]: the number of each slot's new entry
         is_new = jnp.logical_and(source >= 0, source < step)
         merged = jnp.where(
             is_new[:, None, :, None],
@@ -658,16 +658,16 @@ def key_positions(
     step: int,
     capacity: int,
     parent: Int[Array, "B N"] | None = None,
-    held: Int[Array, "B S"] | None = None,
+    entries: Int[Array, "B S"] | None = None,
 ) -> Int[Array, "B S"]:
     """The position in its row of each cache entry: its index, but for the nodes of a tree.
 
-    `held`: which entry each slot holds, of a ring (`entries`); None: slot i has entry i.
+    `entries`: the entry that each slot of a ring holds; None: slot i has entry i.
 
     >>> key_positions(jnp.array([2]), 3, 6, jnp.array([[-1, 0, 0]])).tolist()  # slots 3 and 4 are siblings
     [[0, 1, 2, 3, 3, 3]]
     """
-    slot = held
+    slot = entries
     if slot is None:
         slot = jnp.broadcast_to(jnp.arange(capacity, dtype=length.dtype)[None, :], (length.shape[0], capacity))
     if parent is None:
@@ -682,18 +682,18 @@ def mask(
     step: int,
     capacity: int,
     parent: Int[Array, "B N"] | None = None,
-    held: Int[Array, "B S"] | None = None,
+    entries: Int[Array, "B S"] | None = None,
 ) -> Bool[Array, "B T S"]:
     """Says which cache entries each of `step` tokens, just written at its row's `length`, may read.
 
-    `held`: as in `key_positions`.
+    `entries`: as in `key_positions`.
 
     >>> mask(jnp.array([1]), 2, 4).astype(int).tolist()
     [[[1, 1, 0, 0], [1, 1, 1, 0]]]
     >>> mask(jnp.array([1]), 3, 4, jnp.array([[-1, 0, 0]])).astype(int).tolist()
     [[[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]]
     """
-    slot = jnp.arange(capacity, dtype=length.dtype)[None, None, :] if held is None else held[:, None, :]
+    slot = jnp.arange(capacity, dtype=length.dtype)[None, None, :] if entries is None else entries[:, None, :]
     if parent is None:
         return slot <= length[:, None, None] + jnp.arange(step, dtype=length.dtype)[None, :, None]
     start = _tree_start(length, step, parent)[:, None, None]

@@ -90,12 +90,12 @@ def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
         check_takes_trees(rule, f"the rule {rule.name}", "the drafter drafts token trees")
 
 
-def check_takes_trees(party: LanguageModel | Drafter | Rule, who: str, purpose: str) -> None:
+def check_takes_trees(party: LanguageModel | Drafter | Rule, name: str, purpose: str) -> None:
     """Refuses a party that takes chains only, for a purpose that needs token trees.
 
     Args:
         party: a model that reads trees, a drafter whose functions make them, or a rule that judges them.
-        who: its name in the error.
+        name: its name in the error.
         purpose: who needs the trees, in words.
 
     Raises:
@@ -115,7 +115,7 @@ def check_takes_trees(party: LanguageModel | Drafter | Rule, who: str, purpose: 
     else:
         lacks, field, instead = not party.trees, "Rule.trees is False", f"use {JUDGE_TREES}"
     if lacks:
-        raise ValueError(f"{who} takes chains only ({field}), and {purpose}: {instead}")
+        raise ValueError(f"{name} takes chains only ({field}), and {purpose}: {instead}")
 
 
 def check_room(cache: Cache, tokens: int) -> None:

@@ -87,11 +87,11 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
 
 def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
     """About `rows` rows in whole batches; where there are too few they begin again, with other keys."""
-    have = len(prepared.prompt.length)
+    num_rows = len(prepared.prompt.length)
     parts = []
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
-        part, lap = take(prepared, numbers % have), jnp.asarray(numbers // have)
-        if prepared.options["key"] is not None and numbers[-1] >= have:
+        part, lap = take(prepared, numbers % num_rows), jnp.asarray(numbers // num_rows)
+        if prepared.options["key"] is not None and numbers[-1] >= num_rows:
             # Keys of repeated rows are folded by their lap, or the same texts would be measured twice.
             keys = part.request.keys
             keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)

@@ -169,9 +169,9 @@ def beam_search(
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
     length_penalty = number(length_penalty, "length_penalty", "a finite number")
     draft, gamma = None if prepared.drafter is None else prepared.drafter.functions.lm, prepared.decoder.gamma
-    for who, lm in (("the target", target.lm), ("the drafter", draft)):
+    for name, lm in (("the target", target.lm), ("the drafter", draft)):
         if lm is not None:
-            check_takes_trees(lm, who, "beams are a token tree")
+            check_takes_trees(lm, name, "beams are a token tree")
     goal = Goal(
         prepared.request.max_new_tokens,
         prepared.request.eos,
@@ -265,8 +265,8 @@ def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, si
     parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
     beams = jax.eval_shape(lambda: bookkeeping.start(rows, size.beams, size.new, size.top))
     parts["beams and what is reported"] = inputs.size_of(beams)
-    what = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
-    inputs.check_memory(parts, what, "one of these", devices(weights))
+    search = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
+    inputs.check_memory(parts, search, "one of these", devices(weights))
 
 
 @programs.jit(static_argnames=("target", "draft", "size"))
@@ -333,16 +333,16 @@ def _search(
 
             # The draft model has not read its own last level: it does so where one of these tokens is retained.
             if draft is not None:
-                wanted = jnp.any(walk.retained[:, -size.draft_beams :])
+                reads_level = jnp.any(walk.retained[:, -size.draft_beams :])
                 read = functools.partial(read_last_level, draft)
-                draft_cache = branches.run_if(wanted, read, draft_cache)
+                draft_cache = branches.run_if(reads_level, read, draft_cache)
                 draft_cache = keep(draft, draft_cache)
             caches = core.Caches(keep(target, cache), draft_cache)
         failed = jnp.logical_or(state.failed, walk.failed)
         beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-        held = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
+        num_retained = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
         passes = state.passes + live.astype(jnp.int32)
-        return SearchState(beams, retained, held, above, caches, passes, failed)
+        return SearchState(beams, retained, num_retained, above, caches, passes, failed)
 
     def unfinished(state: SearchState) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(state.beams.done))
@@ -407,7 +407,7 @@ def _steps(
     """Makes as many steps as the verified tree allows: one, and one more for each level that holds all beams."""
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
     node = jnp.broadcast_to(jnp.arange(size.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
-    every = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
+    all_fed = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
     moved = going = jnp.logical_not(beams.done)
     walk = Walk(jnp.zeros((len(going), size.fed), bool), node, moved, jnp.zeros_like(going))
     for depth in range(size.gamma + 1):
@@ -421,7 +421,7 @@ def _steps(
         after, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
-        on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
+        on_way = jnp.any(jnp.logical_and(node[:, :, None] == all_fed, alive[:, :, None]), axis=1)
         walk = Walk(
             jnp.logical_or(walk.retained, jnp.logical_and(on_way, going[:, None])),
             jnp.where(going[:, None], above, walk.above),
@@ -457,16 +457,16 @@ def _keep(
     """
     # Retained tokens first, in the order in which they were fed: parents stay before children.
     order = jnp.argsort(jnp.logical_not(walk.retained), axis=1, stable=True).astype(jnp.int32)
-    place = count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
+    slot = count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
     # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token, which gets a place.
     old = parent[:, size.retained :]
-    inner = jnp.take_along_axis(place, jnp.maximum(old - size.retained, 0), axis=1)
+    inner = jnp.take_along_axis(slot, jnp.maximum(old - size.retained, 0), axis=1)
     new = jnp.take_along_axis(jnp.where(old < size.retained, old, inner), order, axis=1)
     # The rest of the order is tokens that no beam went through: they get no parent.
     real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
     wide = jnp.pad(retained_parent, ((0, 0), (0, size.fed)), constant_values=-1)
     wide = token_rows.append(wide, count, jnp.where(real, new, -1))
-    above = jnp.where(walk.moved[:, None], jnp.take_along_axis(place, walk.above, axis=1), above)
+    above = jnp.where(walk.moved[:, None], jnp.take_along_axis(slot, walk.above, axis=1), above)
     return order, wide[:, : size.retained], above
 
 

@@ -62,15 +62,15 @@ def check(model: Model) -> None:
     check_shapes(model)
     ahead: Ahead = sharding.fetch(look_ahead(lm, model.params))
     tolerance = NARROW_TOLERANCE if is_narrow(model.params) else TOLERANCE
-    for change, after, what in (
+    for change, after, change_of in (
         (difference(*ahead.padding), "a prompt", "the padding that follows it"),
         (difference(*ahead.fed), "a token", "the draft tokens that are fed after it"),
     ):
         if change > tolerance:
             raise NotCausal(
-                f"{called(model)} is not causal: its logits after {after} change with {what} (by {change:.1g} of the "
-                f"largest), so drafted text would not be its own. {CAUSAL}. jaxspec.testing.check_model(model) tries "
-                "more"
+                f"{called(model)} is not causal: its logits after {after} change with {change_of} (by {change:.1g} of "
+                f"the largest), so drafted text would not be its own. {CAUSAL}. "
+                "jaxspec.testing.check_model(model) tries more"
             )
     passed.append(True)
 
@@ -137,8 +137,8 @@ def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:
     rng = np.random.default_rng(0)
     first = rng.integers(0, vocab, (PAIRS, WIDTH + FED))
     other = (first + rng.integers(1, vocab, first.shape)) % vocab  # another token at every place
-    place = np.arange(WIDTH + FED)
-    second = np.where((place < READ) | (place == WIDTH), first, other)
+    column = np.arange(WIDTH + FED)
+    second = np.where((column < READ) | (column == WIDTH), first, other)
     tokens = jnp.asarray(np.concatenate([first, second]), jnp.int32)
     return Prompt(tokens[:, :WIDTH], jnp.full(2 * PAIRS, READ, jnp.int32)), tokens[:, WIDTH:]
 

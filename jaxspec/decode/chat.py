@@ -88,7 +88,7 @@ class Chat:
             ValueError: there is no message to answer.
         """
         self._end_answer()
-        users = [place for place, message in enumerate(self.messages) if message.get("role") == "user"]
+        users = [number for number, message in enumerate(self.messages) if message.get("role") == "user"]
         if not users:
             raise ValueError("there is no message to answer again")
         return self._answer_to(self.messages[: users[-1] + 1], self._attempt + 1)

@@ -139,8 +139,8 @@ def uncalled(value: Any, name: str, home: str) -> str:
     """Says what is wrong with a value that is none of `home`'s: perhaps a name, or a factory that was not called."""
     if isinstance(value, str | os.PathLike):
         is_name = value in getattr(importlib.import_module(home), "__all__", ())
-        meant = f"{home}.{value}(...)" if is_name else f"jaxspec.load({str(value)!r})" if name in LOADED else ""
-        return f"{name} is {str(value)!r}, a name" + (f": pass {meant}" if meant else "")
+        advice = f"{home}.{value}(...)" if is_name else f"jaxspec.load({str(value)!r})" if name in LOADED else ""
+        return f"{name} is {str(value)!r}, a name" + (f": pass {advice}" if advice else "")
     if hasattr(value, "state_dict"):
         return (
             f"{name} is a {type(value).__name__} of PyTorch: pass jaxspec.load(...) of the folder or hub id that it "
@@ -301,14 +301,14 @@ def chat_ids(
     from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
 
     check_template(target)
-    for place, message in enumerate(messages):  # of which a template would write the word None
+    for number, message in enumerate(messages):  # of which a template would write the word None
         if isinstance(message, Mapping) and message.get("content") is None and not message.get("tool_calls"):
-            raise ValueError(f"message {place} of the chat, of the role {message.get('role')!r}, has no content")
-        token_ids.check_unicode(message, f"message {place} of the chat")
+            raise ValueError(f"message {number} of the chat, of the role {message.get('role')!r}, has no content")
+        token_ids.check_unicode(message, f"message {number} of the chat")
     token_ids.check_unicode(template or {}, "chat_template_kwargs")
     if (template or {}).get("tools") and "tools" not in str(target.tokenizer.chat_template):
         raise ValueError(f"the chat template of {target.name or 'this model'} does not read tools: leave them out")
-    messages = [_with_text(message, place) for place, message in enumerate(messages)]
+    messages = [_with_text(message, number) for number, message in enumerate(messages)]
     write = target.tokenizer.apply_chat_template
     try:
         written = write(messages, add_generation_prompt=answer, return_dict=True, **(template or {}))
@@ -319,7 +319,7 @@ def chat_ids(
     return list(written["input_ids"])
 
 
-def _with_text(message: Any, place: int) -> Any:
+def _with_text(message: Any, number: int) -> Any:
     """Returns a message whose content is text; parts of it are joined.
 
     >>> _with_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0)
@@ -332,7 +332,7 @@ def _with_text(message: Any, place: int) -> Any:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(
-                f"message {place} of the chat has a part of type {kind!r}: expected text, "
+                f"message {number} of the chat has a part of type {kind!r}: expected text, "
                 '{"type": "text", "text": "..."}'
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
@@ -424,12 +424,12 @@ class NotEnoughMemory(ValueError):
     """A request needs more memory than there is."""
 
 
-def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int = 1) -> None:
+def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: int = 1) -> None:
     """Refuses a request for more bytes than so many devices like the first have.
 
     Args:
         parts: bytes by what takes them; "weights", if among them, cannot be lowered.
-        what: the request, in words.
+        purpose: the request, in words.
         lower: the option to lower, so that the largest part becomes smaller.
         devices: the number of devices that share the parts.
 
@@ -442,14 +442,14 @@ def check_memory(parts: Mapping[str, int], what: str, lower: str, devices: int =
     jaxspec.decode.inputs.NotEnoughMemory: 2**40 new tokens take 1.2 EB of memory (weights 1.0 GB, caches ...
     """
     stats = jax.local_devices()[0].memory_stats() or {}
-    have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
+    available = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
     needed = sum(parts.values())
-    if needed <= have:
+    if needed <= available:
         return
     listed = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in parts.items())
     largest = max(size for name, size in parts.items() if name != "weights")
-    room = max(0, have - (needed - largest))
+    room = max(0, available - (needed - largest))
     raise NotEnoughMemory(
-        f"{what} take {filesize.decimal(needed)} of memory ({listed}), and there are {filesize.decimal(have)}: lower "
-        f"{lower} (about {room / largest:.1%} of it would fit)"
+        f"{purpose} take {filesize.decimal(needed)} of memory ({listed}), and there are {filesize.decimal(available)}: "
+        f"lower {lower} (about {room / largest:.1%} of it would fit)"
     )

@@ -77,8 +77,8 @@ def forget_cut(state: State) -> State:
     """Clears what follows each row's end, for whoever has moved that to the front."""
     if (memory := state.memory.log_probs) is None:
         return state
-    place = jnp.arange(memory.raw.shape[1], dtype=state.length.dtype)
-    is_kept = place[None, :] < (state.length - state.start)[:, None]
+    column = jnp.arange(memory.raw.shape[1], dtype=state.length.dtype)
+    is_kept = column[None, :] < (state.length - state.start)[:, None]
     return _remember(state, LogProbs(*(jnp.where(_like(is_kept, x), x, jnp.zeros_like(x)) for x in memory)))
 
 

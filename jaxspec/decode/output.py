@@ -286,5 +286,5 @@ def _tokens(out: Generation, row: int) -> list[int]:
     return out.tokens[row, : out.lengths[row]].tolist()
 
 
-def _count(number: int, what: str, many: str = "") -> str:
-    return f"{number} {what if number == 1 else many or what + 's'}"
+def _count(number: int, noun: str, many: str = "") -> str:
+    return f"{number} {noun if number == 1 else many or noun + 's'}"

@@ -203,8 +203,8 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     # 7 to 10. Target and drafter, with each other, with the rows and with the prefix.
     target, bound = bind(target, o.drafter, rule, gamma)
     if policy is not None and bound is None:
-        what = "no drafter" if o.drafter is None else f"gamma={gamma}, of which nothing is drafted"
-        raise ValueError(f"got a policy and {what}: a policy chooses how many tokens a drafter drafts, at most gamma")
+        cause = "no drafter" if o.drafter is None else f"gamma={gamma}, of which nothing is drafted"
+        raise ValueError(f"got a policy and {cause}: a policy chooses how many tokens a drafter drafts, at most gamma")
     check_positions(target, bound, np.asarray(prompt.length), limit)
     causality.check(target)
     before = None if o.prefix is None else o.prefix.before(target, bound, prompt.tokens.shape[1])
@@ -270,16 +270,16 @@ def check_fits(prepared: Prepared) -> None:
     history = 4 * size * batch * (5 + 3 * nodes)  # tokens, counts and drafts of each round, in int32
     logits = 4 * (nodes + 1) * p.target.lm.vocab_size * batch
     most = int(np.max(options["max_new_tokens"]))
-    what, lower = f"max_new_tokens={most} for {batch} prompts", "max_new_tokens"
+    purpose, lower = f"max_new_tokens={most} for {batch} prompts", "max_new_tokens"
     if nodes >= max(size, inputs.LONG):
-        what, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
+        purpose, lower = f"gamma={options['gamma']!r} for {batch} prompts", "gamma"
     elif options["num_samples"] > 1 and size <= inputs.LONG:
-        what, lower = f"num_samples={options['num_samples']}", "num_samples"
+        purpose, lower = f"num_samples={options['num_samples']}", "num_samples"
     elif width > size:
-        what, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
+        purpose, lower = f"{batch} prompts of up to {width} tokens, padding included,", "their number or their length"
     parts = {"weights": inputs.size_of(p.weights), "caches and rows": state}
     parts |= {"what prefill makes": prefill, "what a round makes": history + logits}
-    inputs.check_memory(parts, what, lower, devices(p.weights))
+    inputs.check_memory(parts, purpose, lower, devices(p.weights))
 
 
 @functools.lru_cache
@@ -420,40 +420,41 @@ def readers(target: Model, drafter: BoundDrafter | None) -> list[tuple[str, Lang
 
 
 def _check_pair(target: Model, draft: Model) -> None:
-    ours, theirs = _called("the target", target), _called("the drafter", draft)
+    target_name, draft_name = _called("the target", target), _called("the drafter", draft)
     starts = [model.lm.limits.start_token for model in (target, draft)]
     kinds = ["decoder-only" if start is None else "an encoder-decoder" for start in starts]
     if kinds[0] != kinds[1]:
-        raise ValueError(f"{ours} is {kinds[0]} and {theirs} {kinds[1]}: both must be of one kind")
+        raise ValueError(f"{target_name} is {kinds[0]} and {draft_name} {kinds[1]}: both must be of one kind")
     if draft.lm.encoder is not None and draft.lm.encoder.is_shared and (wrong := difference(draft, target)) is not None:
-        raise ValueError(f"{theirs} was given the encoder of another target (drafters.share_encoder): {wrong}")
+        raise ValueError(f"{draft_name} was given the encoder of another target (drafters.share_encoder): {wrong}")
     if target.tokenizer is None or draft.tokenizer is None:
         if target.lm.vocab_size != draft.lm.vocab_size:
             raise ValueError(
-                f"{ours} has {target.lm.vocab_size} token ids and {theirs} {draft.lm.vocab_size}, and without "
-                "two tokenizers there is no telling whether the ids they share mean the same: if you know, make the "
-                "drafter's ids the target's with jaxspec.map_vocabulary"
+                f"{target_name} has {target.lm.vocab_size} token ids and {draft_name} {draft.lm.vocab_size}, "
+                "and without two tokenizers there is no telling whether the ids they share mean the same: if you know, "
+                "make the drafter's ids the target's with jaxspec.map_vocabulary"
             )
         return
     first = first_difference(target.tokenizer, draft.tokenizer)
     if first is not None:
         index, word, other = first
         raise ValueError(
-            f"{ours} and {theirs} have different tokenizers: id {index} is {word!r} for the target and {other!r} for "
-            "the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens that both have"
+            f"{target_name} and {draft_name} have different tokenizers: id {index} is {word!r} for the target and "
+            f"{other!r} for the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens that both "
+            "have"
         )
 
 
-def _called(who: str, model: Model) -> str:
-    return f"{who} ({model.name})" if model.name else who
+def _called(role: str, model: Model) -> str:
+    return f"{role} ({model.name})" if model.name else role
 
 
 @functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` compares
-def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
+def first_difference(first: Any, second: Any) -> tuple[int, str, str] | None:
     """Returns the first token id that both of two tokenizers have and do not agree on, and what each calls it."""
-    if ours is theirs:
+    if first is second:
         return None
-    pairs = zip(token_ids.words(ours), token_ids.words(theirs), strict=False)
+    pairs = zip(token_ids.words(first), token_ids.words(second), strict=False)
     return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
 
 
@@ -471,11 +472,11 @@ def check_positions(
     Raises:
         ValueError: with the longest row.
     """
-    for who, lm in readers(target, drafter):
+    for name, lm in readers(target, drafter):
         read, limits = length, lm.limits
         if limits.start_token is not None:
             if limits.max_prompt is not None and not padded and length.max() > limits.max_prompt:
-                raise ValueError(f"a prompt has {length.max()} tokens, but {who} reads at most {limits.max_prompt}")
+                raise ValueError(f"a prompt has {length.max()} tokens, but {name} reads at most {limits.max_prompt}")
             read = np.ones_like(length)
         read = np.repeat(read, len(limit) // len(read))  # a row for each sample
         row = int(np.argmax(read + limit))
@@ -483,7 +484,7 @@ def check_positions(
         if limits.max_positions is not None and old + new > limits.max_positions:
             padding = ", padding included," if padded else ""
             raise ValueError(
-                f"a prompt of {old} tokens{padding} and {new} new ones need {old + new} positions, but {who} has "
+                f"a prompt of {old} tokens{padding} and {new} new ones need {old + new} positions, but {name} has "
                 f"{limits.max_positions}: shorten the prompt{' or its padding' * padded} or lower max_new_tokens"
             )
 

@@ -232,8 +232,8 @@ def _row(
     if prompt is not None and not before:
         raise ValueError(f"{name} has an empty prompt: give start, a token to begin with, such as '<|endoftext|>'")
     if not ids or (is_decoder and len(row) < 2):
-        has = "no token" if not ids else "one token, and nothing before it: give start, a token to begin with"
-        raise ValueError(f"{name} has {has}")
+        complaint = "no token" if not ids else "one token, and nothing before it: give start, a token to begin with"
+        raise ValueError(f"{name} has {complaint}")
     if (outside := [x for x in (*before, *ids) if not 0 <= x < target.lm.vocab_size]) != []:
         raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {target.lm.vocab_size - 1}")
     most, read = target.lm.limits.max_positions, len(row) + (0 if is_decoder else 1)
@@ -309,8 +309,8 @@ def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
         begin = functools.partial(target.lm.prefill, room=_room(fed.tokens.shape[1]))
         parts = {"weights": inputs.size_of(weights)}
         parts["caches"] = inputs.size_of(jax.eval_shape(begin, target.params, prompt)[1])
-        what = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
-        inputs.check_memory(parts, what, "batch_size", 1 if (m := sharding.mesh_of(weights)) is None else m.size)
+        purpose = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
+        inputs.check_memory(parts, purpose, "batch_size", 1 if (m := sharding.mesh_of(weights)) is None else m.size)
     if (mesh := sharding.mesh_of(weights)) is not None:
         prompt, fed = sharding.place((prompt, fed), batch, mesh)
     # Two numbers a token leave the device; logits never do.

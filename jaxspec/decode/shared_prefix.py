@@ -115,7 +115,7 @@ def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapp
     return first[: max(1, common(first, second) - 1)]
 
 
-def check_same(who: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -> None:
+def check_same(role: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -> None:
     """Refuses a prefix that was read by another party.
 
     Raises:
@@ -126,7 +126,7 @@ def check_same(who: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -
         return
     is_other = f"is {new.name or 'without a name'}" if names[0] != names[1] else "has other parameters"
     raise ValueError(
-        f"the prefix was read by the {who} {old.name or 'without a name'}, and the {who} {is_other}: read it again, "
+        f"the prefix was read by the {role} {old.name or 'without a name'}, and the {role} {is_other}: read it again, "
         "jaxspec.prefix(target, text, drafter=drafter), with the models that you generate with"
     )
 

@@ -153,9 +153,9 @@ def read_head(
     tokenizer = tokenizers.load(folder)
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:
-        index, ours, theirs = first
+        index, word, other = first
         raise CheckpointError(
-            f"{folder} has another tokenizer than the target: id {index} is {ours!r} for the target and {theirs!r} "
+            f"{folder} has another tokenizer than the target: id {index} is {word!r} for the target and {other!r} "
             "there. It was made for another target"
         )
     _check_name(folder, target)

@@ -93,13 +93,13 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
     """
     values, names = dict[str, Any](), dict[str, str]()
     for name, value in fields.items():
-        meant = OTHER_NAMES.get(name, name)
-        if meant in OBEYED:
+        option = OTHER_NAMES.get(name, name)
+        if option in OBEYED:
             if value is None:
                 continue
-            if meant in values:
-                raise ValueError(f"the fields {names[meant]!r} and {name!r} mean the same: give one of them")
-            values[meant], names[meant] = value, name
+            if option in values:
+                raise ValueError(f"the fields {names[option]!r} and {name!r} mean the same: give one of them")
+            values[option], names[option] = value, name
         elif name in REFUSED:
             why, neutral = REFUSED[name]
             if value is not None and (type(value) is not type(neutral) or value != neutral):

@@ -218,9 +218,9 @@ class Output(NamedTuple):
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Writes the manifest, or compares it with that of the job to go on with."""
-        wanted = json.loads(json.dumps(manifest))
+        expected = json.loads(json.dumps(manifest))
         for path in [self.manifest] if self.manifest.exists() else sorted(self.folder.glob("manifest-*.json"))[:1]:
-            _compare(files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, wanted, path)
+            _compare(files.read_json(path, ANOTHER_FOLDER) | {"shard": self.shard.index}, expected, path)
         if self.manifest.exists():
             self.summary.unlink(missing_ok=True)
         else:
@@ -269,15 +269,15 @@ def digests_of(path: Path) -> dict[str, str]:
     return {name.as_posix(): digests.of_file(file) for name, file in visible.items()}
 
 
-def _compare(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path, within: str = "") -> None:
+def _compare(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path, within: str = "") -> None:
     """Refuses to go on with a job by another one."""
-    for name in {**stored, **wanted}:
-        if stored.get(name) == wanted.get(name):
+    for name in {**stored, **expected}:
+        if stored.get(name) == expected.get(name):
             continue
-        if isinstance(stored.get(name), Mapping) and isinstance(wanted.get(name), Mapping):
-            _compare(stored[name], wanted[name], path, f"{within}{name}: ")
+        if isinstance(stored.get(name), Mapping) and isinstance(expected.get(name), Mapping):
+            _compare(stored[name], expected[name], path, f"{within}{name}: ")
         raise ValueError(
-            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and {wanted.get(name)!r} here): "
+            f"{path} is of another job ({within}{name} is {stored.get(name)!r} there and {expected.get(name)!r} here): "
             "resume with what it began with, or choose another folder"
         )
 

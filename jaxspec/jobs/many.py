@@ -366,8 +366,8 @@ class _Job:
 
     def _ready(self) -> Iterator[Completion]:
         """Takes out the results to yield: all there are, or in order those before the first that is not done."""
-        for place in sorted(place for place in self._finished if self._max_ahead is None or place < self._first):
-            yield self._finished.pop(place)
+        for number in sorted(number for number in self._finished if self._max_ahead is None or number < self._first):
+            yield self._finished.pop(number)
 
     def _until_empty(self, slots: Slots) -> Iterator[Completion]:
         """Decodes until the slots are empty, and the next prompt is none for them."""
@@ -530,10 +530,10 @@ def _counts(rounds: Sequence[Rounds], needed: int, nodes: int) -> dict[str, Any]
 
 def _result(request: JobPrompt, **result: Any) -> Completion:
     """Returns the result of a prompt; without one, that of a prompt that cannot be decoded."""
-    nothing = {"text": None, "tokens": [], "finish": Finish.FAILURE.name.lower(), "prompt_tokens": 0}
+    empty = {"text": None, "tokens": [], "finish": Finish.FAILURE.name.lower(), "prompt_tokens": 0}
     row = request.row
     described = {"id": request.id, "number": row.number, "sample": row.sample, "samples": request.samples}
-    return Completion(**described, fields=request.fields, **nothing | result)
+    return Completion(**described, fields=request.fields, **empty | result)
 
 
 def _checked(results: Iterable[Completion], on_error: str) -> Iterator[Completion]:

@@ -139,7 +139,7 @@ class Reader:
         self._read = deque(request for request in self._read if id(request) not in chosen_ids)
 
     def _requests(self, block: list[tuple[int, Any]]) -> Iterator[JobPrompt]:
-        requests = [self._described(place, value) for place, value in block]
+        requests = [self._described(order, value) for order, value in block]
         texts = [index for index, (_, content) in enumerate(requests) if isinstance(content, str)]
         encoded = dict(zip(texts, self._encoded([requests[i][1] for i in texts]), strict=True))
         for index, (request, content) in enumerate(requests):
@@ -154,17 +154,17 @@ class Reader:
                 for sample in range(request.samples):
                     yield request._replace(row=request.row._replace(sample=sample))
 
-    def _described(self, place: int, value: Any) -> tuple[JobPrompt, Any]:
+    def _described(self, order: int, value: Any) -> tuple[JobPrompt, Any]:
         """Returns a prompt without its tokens, and its content: text or ids."""
         is_message = isinstance(value, Mapping) and "role" in value and not value.keys() & {*job_fields.CONTENT}
         fields: Any = value if isinstance(value, Mapping) and not is_message else {"prompt": value}
-        where, number, others = "", place if fields.get("number") is None else fields["number"], {}
+        where, number, others = "", order if fields.get("number") is None else fields["number"], {}
         if isinstance(value, Line):
             where, number, fields, others = value.where, value.number, value.fields, value.others
         # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
         is_number = inputs.is_id(number) and 0 <= number < 2**31
         name = value.id if isinstance(value, Line) else fields.get("id")
-        row = Row(int(number) if is_number else place, (), self.limits.new)
+        row = Row(int(number) if is_number else number, (), self.limits.new)
         request = JobPrompt(number if name is None else name, row, where=where)
         try:
             if isinstance(fields, Exception):
@@ -185,10 +185,10 @@ class Reader:
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
 
-    def _check_number(self, number: int, place: int) -> None:
+    def _check_number(self, number: int, order: int) -> None:
         """Refuses an earlier prompt's number; none are remembered as long as all are the prompts' places."""
-        if number == place and not self._numbers:
-            self._num_places = place + 1
+        if number == order and not self._numbers:
+            self._num_places = order + 1
         elif number < self._num_places or number in self._numbers:
             raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
         else:

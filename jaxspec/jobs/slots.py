@@ -140,19 +140,19 @@ class Slots:
         """Puts rows into all slots, again and again if they are fewer, and returns the state, which is then used up."""
         for start in range(0, self.slots, self.group):
             places = range(start, min(start + self.group, self.slots))
-            self.insert(self.prefill([rows[place % len(rows)] for place in places]), places)
+            self.insert(self.prefill([rows[slot % len(rows)] for slot in places]), places)
         assert self._state is not None
         return self._state
 
-    def run(self, wanted: int, rounds: int | None = None) -> Report:
-        """Decodes until `wanted` slots are done, or for a number of rounds, and does not wait for it."""
+    def run(self, finished: int, rounds: int | None = None) -> Report:
+        """Decodes until `finished` slots are done, or for a number of rounds, and does not wait for it."""
         p = self._prepared
         self._state, report = run_rounds(
             p.decoder,
             p.weights,
             self._state,
             self._ended,
-            np.int32(wanted),
+            np.int32(finished),
             np.int32(self._rounds if rounds is None else rounds),
             self._rounds,
             p.max_new_tokens,
@@ -320,19 +320,19 @@ def run_rounds(
     weights: Weights,
     state: State,
     ended: Bool[Array, " slots"],  # rows to end before the first round
-    wanted: Int[Array, ""],  # slots; those that were free before count
+    finished: Int[Array, ""],  # slots; those that were free before count
     limit: Int[Array, ""],  # most rounds, at most `rounds`
     rounds: int,  # with the next the size of the report
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until `wanted` slots are done, or `limit` rounds. The state given is consumed."""
+    """Runs rounds until `finished` slots are done, or `limit` rounds. The state given is consumed."""
     state = state._replace(done=jnp.logical_or(state.done, ended))
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 
     def goes_on(carry: tuple[Int[Array, ""], State, Rounds]) -> Bool[Array, ""]:
         index, state, _ = carry
-        return jnp.logical_and(index < limit, jnp.sum(state.done, dtype=jnp.int32) < wanted)
+        return jnp.logical_and(index < limit, jnp.sum(state.done, dtype=jnp.int32) < finished)
 
     def one_round(carry: tuple[Int[Array, ""], State, Rounds]) -> Any:
         index, state, history = carry
