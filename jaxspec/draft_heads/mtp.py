@@ -213,26 +213,26 @@ def canonical(name: str) -> str | None:
     >>> canonical("model.layers.61.eh_proj.weight"), canonical("model.embed_tokens.weight")
     ('nextn.61.fc.weight', None)
     """
-    for pattern, stem in PATTERNS:
+    for pattern, root in PATTERNS:
         if match := re.fullmatch(pattern, name):
             number, rest = "", match[1]
-            if stem == NEXTN:
+            if root == NEXTN:
                 number, dot, rest = rest.partition(".")
                 number += dot
             stem, _, last = rest.rpartition(".")
             if stem in PARTS and not name.startswith("mtp.layers."):
-                return f"{stem}{number}{PARTS[stem]}.{last}"
+                return f"{root}{number}{PARTS[stem]}.{last}"
             if stem.startswith("layers."):  # a second module's
                 return None
-            return f"{stem}{number}layers.0.{rest}"
+            return f"{root}{number}layers.0.{rest}"
     return None
 
 
 def place_of(shapes: Shapes) -> str | None:
     """Returns what is in front of a module's names; of DeepSeek's the first."""
-    for stem in (QWEN, SPECULATORS, MIMO):
-        if f"{stem}fc.weight" in shapes:
-            return stem
+    for root in (QWEN, SPECULATORS, MIMO):
+        if f"{root}fc.weight" in shapes:
+            return root
     numbers = [int(name.split(".")[1]) for name in shapes if re.fullmatch(r"nextn\.\d+\.fc\.weight", name)]
     return f"{NEXTN}{min(numbers)}." if numbers else None
 
@@ -244,11 +244,11 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     """Reads the module beside a model, whose layer is as the model's are."""
-    stem = place_of(shapes)
-    assert stem is not None
-    formats.check_same(("width of hidden states", shapes[f"{stem}fc.weight"][0], target.hidden_size))
-    if stem == SPECULATORS:
-        layer = formats.layer_of(table, shapes, f"{stem}layers.0.")
+    root = place_of(shapes)
+    assert root is not None
+    formats.check_same(("width of hidden states", shapes[f"{root}fc.weight"][0], target.hidden_size))
+    if root == SPECULATORS:
+        layer = formats.layer_of(table, shapes, f"{root}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     # Other folders hold no config.json of the module's: its layer is one more of the model's.
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":
@@ -257,16 +257,16 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
         raise formats.FamilyError(
             "its layer has the target's shape, which has no rotary positions: expected a target like Llama or Qwen"
         )
-    nextn = stem.startswith(NEXTN)
+    nextn = root.startswith(NEXTN)
     # A module attends to the whole row, though most layers of its model may have windows.
     shape = next((x for x in layer.layers if x.attention.window is None), layer.layers[0])
     shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(
         dataclasses.replace(layer, layers=(shape,), tied_head=False),
-        hidden_first=stem == MIMO,
+        hidden_first=root == MIMO,
         feeds_normed=not nextn,
-        zero_first=nextn or stem == MIMO,
-        **formats.own_parts(shapes, stem),
+        zero_first=nextn or root == MIMO,
+        **formats.own_parts(shapes, root),
     )
 
 

@@ -27,7 +27,7 @@ class TokensView(Sequence[int]):
 
     def __getitem__(self, index: Any) -> Any:
         places = range(self._length)[index]
-        return self._tokens[places] if isinstance(places, int) else [self._tokens[index] for index in places]
+        return self._tokens[places] if isinstance(places, int) else [self._tokens[i] for i in places]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))

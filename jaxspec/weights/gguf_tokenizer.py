@@ -157,10 +157,10 @@ def _tokenizer(kind: str, metadata: Mapping[str, Any]) -> Any:
         )
     # A token that is assumed to have a role is special only if its type says so.
     names = {name: tokens[ids[role]] for role, name in NAMES.items() if role in ids and tokens[ids[role]] in special}
-    special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    special_texts = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        extra_special_tokens=[token for token in special if token not in names.values()],
+        extra_special_tokens=[token for token in special_texts if token not in names.values()],
         clean_up_tokenization_spaces=False,
         chat_template=metadata.get("tokenizer.chat_template"),
         **names,
