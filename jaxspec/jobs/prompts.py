@@ -174,7 +174,7 @@ class Reader:
             if not is_number:
                 raise ValueError(f"number is {number!r}: expected an integer from 0 to {2**31 - 1}")
             if not isinstance(value, Line):  # those of files are told apart before
-                self._check_number(row.number, place)
+                self._check_number(row.number, order)
                 self._check_id(name, row.number)
             settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
