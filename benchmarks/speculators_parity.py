@@ -30,7 +30,7 @@ from jaxspec.draft_heads.eagle import EagleConfig
 from jaxspec.draft_heads.mtp import MTPConfig
 from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.target import shared_with
-from jaxspec.draft_heads.training import DraftStarts
+from jaxspec.draft_heads.training import DraftStarts, DraftStep
 from jaxspec.nets import decoder
 from jaxspec.weights import huggingface
 
@@ -102,7 +102,7 @@ def ours(target, config, params, states, tokens):
     ahead = jnp.asarray(tokens[:, ANCHOR : ANCHOR + depths]) if block else after[0][:, None]
     by_depth, memory = [], None
     for depth in range(depths):
-        logits, memory = kind.logits(config, params, shared, hidden, ahead, depth, memory)
+        logits, memory = kind.logits(config, params, shared, DraftStep(hidden, ahead, depth, memory))
         by_depth.append(logits)
     logits = np.concatenate(by_depth)
     return logits[:, np.asarray(params["vocabulary"])] if "vocabulary" in params else logits

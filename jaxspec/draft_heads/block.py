@@ -31,7 +31,7 @@ from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
 from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, requirements_of, zeros
-from jaxspec.draft_heads.training import DraftStarts, Training
+from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
@@ -489,22 +489,16 @@ def draft_states(config: BlockConfig, params: core.Params, shared: SharedWithTar
 
 
 def draft_logits(
-    config: BlockConfig,
-    params: core.Params,
-    shared: SharedWithTarget,
-    hidden: Float[Array, "N L+K M"],
-    ahead: Int[Array, "N K"],
-    depth: int,
-    memory: Float[Array, "N R"] | None,
+    config: BlockConfig, params: core.Params, shared: SharedWithTarget, at: DraftStep
 ) -> tuple[Float[Array, "N V"], Float[Array, "N R"] | None]:
-    """Makes the logits of the tokens number `depth` of blocks, given the text's tokens before them."""
-    functions, index = head(config), config.lead + depth
-    logits = functions.logits(params, shared, hidden[:, index : index + 1])[:, 0]
+    """Makes the logits of the tokens of one number of blocks, given the text's tokens before them."""
+    functions, index, memory = head(config), config.lead + at.depth, at.memory
+    logits = functions.logits(params, shared, at.hidden[:, index : index + 1])[:, 0]
     if functions.next_logits is None:
         return logits, None
     if memory is None:
-        memory = first_memory(functions, params, shared, ahead[:, 0], hidden[:, : config.lead])
-    return functions.next_logits(params, logits, ahead[:, depth], hidden[:, index], memory)
+        memory = first_memory(functions, params, shared, at.ahead[:, 0], at.hidden[:, : config.lead])
+    return functions.next_logits(params, logits, at.ahead[:, at.depth], at.hidden[:, index], memory)
 
 
 # --- its files

@@ -24,7 +24,7 @@ from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes
 from jaxspec.draft_heads.target import SharedWithTarget
-from jaxspec.draft_heads.training import DraftStarts, Training
+from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
@@ -140,9 +140,9 @@ def draft_states(config: ExitAdapterConfig, params: Params, shared: SharedWithTa
     return hidden[:, jnp.minimum(index, size - 1)]  # past the end nothing is compared
 
 
-def draft_logits(config, params: Params, shared: SharedWithTarget, hidden: Array, ahead: Array, depth: int, memory):
+def draft_logits(config, params: Params, shared: SharedWithTarget, at: DraftStep) -> tuple[Array, None]:
     """Makes logits with the target's head."""
-    return shared.logits(hidden[:, depth : depth + 1]).astype(jnp.float32)[:, 0], None
+    return shared.logits(at.hidden[:, at.depth : at.depth + 1]).astype(jnp.float32)[:, 0], None
 
 
 # --- its files

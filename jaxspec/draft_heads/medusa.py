@@ -32,7 +32,7 @@ from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, same_fields
 from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind, zeros
-from jaxspec.draft_heads.training import DraftStarts, Training
+from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
@@ -294,9 +294,9 @@ def draft_states(config: HeadsConfig, params: core.Params, shared: SharedWithTar
     return starts.forward.features[:, starts.place][:, :, None]
 
 
-def draft_logits(config: HeadsConfig, params: core.Params, shared: SharedWithTarget, hidden, ahead, depth: int, memory):
-    """Makes the logits of head number `depth`."""
-    return head(config).logits(params, shared, depth, hidden[:, 0], ahead[:, : depth + 1]), None
+def draft_logits(config: HeadsConfig, params: core.Params, shared: SharedWithTarget, at: DraftStep):
+    """Makes the logits of the head of a step's number."""
+    return head(config).logits(params, shared, at.depth, at.hidden[:, 0], at.ahead[:, : at.depth + 1]), None
 
 
 # --- its files

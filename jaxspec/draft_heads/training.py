@@ -46,11 +46,27 @@ class DraftStarts(NamedTuple):
     read_tree: Callable[..., Forward]
 
 
+class DraftStep(NamedTuple):
+    """The draft tokens of one number, in all drafts at once.
+
+    Attributes:
+        hidden: the vectors of the drafts, from `Training.hidden_states`.
+        ahead: the token before each draft, and the tokens after it.
+        depth: the number of the draft tokens, from 0.
+        memory: what `Training.logits` returned for the draft tokens before; None for the first.
+    """
+
+    hidden: Float[Array, "N _ D"]
+    ahead: Int[Array, "N K"]
+    depth: int
+    memory: Float[Array, "N R"] | None = None
+
+
 def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Array, "N V"], None]]:
     """Makes logits of a draft token from the hidden states at its own depth, with `head(config).logits`."""
 
-    def logits(config: Any, params: Params, shared: SharedWithTarget, hidden: Array, ahead: Array, depth: int, memory):
-        return head(config).logits(params, shared, hidden[:, depth : depth + 1])[:, 0], None
+    def logits(config: Any, params: Params, shared: SharedWithTarget, at: DraftStep) -> tuple[Array, None]:
+        return head(config).logits(params, shared, at.hidden[:, at.depth : at.depth + 1])[:, 0], None
 
     return logits
 
@@ -90,10 +106,8 @@ class Training(NamedTuple):
     Attributes:
         hidden_states: (configuration, parameters, shared, starts) -> the vectors from which logits are made, for each
             draft token of each draft [B, A, _, D]; a single one if all draft tokens share it.
-        logits: (configuration, parameters, shared, hidden, ahead, depth, memory) -> the logits of the draft tokens
-            number `depth`, in the target's vocabulary [N, V], and the memory for the next ones. `hidden` [N, _, D]
-            comes from `hidden_states`. `ahead` [N, K] holds the token before each draft and the tokens after it.
-            `memory` is the one returned for the draft tokens before, None for the first.
+        logits: (configuration, parameters, shared, step) -> the logits of a step's draft tokens, in the target's
+            vocabulary [N, V], and the memory for the next ones.
         longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.
         begin: (configuration, random parameters, target, how often tokens occur) -> parameters to begin with.
         predicts_features: configuration -> whether its hidden states are predictions of the target's features, whose
@@ -101,7 +115,7 @@ class Training(NamedTuple):
     """
 
     hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]
-    logits: Callable[..., tuple[Float[Array, "N V"], Float[Array, "N R"] | None]]
+    logits: Callable[[Any, Params, SharedWithTarget, DraftStep], tuple[Float[Array, "N V"], Float[Array, "N R"] | None]]
     longest: Callable[[Any], int | None] = lambda config: None
     begin: Callable[[Any, Params, Model, Frequencies], Params] = begin_with_copies
     predicts_features: Callable[[Any], bool] = lambda config: False

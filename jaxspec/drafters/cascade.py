@@ -161,7 +161,7 @@ def _cascade(
         row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
         model_state = ModelState(state.cache, state.num_cached)
-        caught_up = catch_up(lm, inner_weights.target, model_state, row, drafts, width, start - 1)
+        caught_up = catch_up(lm, inner_weights.target, model_state, row._replace(length=start - 1), drafts, width)
 
         def one_round(drafting: Drafting) -> Drafting:
             count = drafting.row.length - start  # of draft tokens so far; the others of gamma are still to be drafted

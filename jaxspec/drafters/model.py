@@ -157,7 +157,7 @@ def _read_on(
     empty = functools.partial(chunks.empty_cache, lm, params)
     state = ModelState(chunks.enlarged(before.state.cache, empty, batch, room), before.state.num_cached)
     state, width = take_back_to(state, before.start), chunks.split(before.width)[0]
-    cache = catch_up(lm, params, state, prompt, last >= 0, width, last).cache
+    cache = catch_up(lm, params, state, prompt._replace(length=last), last >= 0, width).cache
     forward, cache = lm.extend(params, lm.rewind(cache, last), known(lm, token_rows.window(prompt.tokens, last, 1)))
     return core.Forward(forward.logits), cache
 
@@ -187,7 +187,7 @@ def read_last_two(
     """
     goal, cache = row.length - 2, state.cache
     if width:
-        cache = catch_up(lm, params, state, row, runs, width, goal).cache
+        cache = catch_up(lm, params, state, row._replace(length=goal), runs, width).cache
         # Where nothing was caught up with, nothing is written far ahead: layers with a window could not take it back.
         goal = jnp.where(runs, goal, jnp.minimum(goal, state.num_cached))
     return lm.extend(params, lm.rewind(cache, goal), known(lm, token_rows.window(row.tokens, goal, 2)))
@@ -200,12 +200,12 @@ def catch_up(
     row: core.Prompt,
     runs: Bool[Array, " B"],
     width: int,
-    goal: Int[Array, " B"],
 ) -> ModelState:
-    """Reads what the cache lacks of the first `goal` tokens of the rows that `runs` marks; garbage follows them.
+    """Reads what the cache lacks of the first `row.length` tokens of the rows that `runs` marks; garbage follows them.
 
     `width` tokens a pass; nothing is read where nothing is missing.
     """
+    goal = row.length
 
     def incomplete(state: ModelState) -> Bool[Array, ""]:
         return jnp.any(jnp.logical_and(runs, state.num_cached < goal))

@@ -244,7 +244,7 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, empty = config, functools.partial(empty_cache, config)
-    lm = stack.decoder_only(DecoderNet(c, taps), init, c, empty, len(c.layers), c.vocab_size, c.dim, taps)
+    lm = stack.decoder_only(DecoderNet(c, taps), init, c, empty, taps)
     return lm._replace(limits=Limits(max_positions=c.max_positions, end_tokens=c.end_tokens))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Encoder, Forward, Inside, LanguageModel, Layers, Params, Parts, Prompt, Room, chunks
+from jaxspec.core import Forward, Inside, LanguageModel, Layers, Params, Parts, Prompt, Room, chunks
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
@@ -232,10 +232,8 @@ def inside(
     taps: tuple[int, ...],
     layers: int,
     sources: Sequence[tuple[int, int]] = (),
-    encoder: Encoder | None = None,
-    keys_values: Callable[..., Any] = kv.keys_values,
 ) -> Inside:
-    """Makes the `LanguageModel.inside` of a network with an `embedding` and the methods of `DecoderModule`."""
+    """Makes the `LanguageModel.inside` of a decoder with an `embedding` and the methods of `DecoderModule`."""
 
     def applied(params: Params, method: Callable[[Any], Any]) -> Any:
         return nn.apply(method, module)({"params": params})
@@ -259,7 +257,7 @@ def inside(
         return applied(params, lambda net: net.features(x[..., :width]))
 
     parts = Layers(layers, embed_step, run, features, tuple(sources))
-    return Inside(width, head, embed, taps, parts, encoder, keys_values)
+    return Inside(width, head, embed, taps, parts, keys_values=kv.keys_values)
 
 
 def decoder_only(
@@ -267,9 +265,6 @@ def decoder_only(
     init: Init,
     config: Any,
     empty: Callable[[int, Room], kv.KVCache],
-    layers: int,
-    vocab_size: int,
-    width: int,
     taps: tuple[int, ...] = (),
 ) -> LanguageModel:
     """Makes the pure functions of a network that is a `DecoderModule`.
@@ -278,8 +273,7 @@ def decoder_only(
         module: the network.
         init, config: the function that makes its parameters, and its argument.
         empty: makes a cache for (batch, room).
-        layers: how many there are.
-        vocab_size, width, taps: see `LanguageModel` and `Inside`.
+        taps: the layers whose outputs passes return, see `Inside`.
     """
 
     def prefill(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, kv.KVCache]:
@@ -296,7 +290,7 @@ def decoder_only(
             # The last token's are normalised apart, so that a program that reads no features computes no others.
             return Forward(net.logits(net.features(last)), net.features(x), taps)
 
-        with named_mismatch(params, init, config, {"layers": layers}):
+        with named_mismatch(params, init, config, {"layers": len(config.layers)}):
             (x, taps), (last, _), cache = chunks.read(read, kv.rewind, empty, prompt.tokens, prompt.length, room)
             return nn.apply(forward, module)({"params": params}), cache
 
@@ -321,8 +315,8 @@ def decoder_only(
         prefill,
         extend,
         kv.rewind,
-        vocab_size,
+        config.vocab_size,
         kv.select if sizes.takes_trees else None,
-        inside=inside(module, width, taps, layers, sources),
+        inside=inside(module, config.dim, taps, len(config.layers), sources),
         is_causal=True,
     )

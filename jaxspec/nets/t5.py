@@ -145,20 +145,18 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "B T M"],
         read: stack.Read,
-        mask,
-        bias,
-        cross: Cross,
-        cross_mask,
+        inputs: LayerInputs,
+        cross: tuple[Array, Array, Mask | QueryMask],
         attention: bool = True,
         mlp: bool = True,
     ):
         """Computes the layer: see `stack.Layer`."""
         record = None
         if attention:
-            added, record = self.attention.mix(self.attention_norm(x), read, LayerInputs(mask, None, bias))
+            added, record = self.attention.mix(self.attention_norm(x), read, inputs)
             x = x + added
             # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
-            x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
+            x = x + self.cross(self.cross_norm(x), *cross)
         return (x + self.ff(self.ff_norm(x)) if mlp else x), record
 
 
@@ -290,8 +288,9 @@ class T5(nn.Module):
         return for_queries(step, make, parent)
 
     def _decoder_layers(self, x: Float[Array, "B T M"], mask, bias, cross: Iterable[Cross], real) -> list[stack.Layer]:
-        shared = {"mask": mask, "bias": bias, "cross_mask": for_queries(x.shape[1], lambda *_: (real, None))[0]}
-        return [functools.partial(layer, cross=y, **shared) for layer, y in zip(self.decoder, cross, strict=True)]
+        inputs, seen = LayerInputs(mask, None, bias), for_queries(x.shape[1], lambda *_: (real, None))[0]
+        pairs = zip(self.decoder, cross, strict=True)
+        return [functools.partial(layer, inputs=inputs, cross=(*prompt, seen)) for layer, prompt in pairs]
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the decoder's final norm."""
@@ -357,6 +356,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     def keys_values(cache, layer):
         return kv.keys_values(cache.decoder, layer)
 
+    inside = stack.inside(module, config.dim, taps, config.decoder_layers)
     encoder = Encoder(encoder_params, lambda params, encoder: params | encoder, prefill)
     return LanguageModel(
         prefill,
@@ -365,7 +365,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         config.vocab_size,
         select,
         Limits(config.start_token, config.max_positions, config.max_positions, config.end_tokens),
-        stack.inside(module, config.dim, taps, config.decoder_layers, (), encoder, keys_values),
+        inside._replace(encoder=encoder, keys_values=keys_values),
         is_causal=True,
     )
 

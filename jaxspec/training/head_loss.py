@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
-from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
+from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, DraftStep, Training
 from jaxspec.training.data import Batch
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.losses import LossFunction
@@ -254,7 +254,7 @@ def compare(
     compared, last = [], (places - 1) * task.learn.stride
     for depth in range(depths):
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
-        logits, memory = task.kind.logits(task.config, params, shared, flat, ahead, depth, memory)
+        logits, memory = task.kind.logits(task.config, params, shared, DraftStep(flat, ahead, depth, memory))
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
         if ids is not None:

@@ -61,15 +61,16 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     if (starts[0] is None) != (starts[1] is None):
         raise ValueError("one of target and drafter is an encoder-decoder, the other is not: both must be of one kind")
     sizes = target.lm.vocab_size, draft.lm.vocab_size
-    to_target, to_draft, first = _maps(draft.tokenizer, target.tokenizer, *sizes, longest, *starts)
+    to_target, to_draft, first = _maps(draft.tokenizer, target.tokenizer, sizes, starts, longest)
     mapped = map_vocabulary(draft, to_target, sizes[0], to_draft, first=first if starts[0] is None else ())
     return mapped._replace(tokenizer=target.tokenizer)
 
 
 @functools.lru_cache(maxsize=16)  # vocabularies of 256k take seconds
 def _maps(
-    draft: Any, target: Any, target_size: int, draft_size: int, longest: int, start: int | None, own_start: int | None
+    draft: Any, target: Any, sizes: tuple[int, int], starts: tuple[int | None, int | None], longest: int
 ) -> tuple[list[int], list[list[int]], list[int]]:
+    (target_size, draft_size), (start, own_start) = sizes, starts
     target_texts = dict(_spelled(target, target_size))
     draft_texts = dict(_spelled(draft, draft_size))
     by_text: dict[bytes, int] = {}
