@@ -30,6 +30,7 @@ from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, layer_of, norm_of
 from jaxspec.nets.dense import Dense
+from jaxspec.nets.shapes import LayerShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +64,9 @@ class EagleConfig:
 
     def __post_init__(self):
         c = self.layer
-        if c.positions != "rotary" or c.windows or any(layer.post_norms for layer in c.layers):
+        if c.positions != "rotary" or c.windows or any(x != LayerShape(x.attention, x.ff) for x in c.layers):
             raise ValueError(
-                "expected an EAGLE head with Llama's kind of layers: rotary positions, no windows, no post-norms"
+                "expected an EAGLE head with Llama's kind of layers: rotary positions, no windows, pre-norms alone"
             )
         if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
             raise ValueError(

@@ -17,13 +17,14 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.core import chunks
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.dense import Dense, parameter, precision
-from jaxspec.nets.rotary import Rotation, rotate
+from jaxspec.nets.rotary import Rotation, pairs_apart, rotate
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages garbage instead of becoming NaN
 KEYS = 512  # of a block: scores of 512 queries and 32 heads are 34 MB
@@ -203,7 +204,10 @@ class Attention(nn.Module):
         scale: multiplies the scores (T5 folds it into its initialisation and uses 1).
         qkv_bias, out_bias: whether the projections have biases.
         softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
-        head_norm: makes the normalisation of each query head and each key head, before they are rotated.
+        head_norm: makes the normalisation of queries and keys.
+        norms_of: what it normalises: each "head" before it is rotated, each "rotated" head after that, or the "whole"
+            projection before it is split into heads.
+        adjacent_pairs: whether a head's adjacent dimensions are rotated as pairs.
         value_norm: makes that of each value head.
         keys_are_values: whether values are the projected keys, before their norm and rotation.
         has_keys: whether it makes keys and values; if not, it attends to those of another layer.
@@ -218,6 +222,8 @@ class Attention(nn.Module):
     out_bias: bool = False
     softcap: float | None = None
     head_norm: Callable[[], nn.Module] | None = None
+    norms_of: str = "head"
+    adjacent_pairs: bool = False
     value_norm: Callable[[], nn.Module] | None = None
     keys_are_values: bool = False
     has_keys: bool = True
@@ -250,14 +256,24 @@ class Attention(nn.Module):
         """Makes keys and values of `x`, in the cache's layout; keys are rotated by `rotary`. () if it has none."""
         if not self.has_keys:
             return ()
-        keys = self._split(self.key(x), self.kv_heads)
+        projected = self.key(x)
         # Gemma 4's global layers have no value projection. Values are taken before keys are normalised and rotated.
-        values = keys if self.keys_are_values else self._split(self.value(x), self.kv_heads)
+        values = self._split(projected if self.keys_are_values else self.value(x), self.kv_heads)
         if self.value_norm is not None:
             values = self.value_heads_norm(values)
-        if self.head_norm is not None:
-            keys = self.key_norm(keys)
-        return (keys if rotary is None else rotate(keys, rotary)), values
+        return self._turned(projected, self.kv_heads, self.key_norm if self.head_norm else None, rotary), values
+
+    def _turned(
+        self, x: Float[Array, "B T _"], heads: int, norm: nn.Module | None, rotary: Rotation | None
+    ) -> Float[Array, "B heads T D"]:
+        """Splits projected queries or keys into heads, which are normalised and rotated."""
+        x = self._split(x if norm is None or self.norms_of != "whole" else norm(x), heads)
+        if norm is not None and self.norms_of == "head":
+            x = norm(x)
+        if rotary is not None:
+            turned = 2 * rotary.cos.shape[-1]
+            x = rotate(pairs_apart(x, turned) if self.adjacent_pairs else x, rotary)
+        return norm(x) if norm is not None and self.norms_of == "rotated" else x
 
     def mix(
         self, x: Float[Array, "B T M"], read: Callable[..., Any], inputs: LayerInputs
@@ -281,11 +297,7 @@ class Attention(nn.Module):
 
         Garbage in masked keys, NaN included, has no effect; garbage in masked values must be finite.
         """
-        query = self._split(self.query(x), self.heads)
-        if self.head_norm is not None:
-            query = self.query_norm(query)
-        if rotary is not None:
-            query = rotate(query, rotary)
+        query = self._turned(self.query(x), self.heads, self.query_norm if self.head_norm else None, rotary)
         if callable(mask):
             mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap)
         else:
@@ -355,17 +367,27 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalisation to mean 0 and variance 1 in float32, with scale and bias."""
+    """Normalisation to mean 0 and variance 1 in float32, with a scale.
+
+    Attributes:
+        unit_offset: whether what is stored is the scale minus 1 (Nemotron).
+        has_bias: whether a bias is added.
+    """
 
     epsilon: float = 1e-5
     dtype: jnp.dtype = jnp.float32
+    unit_offset: bool = False
+    has_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
-        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
-        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
+        start = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
+        scale = parameter(self, "scale", start, (x.shape[-1],))
+        scale = jnp.expand_dims(1.0 + scale if self.unit_offset else scale, range(x.ndim - 1))
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = (jnp.expand_dims(v, range(x.ndim - 1)) for v in (scale, bias))
-        return (wide * scale + bias).astype(self.dtype)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon) * scale
+        if self.has_bias:
+            bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
+            wide = wide + jnp.expand_dims(bias, range(x.ndim - 1))
+        return wide.astype(self.dtype)

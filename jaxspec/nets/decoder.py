@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
         attention: the mixer: the module of a `shapes.Mixer`.
         ff: the feed-forward block.
         norm: makes norms.
-        post_norms: whether what a block adds is normalised, too.
+        post_norms, pre_norms, parallel, added_scale: see `shapes.LayerShape`.
         last: the block at the end; None for none.
     """
 
@@ -69,11 +69,17 @@ class DecoderLayer(nn.Module):
     ff: Any
     norm: Callable[[], Any]
     post_norms: bool = False
+    pre_norms: bool = True
+    parallel: bool = False
+    added_scale: float = 1.0
     last: Any = None
 
     def setup(self):
         # Flax names parameters by these attributes, and checkpoints are written by those names.
-        self.attention_norm, self.ff_norm = self.norm(), self.norm()
+        if self.pre_norms:
+            self.attention_norm = self.norm()
+        if self.pre_norms and not self.parallel:
+            self.ff_norm = self.norm()
         if self.post_norms:
             self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
 
@@ -87,20 +93,26 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Float[Array, "B T M"], Any]:
         """Computes the layer: see `stack.Layer`."""
         record = None
+        of_attention = self.attention_norm(x) if self.pre_norms else x
         if attention:
-            added, record = self.attention.mix(self.attention_norm(x), read, inputs)
-            x = x + (self.attention_post_norm(added) if self.post_norms else added)
+            added, record = self.attention.mix(of_attention, read, inputs)
+            x = x + self._scaled(self.attention_post_norm(added) if self.post_norms else added)
         if mlp:
-            added = self.ff(self.ff_norm(x))
-            x = x + (self.ff_post_norm(added) if self.post_norms else added)
+            of_ff = of_attention if self.parallel else self.ff_norm(x) if self.pre_norms else x
+            added = self.ff(of_ff)
+            x = x + self._scaled(self.ff_post_norm(added) if self.post_norms else added)
         return x if self.last is None else self.last(x, inputs.side), record
+
+    def _scaled(self, added: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return added if self.added_scale == 1.0 else added * jnp.asarray(self.added_scale, added.dtype)
 
 
 def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
     """Makes a layer of a configuration; `options` are those of another kind of layer."""
     shape = config.layers[index]
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
-    return kind(norm=norm_of(config), post_norms=shape.post_norms, **blocks, **options)
+    norms = {name: getattr(shape, name) for name in ("post_norms", "pre_norms", "parallel", "added_scale")}
+    return kind(norm=norm_of(config), **norms, **blocks, **options)
 
 
 def layers_of(config: DecoderConfig) -> list[DecoderLayer]:
@@ -204,9 +216,9 @@ class DecoderNet(nn.Module):
             assert self.config.max_positions is not None
             # Padding may lie past the table; what it reads is never looked at.
             x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
-        if self.config.scale_embedding:
+        if scale := self.config.scale_embedding:
             # Gemma rounds the factor to the stream's dtype, and so must we: 55.5, not 55.43, in bfloat16.
-            x = x * jnp.asarray(self.config.dim**0.5, x.dtype)
+            x = x * jnp.asarray(self.config.dim**0.5 if scale is True else scale, x.dtype)
         if self.config.side is None:
             return x
         side = self.side(tokens, x)  # [B, T, layers, P]
@@ -220,6 +232,7 @@ class DecoderNet(nn.Module):
         """Applies the head."""
         logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
         logits = logits.astype(jnp.float32)
+        logits = logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
         return logits if self.config.logits_cap is None else softcap(logits, self.config.logits_cap)
 
 

@@ -49,6 +49,7 @@ class Rotary:
         magnitude: multiplies cosines and sines (YaRN).
         proportional: whether frequencies and pairs are those of the whole head, of which those beyond `dims` stand
             still (Gemma 4).
+        adjacent: whether dimensions 2 i and 2 i + 1 are a pair, not i and i + dims / 2 (Cohere, GLM-4).
     """
 
     base: float = 10_000.0
@@ -56,6 +57,7 @@ class Rotary:
     scaling: RopeScaling = RopeScaling()
     magnitude: float = 1.0
     proportional: bool = False
+    adjacent: bool = False
 
     def at(self, position: Int[Array, "B T"], head_dim: int) -> Rotation:
         """Computes the rotation at some positions.
@@ -139,6 +141,19 @@ def rotation(position: Int[Array, "B T"], frequency: np.ndarray, magnitude: floa
     if magnitude == 1.0:
         return Rotation(jnp.cos(angle), jnp.sin(angle))
     return Rotation(jnp.cos(angle) * magnitude, jnp.sin(angle) * magnitude)
+
+
+def pairs_apart(x: Float[Array, "B H T D"], dims: int) -> Float[Array, "B H T D"]:
+    """Moves the two of each adjacent pair, among the first `dims` dimensions, to where `rotate` expects them.
+
+    Queries and keys are moved alike, so their products stay as they are.
+
+    >>> pairs_apart(jnp.arange(6.0).reshape(1, 1, 1, 6), 4).astype(int).ravel().tolist()
+    [0, 2, 1, 3, 4, 5]
+    """
+    pairs = x[..., :dims].reshape(*x.shape[:-1], dims // 2, 2)
+    apart = jnp.swapaxes(pairs, -1, -2).reshape(*x.shape[:-1], dims)
+    return apart if dims == x.shape[-1] else jnp.concatenate([apart, x[..., dims:]], axis=-1)
 
 
 def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T D"]:

@@ -87,7 +87,8 @@ class AttentionShape:
         query_scalar: scores are divided by its root; None for head_dim.
         cap: the soft cap of the scores; None for none.
         qkv_bias, out_bias: whether these projections have biases.
-        head_norms: whether each query head and key head is normalised (Qwen 3, Gemma 3).
+        head_norms: whether each query head and key head is normalised, before it is rotated (Qwen 3, Gemma 3).
+        norms_of: "head" for these; "rotated" for heads after that (Hunyuan); "whole" for all heads together (OLMo 2).
         value_norm: whether each value head is normalised, without a scale (Gemma 4).
         keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
         shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
@@ -103,6 +104,7 @@ class AttentionShape:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norms: bool = False
+    norms_of: str = "head"
     value_norm: bool = False
     keys_are_values: bool = False
     shares: int | None = None
@@ -151,6 +153,8 @@ class AttentionShape:
             self.out_bias,
             self.cap,
             config.norm_module if self.head_norms else None,
+            self.norms_of,
+            self.rotary is not None and self.rotary.adjacent,
             plain_norm if self.value_norm else None,
             self.keys_are_values,
             self.shares is None,
@@ -175,7 +179,7 @@ class FeedForwardShape:
 
     Attributes:
         dim: its hidden units.
-        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one) or "relu".
+        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one), "relu", or "relu2" (its square).
         gated: whether a third projection is multiplied in.
         bias: whether its projections have biases.
     """
@@ -210,11 +214,14 @@ class FeedForwardShape:
 
 @dataclasses.dataclass(frozen=True)
 class LayerShape:
-    """A layer: attention and a feed-forward block, each after a norm.
+    """A layer: attention and a feed-forward block, by default each after a norm.
 
     Attributes:
         attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with their methods.
-        post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
+        post_norms: whether what a block adds is normalised (Gemma 2 and 3).
+        pre_norms: whether what a block reads is normalised; not in OLMo 2, which has post-norms alone.
+        parallel: whether both blocks read the same stream, after one norm (Cohere).
+        added_scale: a factor of what each block adds (Granite).
         last: a third block, (stream [B, T, M], the layer's side input [B, T, P] or None) -> stream; None for none.
     """
 
@@ -222,6 +229,9 @@ class LayerShape:
     ff: FeedForwardShape
     post_norms: bool = False
     last: Block | None = None
+    pre_norms: bool = True
+    parallel: bool = False
+    added_scale: float = 1.0
 
     @property
     def blocks(self) -> dict[str, Block]:
@@ -237,12 +247,14 @@ class NormShape:
     Attributes:
         kind: "rms" (no mean is taken, no bias is added) or "layer".
         epsilon: added to the mean square or to the variance.
-        from_one: whether an RMS norm stores its scale minus 1 (Gemma 2 and 3).
+        from_one: whether a norm stores its scale minus 1 (Gemma 2 and 3, Nemotron).
+        bias: whether a "layer" norm adds one; Cohere's do not.
     """
 
     kind: str = "rms"
     epsilon: float = 1e-6
     from_one: bool = False
+    bias: bool = True
 
     def __post_init__(self):
         one_of(self.kind, "norm", NORMS)
@@ -257,8 +269,9 @@ class DecoderConfig:
         layers: the layers, the first one first.
         norm: the kind of all norms.
         tied_head: whether the head is the embedding.
-        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
+        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma), or a factor (Granite).
         logits_cap: the soft cap of the logits; None for none.
+        logits_scale: a factor of the logits, before the cap.
         positions: "rotary" where the layers say how, "relative" for T5's biases, "learned" for a table.
         buckets, max_distance: options of relative biases.
         max_positions: longest row to accept, and the size of a table of positions; None if nothing limits it.
@@ -273,7 +286,7 @@ class DecoderConfig:
     layers: tuple[LayerShape, ...]
     norm: NormShape = NormShape()
     tied_head: bool = False
-    scale_embedding: bool = False
+    scale_embedding: bool | float = False
     logits_cap: float | None = None
     positions: str = "rotary"
     buckets: int = 32
@@ -282,6 +295,7 @@ class DecoderConfig:
     end_tokens: tuple[int, ...] = ()
     side: Block | None = None
     dtype: str = "float32"
+    logits_scale: float = 1.0
 
     def __post_init__(self):
         one_of(self.positions, "positions", POSITIONS)
@@ -297,7 +311,7 @@ class DecoderConfig:
         """Makes one of the norms."""
         dtype = jnp.dtype(self.dtype)
         if self.norm.kind == "layer":
-            return LayerNorm(self.norm.epsilon, dtype)
+            return LayerNorm(self.norm.epsilon, dtype, self.norm.from_one, self.norm.bias)
         return RMSNorm(self.norm.epsilon, self.norm.from_one, dtype)
 
     @property

@@ -134,13 +134,23 @@ def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
     >>> uniform_decoder(decoder_config(32, 16, 32, 4, 4, 2, 4, window=8, local=(True, False))).local
     (True, False)
     """
+    form = nearest(config)
+    # Written and read again: what the form cannot say would otherwise be lost in a manifest.
+    if form.config() != config:
+        raise ValueError("the layers differ in more than windows and rotary bases, or have options of another form")
+    return form
+
+
+def nearest(config: DecoderConfig) -> UniformDecoder:
+    """Returns the form with a configuration's numbers, whatever else the configuration says."""
     attentions, first = [layer.attention for layer in config.layers], config.layers[0]
     flags = [x.window is not None for x in attentions]
     of_global = next((x for x in attentions if x.window is None), attentions[0])
     of_local = next((x for x in attentions if x.window is not None), of_global)
-    turns = of_global.rotary or Rotary()
+    rotating = sorted((x for x in attentions if x.rotary is not None), key=lambda x: x.window is not None)
+    turns = (rotating[0].rotary if rotating else None) or Rotary()
     attention, scaling = first.attention, turns.scaling
-    form = UniformDecoder(
+    return UniformDecoder(
         config.vocab_size,
         config.dim,
         first.ff.dim,
@@ -171,10 +181,6 @@ def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
         rope_magnitude=turns.magnitude,
         **{name: vars(config)[name] for name in _SHARED},
     )
-    # Written and read again: what the form cannot say would otherwise be lost in a manifest.
-    if form.config() != config:
-        raise ValueError("the layers differ in more than windows and rotary bases, or have options of another form")
-    return form
 
 
 @dataclasses.dataclass(frozen=True)

@@ -337,20 +337,21 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
     """Returns the shape of a tensor that holds these parameters."""
     path, tensor = parts[0]
     rows, *rest = expected[path]
-    shape = (rows * tensor.part[1], *rest)
+    first, last, count = tensor.part
+    shape = (rows * count // (last - first), *rest)
     return shape[::-1] if tensor.transposed else shape
 
 
 def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
     """Returns the parameter that lies in a tensor."""
-    i, n = tensor.part
-    if n == 1 and not tensor.transposed:
+    first, last, count = tensor.part
+    if count == 1 and not tensor.transposed:
         return x
+    rows = x.shape[1 if tensor.transposed else 0] // count
     if isinstance(x, quantised_files.Quantised) and not tensor.transposed:
-        return x.part(i, n)
+        return x.part(first * rows, last * rows)
     x = np.asarray(x)
-    x = x.T if tensor.transposed else x
-    return x if n == 1 else np.split(x, n)[i]
+    return (x.T if tensor.transposed else x)[first * rows : last * rows]
 
 
 def _without_copies(

@@ -70,15 +70,14 @@ class Quantised(Stored):
     bits: int = 8  # or 4
     columns: np.ndarray | None = None  # [in], the group of each column ("desc_act"); None: neighbours have one
 
-    def part(self, i: int, n: int) -> Quantised:
-        """Returns the i-th of n equal parts of its rows."""
-        count = self.shape[0] // n
-        start, shape = i * count, (count, self.shape[1])
+    def part(self, start: int, end: int) -> Quantised:
+        """Returns its rows from `start` to `end`."""
+        shape = (end - start, self.shape[1])
 
         def of(x: Stored) -> Stored:
             return Stored(shape, x.dtype, lambda a, b: x.rows(start + a, start + b))
 
-        scale, zero = (None if x is None else x[start : start + count] for x in (self.scale, self.zero))
+        scale, zero = (None if x is None else x[start:end] for x in (self.scale, self.zero))
         assert scale is not None
         return Quantised(shape, self.dtype, of(self).rows, of(self.entries), scale, zero, self.bits, self.columns)
 

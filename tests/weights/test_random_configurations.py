@@ -3,6 +3,7 @@
 All have one set of shapes and nothing is jitted, so operations are compiled once for all of them.
 """
 
+import dataclasses
 import random
 
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ import pytest
 import jaxspec
 from jaxspec.core import Room
 from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import hf_families
 
-COUNT, SEED, STEPS, FED = 24, 21, 12, 4  # FED of the STEPS tokens are read from a cache
+COUNT, SEED, STEPS, FED = 56, 21, 12, 4  # FED of the STEPS tokens are read from a cache
 LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
@@ -71,6 +73,92 @@ def gemma3(draw):
     return table | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
 
 
+def gemma(draw):
+    return decoder(draw) | {"attention_bias": draw.random() < 0.5}
+
+
+def ministral(draw):
+    return decoder(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def phi3(draw):  # no head_dim of its own; longrope is refused
+    table = decoder(draw) | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    table["rope_parameters"]["partial_rotary_factor"] = draw.choice([0.5, 1.0])
+    return table | {"sliding_window": draw.choice([None, 3])}
+
+
+def olmo2(draw):
+    return decoder(draw) | {"attention_bias": draw.random() < 0.5}
+
+
+def olmo3(draw):
+    table = decoder(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+    local = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e4])}
+    return table | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
+
+
+def exaone4(draw):
+    windowed = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+    return decoder(draw) | draw.choice([windowed, {"sliding_window": None, "layer_types": ["full_attention"] * 2}])
+
+
+def granite(draw):
+    factors = {"embedding_multiplier": 2.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2}
+    return llama(draw) | factors | {"logits_scaling": 4.0}
+
+
+def cohere(draw):
+    table = {key: value for key, value in decoder(draw).items() if key not in ("rms_norm_eps", "head_dim")}
+    return table | {"layer_norm_eps": draw.choice([1e-5, 1e-2]), "logit_scale": draw.choice([0.25, 1.5])}
+
+
+def cohere2(draw):
+    return cohere(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def glm(draw):
+    turns = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": draw.choice([0.5, 1.0])}
+    return decoder(draw) | {"attention_bias": draw.random() < 0.5, "rope_parameters": turns}
+
+
+def smollm3(draw):
+    table = llama(draw) | {"no_rope_layers": draw.choice([[1, 0], [0, 1], [1, 1]])}
+    return table | draw.choice([{}, {"use_sliding_window": True, "sliding_window": 3}])
+
+
+def seed_oss(draw):
+    return llama(draw) | {"attention_out_bias": draw.random() < 0.5}
+
+
+def hunyuan(draw):
+    turns = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    return decoder(draw) | {
+        "rope_parameters": draw.choice([turns | {"mscale": 1.0, "mscale_all_dim": 1.0}, rope(draw)])
+    }
+
+
+def stablelm(draw):
+    table = glm(draw) | {"layer_norm_eps": draw.choice([1e-5, 1e-2]), "use_qkv_bias": draw.random() < 0.5}
+    return table | {"use_parallel_residual": draw.random() < 0.5}
+
+
+def starcoder2(draw):
+    table = decoder(draw) | {"norm_epsilon": draw.choice([1e-5, 1e-2]), "use_bias": draw.random() < 0.5}
+    return table | {"sliding_window": draw.choice([None, 3])}
+
+
+def nemotron(draw):
+    return glm(draw) | {"norm_eps": draw.choice([1e-5, 1e-2]), "mlp_bias": draw.random() < 0.5, "hidden_act": "relu2"}
+
+
+def arcee(draw):
+    return llama(draw) | {"hidden_act": draw.choice(["relu2", "silu"])}
+
+
+def ernie(draw):
+    return decoder(draw) | {"use_bias": draw.random() < 0.5}
+
+
 def gpt2(draw):
     return LENGTHS | {
         **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 48},
@@ -98,9 +186,41 @@ FAMILIES = {
     "Qwen3ForCausalLM": qwen,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "GemmaForCausalLM": gemma,
+    "MinistralForCausalLM": ministral,
+    "Phi3ForCausalLM": phi3,
+    "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
+    "Exaone4ForCausalLM": exaone4,
+    "GraniteForCausalLM": granite,
+    "CohereForCausalLM": cohere,
+    "Cohere2ForCausalLM": cohere2,
+    "GlmForCausalLM": glm,
+    "Glm4ForCausalLM": glm,
+    "Ernie4_5ForCausalLM": ernie,
+    "HeliumForCausalLM": llama,
+    "SmolLM3ForCausalLM": smollm3,
+    "SeedOssForCausalLM": seed_oss,
+    "HunYuanDenseV1ForCausalLM": hunyuan,
+    "StableLmForCausalLM": stablelm,
+    "Starcoder2ForCausalLM": starcoder2,
+    "NemotronForCausalLM": nemotron,
+    "ArceeForCausalLM": arcee,
     "GPT2LMHeadModel": gpt2,
     "T5ForConditionalGeneration": t5,
 }
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_is_written_of_random_configurations_is_read_as_it_was(architecture):
+    kind = getattr(pytest.importorskip("transformers"), architecture).config_class
+    draw = random.Random(SEED)
+    for _ in range(6):
+        table = kind(**FAMILIES[architecture](draw)).to_dict()
+        family = hf_families.of(table)
+        config = family.read(table)
+        unwritten = {name: vars(config)[name] for name in family.unwritten}
+        assert dataclasses.replace(family.read(family.write(config)), **unwritten) == config
 
 
 @pytest.mark.slow

@@ -7,7 +7,21 @@ import dataclasses
 from typing import Any
 
 from jaxspec.weights import quantised_files
-from jaxspec.weights.hf_families import gemma, gpt, llama, mistral, qwen, t5
+from jaxspec.weights.hf_families import (
+    cohere,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    llama,
+    llama_like,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    t5,
+    ungated,
+)
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
 
 __all__ = ["FAMILIES", "Family", "FamilyError", "Tensor", "describe", "of"]
@@ -22,6 +36,26 @@ FAMILIES: tuple[Family, ...] = (
     qwen.QWEN3,
     gemma.GEMMA2,
     gemma.GEMMA3,
+    gemma.GEMMA,
+    mistral.MINISTRAL,
+    phi.PHI3,
+    olmo.OLMO2,
+    olmo.OLMO3,
+    olmo.EXAONE4,
+    granite.GRANITE,
+    cohere.COHERE,
+    cohere.COHERE2,
+    glm.GLM,
+    glm.GLM4,
+    glm.ERNIE,
+    glm.HELIUM,
+    llama_like.SMOLLM3,
+    llama_like.SEED_OSS,
+    llama_like.HUNYUAN,
+    llama_like.STABLELM,
+    ungated.STARCODER2,
+    ungated.NEMOTRON,
+    ungated.ARCEE,
 )
 
 

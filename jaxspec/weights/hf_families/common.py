@@ -21,7 +21,7 @@ class Tensor(NamedTuple):
 
     name: str
     transposed: bool = False  # whether it is stored [in, out]; ours are [out, in]
-    part: tuple[int, int] = (0, 1)  # (i, n): the i-th of n equal parts of the (untransposed) tensor's first axis
+    part: tuple[int, int, int] = (0, 1, 1)  # (a, b, n): parts a to b of n on the (untransposed) tensor's first axis
 
 
 class Family(NamedTuple):
@@ -57,8 +57,9 @@ ACTIVATIONS = {
     **{"silu": "silu", "swish": "silu", "relu": "relu"},
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu"),
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+    "relu2": "relu2",
 }
-THEIRS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu": "relu"}
+THEIRS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu": "relu"}
 
 
 def activation(name: str) -> str:
@@ -76,8 +77,27 @@ COUNTS = (  # ends of keys whose values are positive integers, or lists of what 
     *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
     *("n_embd", "n_inner", "n_layer", "n_head", "d_model", "d_ff", "d_kv", "_buckets", "_distance"),
 )
-NUMBERS = ("_eps", "_epsilon", "_theta", "_freq", "_scalar", "_softcapping", "factor", "beta_fast", "beta_slow")
-MAY_BE_ZERO = {"num_nextn_predict_layers", "num_kv_shared_layers", "max_window_layers", "type_vocab_size"}
+NUMBERS = (
+    "_eps",
+    "_epsilon",
+    "_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "_theta",
+    "_freq",
+    "_scalar",
+    "_softcapping",
+    "factor",
+    "beta_fast",
+    "beta_slow",
+)
+MAY_BE_ZERO = {
+    "sliding_window_pattern",
+    "num_nextn_predict_layers",
+    "num_kv_shared_layers",
+    "max_window_layers",
+    "type_vocab_size",
+}
 TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 LARGEST = 2**31 - 1  # of a count: sizes are int32
 MOST = {  # lists and tables are made with an entry for each

@@ -1,17 +1,21 @@
-"""The keys of config.json and the names of tensors that Llama, Mistral, Qwen and Gemma have in common."""
+"""The keys of config.json and the names of tensors that most decoders' families have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
-from jaxspec.nets.rotary import SCALINGS, yarn_magnitude
-from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder, period, uniform_decoder
+from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
+from jaxspec.nets.shapes import LayerShape, NormShape
+from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, FileTensor, need, only
 
+Change = Callable[[int, LayerShape], LayerShape]
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
     "dim": "hidden_size",
@@ -32,26 +36,71 @@ YARN = {
     "rope_whole": "truncate",
     "rope_magnitude": "attention_factor",
 }
+PARTIAL = "partial_rotary_factor"
 ORIGINAL = {"rope_original": "original_max_position_embeddings"}
 ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}  # of a scaling
 
 
-def read(table: dict, **options: Any) -> DecoderConfig:
-    """Reads the configuration of a config.json of any of these families; `options` are what the family adds."""
-    only(table, partial_rotary_factor=1.0, use_bidirectional_attention=False)
+def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderConfig:
+    """Reads the configuration of a config.json of any of these families.
+
+    Args:
+        table: the config.json.
+        changed: (number of a layer, its shape) -> the layer's shape in this family; None: that of Llama.
+        options: what the family adds, as arguments of `UniformDecoder`.
+    """
+    only(table, use_bidirectional_attention=False)
     # Files from before grouped queries and wide heads lack these keys.
     dim, heads = need(table, "hidden_size"), need(table, "num_attention_heads")
     sizes = {"kv_heads": heads, "head_dim": dim // heads}
     shape = common.read_keys(table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False)
+    shape["head_dim"] = int(shape["head_dim"])
     shape["activation"] = common.activation(table.get("hidden_activation") or table.get("hidden_act") or "silu")
     rotary = {} if "rope_base" in options else rope(table)
     try:
-        return decoder_config(**{**shape, **rotary, **options})
+        return with_layers(decoder_config(**{**shape, **rotary, **options}), changed)
     except ValueError as error:
         raise FamilyError(str(error)) from error
 
 
-def attention_biases(table: dict) -> dict[str, bool]:
+def with_layers(config: DecoderConfig, changed: Change | None = None, **options: Any) -> DecoderConfig:
+    """Changes layers of a configuration, and options of the whole."""
+    layers = config.layers if changed is None else tuple(changed(i, layer) for i, layer in enumerate(config.layers))
+    return dataclasses.replace(config, layers=layers, **options)
+
+
+def change(layer: LayerShape, attention: dict[str, Any], ff: dict[str, Any] | None = None, **norms: Any) -> LayerShape:
+    """Replaces options of a layer's attention and of its feed-forward block, and its own."""
+    replaced = dataclasses.replace(layer.attention, **attention), dataclasses.replace(layer.ff, **ff or {})
+    return dataclasses.replace(layer, attention=replaced[0], ff=replaced[1], **norms)
+
+
+def rotated(config: DecoderConfig) -> Rotary:
+    """Returns the rotation of a configuration's first layer that rotates, for the keys that its family writes."""
+    return next((turn for layer in config.layers if (turn := layer.attention.rotary) is not None), Rotary())
+
+
+def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
+    """Takes the rotated share of a head's dimensions out of a config.json, `share` where it has none."""
+    table, scaling = dict(table), dict(table.get("rope_parameters") or {})
+    shares = [x for x in (scaling.pop(PARTIAL, None), table.pop(PARTIAL, None)) if x is not None]
+    return table | ({"rope_parameters": scaling} if scaling else {}), float((*shares, share)[0])
+
+
+def partial_key(config: DecoderConfig) -> dict[str, Any]:
+    """Writes the key that `partial_rotary` reads."""
+    dims, head_dim = rotated(config).dims, config.layers[0].attention.head_dim
+    return {PARTIAL: (dims or head_dim) / head_dim}
+
+
+def turned(layer: LayerShape, share: float = 1.0, **options: Any) -> dict[str, Rotary]:
+    """Returns the attention option of a layer that rotates a share of each head; `options` are those of `Rotary`."""
+    rotary, dims = layer.attention.rotary, int(layer.attention.head_dim * share)
+    assert rotary is not None
+    return {"rotary": dataclasses.replace(rotary, dims=None if share == 1.0 else dims, **options)}
+
+
+def attention_biases(table: dict) -> dict[str, Any]:
     """Reads whether the projections of attention have biases, which families say by one key: none by default."""
     return dict.fromkeys(("qkv_bias", "out_bias"), bool(table.get("attention_bias", False)))
 
@@ -68,7 +117,7 @@ def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
         **(table.get("rope_scaling") or {}),
         **(table.get("rope_parameters") or {}),
     }
-    only(merged, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
+    only({**table, **merged}, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     kind = merged.get("rope_type") or merged.get("type") or "default"
     if kind not in (*SCALINGS, "dynamic"):
         raise FamilyError(f"the rope scaling is {kind!r}: expected one of {', '.join(SCALINGS)}, dynamic")
@@ -101,6 +150,11 @@ def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
     }
 
 
+def scaling_keys(form: UniformDecoder) -> dict[str, Any]:
+    """Writes the keys of a scaling of the rotary frequencies."""
+    return {"rope_type": form.rope_scaling} | common.write_keys(form, ROPE_KEYS.get(form.rope_scaling, {}))
+
+
 def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     """Reads options of local layers: what the file says of each layer, or else `otherwise`.
 
@@ -110,13 +164,18 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     kinds = table.get("layer_types")
     if kinds and (others := set(kinds) - {"full_attention", "sliding_attention"}):
         raise FamilyError(f"layer_types has {', '.join(sorted(others))}: expected full_attention and sliding_attention")
-    if kinds and len(kinds) != table["num_hidden_layers"]:
-        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
+    check_per_layer("layer_types", kinds, table["num_hidden_layers"])
     # A list of layers, where there is one, goes before the family's pattern.
     local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}
     return {"window": int(table["sliding_window"]), "local": period(local)}
+
+
+def check_per_layer(key: str, entries: Sequence[Any] | None, layers: int) -> None:
+    """Refuses a list that has another length than there are layers."""
+    if entries and len(entries) != layers:
+        raise FamilyError(f"{key} has {len(entries)} layers, num_hidden_layers is {layers}")
 
 
 def canonical(name: str) -> str | None:
@@ -135,14 +194,25 @@ def family(
     keys: Callable[[UniformDecoder], dict[str, Any]],
     sizes: dict[str, Any],
     canonical: Callable[[str], str | None] = canonical,
+    more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Family:
-    """Makes a family of what differs from others of these: `keys` writes those of config.json that it adds."""
+    """Makes a family of what differs from others of these.
+
+    Args:
+        title, model_types, read, sizes, canonical: see `Family`.
+        architecture: the entry of "architectures" in config.json.
+        keys: the keys of config.json that it adds, from the numbers that all layers have.
+        more_keys: those for which these are not enough, from the layers themselves.
+        renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules with one name are
+            parts of one tensor, in the order of `LLAMA`.
+    """
 
     def write(config: DecoderConfig) -> dict[str, Any]:
-        form = uniform_decoder(config)
-        return _write(form, model_types[0], architecture) | keys(form)
+        form = nearest(config)
+        return _write(form, model_types[0], architecture) | keys(form) | more_keys(config)
 
-    return Family(title, model_types, read, write, names, canonical, sizes)
+    return Family(title, model_types, read, write, functools.partial(names, renamed=renamed), canonical, sizes)
 
 
 def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
@@ -155,8 +225,7 @@ def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[s
         "rope_theta": config.rope_base,
     }
     if config.rope_scaling != "default":
-        scaling = common.write_keys(config, ROPE_KEYS[config.rope_scaling])
-        table["rope_scaling"] = {"rope_type": config.rope_scaling, **scaling}
+        table["rope_scaling"] = scaling_keys(config)
     return table
 
 
@@ -166,44 +235,72 @@ def layer_types(config: UniformDecoder) -> list[str]:
     return ["sliding_attention" if local[i % len(local)] else "full_attention" for i in range(config.layers)]
 
 
-def names(config: DecoderConfig) -> dict[str, Tensor]:
+LLAMA = {  # a layer's modules: their names in Llama's files
+    "attention_norm": "input_layernorm",
+    "ff_norm": "post_attention_layernorm",
+    "attention/query_norm": "self_attn.q_norm",
+    "attention/key_norm": "self_attn.k_norm",
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/out": "self_attn.o_proj",
+    "ff/gate": "mlp.gate_proj",
+    "ff/wi": "mlp.up_proj",
+    "ff/out": "mlp.down_proj",
+}
+POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "ff_post_norm": "post_feedforward_layernorm"}
+PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}  # where the name that Llama has for it is a post-norm's
+
+
+def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})) -> dict[str, FileTensor]:
     """Says where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
-    tensors = {EMBEDDING: "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
+    tensors = {EMBEDDING: FileTensor("model.embed_tokens.weight"), **_norm("norm", "model.norm", config.norm)}
     if not config.tied_head:
-        tensors["head/weight"] = HEAD
+        tensors["head/weight"] = FileTensor(HEAD)
     for i, layer in enumerate(config.layers):
-        for path, name in layer_names(layer).items():
-            tensors[f"layers_{i}/{path}"] = f"model.layers.{i}.{name}"
-    return {path: Tensor(name) for path, name in tensors.items()}
+        for path, tensor in _layer_tensors(layer, config.norm, renamed).items():
+            tensors[f"layers_{i}/{path}"] = tensor._replace(name=f"model.layers.{i}.{tensor.name}")
+    return tensors
 
 
 def layer_names(layer: LayerShape) -> dict[str, str]:
-    """Says where each parameter of a layer lies, in the layer's part of the names."""
-    attention, biased = layer.attention, {"attention/out": layer.attention.out_bias}
-    norms = {"attention_norm": "input_layernorm", "ff_norm": "post_attention_layernorm"}
-    if layer.post_norms:
-        norms |= {"attention_post_norm": "post_attention_layernorm", "ff_norm": "pre_feedforward_layernorm"}
-        norms |= {"ff_post_norm": "post_feedforward_layernorm"}
-    if attention.head_norms:
-        norms |= {"attention/query_norm": "self_attn.q_norm", "attention/key_norm": "self_attn.k_norm"}
-    matrices = {
-        "attention/query": "self_attn.q_proj",
-        "attention/key": "self_attn.k_proj",
-        "attention/value": "self_attn.v_proj",
-        "attention/out": "self_attn.o_proj",
-        "ff/gate": "mlp.gate_proj",
-        "ff/wi": "mlp.up_proj",
-        "ff/out": "mlp.down_proj",
+    """Says where each parameter of a layer lies, in the layer's part of the names; norms are RMS norms."""
+    return {path: tensor.name for path, tensor in _layer_tensors(layer, NormShape(), {}).items()}
+
+
+def _norm(path: str, name: str, norm: NormShape) -> dict[str, FileTensor]:
+    parts = {"scale": "weight"} | ({"bias": "bias"} if norm.kind == "layer" and norm.bias else {})
+    return {f"{path}/{ours}": FileTensor(f"{name}.{theirs}") for ours, theirs in parts.items()}
+
+
+def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, FileTensor]:
+    attention, ff = layer.attention, layer.ff
+    present = {"attention_norm": layer.pre_norms, "ff_norm": layer.pre_norms and not layer.parallel}
+    present |= dict.fromkeys(POST_NORMS, layer.post_norms)
+    present |= dict.fromkeys(("attention/query_norm", "attention/key_norm"), attention.head_norms)
+    present |= {"attention/value": not attention.keys_are_values, "ff/gate": ff.gated}
+    if attention.shares is not None:  # it reads another layer's cache, and has no keys or norm of them
+        present |= dict.fromkeys(("attention/key", "attention/value", "attention/key_norm"), False)
+    modules = {**LLAMA, **(POST_NORMS | PRE_FF if layer.post_norms else {}), **renamed}
+    modules = {path: name for path, name in modules.items() if present.get(path, True)}
+    # How many rows each has of a tensor that it shares; keys and values have `kv_heads` parts of one size.
+    rows = {
+        "attention/query": attention.heads,
+        "attention/key": attention.kv_heads,
+        "attention/value": attention.kv_heads,
     }
-    # A layer that reads another one's cache has no keys, and no norm of them.
-    if attention.keys_are_values or attention.shares is not None:
-        del matrices["attention/value"]
-    if attention.shares is not None:
-        del matrices["attention/key"]
-        norms.pop("attention/key_norm", None)
-    names = {f"{path}/scale": f"{name}.weight" for path, name in norms.items()}
-    for path, name in matrices.items():
-        names[f"{path}/weight"] = f"{name}.weight"
-        if biased.get(path, layer.ff.bias if path.startswith("ff/") else attention.qkv_bias):
-            names[f"{path}/bias"] = f"{name}.bias"
-    return names
+    tensors: dict[str, FileTensor] = {}
+    for path, name in modules.items():
+        if path.endswith("norm"):
+            tensors |= _norm(path, name, norm)
+            continue
+        together = [other for other, shared in modules.items() if shared == name]
+        sizes = [rows.get(other, 1) for other in together]
+        before = sum(sizes[: together.index(path)])
+        part = (before, before + rows.get(path, 1), sum(sizes)) if len(together) > 1 else (0, 1, 1)
+        biased = (
+            ff.bias if path.startswith("ff/") else attention.out_bias if path == "attention/out" else attention.qkv_bias
+        )
+        for kind in ("weight", "bias") if biased else ("weight",):
+            tensors[f"{path}/{kind}"] = FileTensor(f"{name}.{kind}", part=part)
+    return tensors

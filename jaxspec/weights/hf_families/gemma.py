@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv 2408.00118), with soft caps, and the text half of Gemma 3 (arXiv 2503.19786), with norms instead."""
+"""Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), with soft caps, and the text half of Gemma 3 (arXiv 2503.19786), with norms instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import THEIRS, only
 
 # Published files leave out what transformers has as its default.
 _DEFAULTS = {
@@ -27,6 +27,16 @@ _DEFAULTS = {
 }
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA: dict[str, Any] = {"post_norms": True, "norms_from_one": True, "scale_embedding": True}
+
+
+def read_gemma(table: dict) -> DecoderConfig:
+    """Reads the network of a Gemma 1: Gemma 2's embedding and norms in a Llama's places."""
+    defaults = {"vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28}
+    defaults |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
+    defaults |= {"hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192}
+    table = {**defaults, **table, "hidden_activation": None}  # transformers reads the other key
+    options = {name: value for name, value in _GEMMA.items() if name != "post_norms"}
+    return decoders.read(table, **options, **decoders.attention_biases(table))
 
 
 def read_gemma2(table: dict) -> DecoderConfig:
@@ -72,7 +82,7 @@ def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
 
 def _keys(config: UniformDecoder) -> dict[str, Any]:
     return {
-        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_activation": THEIRS[config.activation],
         "attention_bias": config.qkv_bias,
         "query_pre_attn_scalar": _whole(config.query_scalar or config.head_dim),
         "attn_logit_softcapping": config.attention_cap,
@@ -136,6 +146,16 @@ SIZES_3 = configs(
     }
 )
 
+_1_2B = UniformDecoder(
+    *(256_000, 2048, 16_384, 18, 8, 1, 256, "gelu", True),
+    **{"norms_from_one": True, "scale_embedding": True, "max_positions": 8192},
+)
+_1_7B = replace(_1_2B, dim=3072, ff_dim=24_576, layers=28, heads=16, kv_heads=16)
+SIZES_1 = configs({"gemma-2b": _1_2B, "gemma-7b": _1_7B})
+
+GEMMA = decoders.family(
+    *("Gemma", ("gemma",), "GemmaForCausalLM", read_gemma, lambda form: {"attention_bias": form.qkv_bias}, SIZES_1)
+)
 GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _keys, SIZES_2)
 GEMMA3_TYPES = ("gemma3_text", "gemma3")
 GEMMA3 = decoders.family(

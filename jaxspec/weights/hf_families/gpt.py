@@ -63,12 +63,12 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
             tensors[f"{layer}/{norm}/scale"] = Tensor(f"{tensor}.{name}.weight")
             tensors[f"{layer}/{norm}/bias"] = Tensor(f"{tensor}.{name}.bias")
         matrices = {
-            "attention/query": ("attn.c_attn", (0, 3)),
-            "attention/key": ("attn.c_attn", (1, 3)),
-            "attention/value": ("attn.c_attn", (2, 3)),
-            "attention/out": ("attn.c_proj", (0, 1)),
-            "ff/wi": ("mlp.c_fc", (0, 1)),
-            "ff/out": ("mlp.c_proj", (0, 1)),
+            "attention/query": ("attn.c_attn", (0, 1, 3)),
+            "attention/key": ("attn.c_attn", (1, 2, 3)),
+            "attention/value": ("attn.c_attn", (2, 3, 3)),
+            "attention/out": ("attn.c_proj", (0, 1, 1)),
+            "ff/wi": ("mlp.c_fc", (0, 1, 1)),
+            "ff/out": ("mlp.c_proj", (0, 1, 1)),
         }
         # Conv1D stores [in, out].
         for part, (name, share) in matrices.items():

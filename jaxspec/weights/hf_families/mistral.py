@@ -19,6 +19,10 @@ def _keys(form: UniformDecoder) -> dict[str, Any]:
     return {"sliding_window": form.window if all(form.local) else None}
 
 
+def _ministral_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+
+
 _V1 = UniformDecoder(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
 
 SIZES = configs(
@@ -30,3 +34,4 @@ SIZES = configs(
 )
 
 MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _keys, SIZES)
+MINISTRAL = decoders.family("Ministral", ("ministral",), "MinistralForCausalLM", read, _ministral_keys, {})

@@ -1,0 +1,61 @@
+"""Command R (Cohere) and Command R7B (arXiv 2504.00698): one norm a layer, and both blocks side by side after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.shapes import LayerShape, NormShape
+from jaxspec.nets.uniform import UniformDecoder
+from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import only
+
+
+def read_cohere(table: dict) -> DecoderConfig:
+    """Reads the network of a Command R."""
+    only(table, use_qk_norm=False)
+    return _read(table)
+
+
+def read_cohere2(table: dict) -> DecoderConfig:
+    """Reads the network of a Command R7B: three local layers to a global one, which has no positions."""
+    pattern = table.get("sliding_window_pattern") or 4
+    flags = [(i + 1) % pattern != 0 for i in range(table.get("num_hidden_layers", 0))]
+    return _read(table, unrotated=True, **decoders.windows({"sliding_window": 4096, **table}, flags))
+
+
+def _read(table: dict, unrotated: bool = False, **options: Any) -> DecoderConfig:
+    table = {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, **table}
+
+    def changed(index: int, layer: LayerShape) -> LayerShape:
+        turn = layer.attention.rotary
+        if turn is not None:
+            turn = None if unrotated and layer.attention.window is None else dataclasses.replace(turn, adjacent=True)
+        return decoders.change(layer, {"rotary": turn}, parallel=True)
+
+    config = decoders.read(table, changed, **decoders.attention_biases(table), **options)
+    scale = table.get("logit_scale")
+    return decoders.with_layers(
+        config,
+        norm=NormShape("layer", float(table["layer_norm_eps"]), bias=False),
+        logits_scale=0.0625 if scale is None else float(scale),
+    )
+
+
+def _keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"attention_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
+
+
+def _cohere2_keys(form: UniformDecoder) -> dict[str, Any]:
+    return _keys(form) | {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+
+
+def _factors(config: DecoderConfig) -> dict[str, Any]:
+    return {"logit_scale": config.logits_scale, "rope_theta": decoders.rotated(config).base}
+
+
+COHERE = decoders.family("Command R", ("cohere",), "CohereForCausalLM", read_cohere, _keys, {}, more_keys=_factors)
+COHERE2 = decoders.family(
+    "Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _cohere2_keys, {}, more_keys=_factors
+)

@@ -1,0 +1,75 @@
+"""Families that rotate adjacent pairs: GLM-4 9B (arXiv 2406.12793), GLM-4-0414, Ernie 4.5 and Helium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.uniform import UniformDecoder
+from jaxspec.weights.hf_families import decoders
+
+FUSED = {"ff/gate": "mlp.gate_up_proj", "ff/wi": "mlp.gate_up_proj"}
+
+
+def _adjacent(share: float = 1.0, **norms: Any) -> decoders.Change:
+    return lambda index, layer: decoders.change(layer, decoders.turned(layer, share, adjacent=True), **norms)
+
+
+def _read_glm(table: dict, **norms: Any) -> DecoderConfig:
+    table, share = decoders.partial_rotary({"head_dim": 128, "rms_norm_eps": 1.5625e-7, **table}, share=0.5)
+    return decoders.read(table, _adjacent(share, **norms), qkv_bias=bool(table.get("attention_bias", True)))
+
+
+def read_glm(table: dict) -> DecoderConfig:
+    """Reads the network of a GLM-4 9B: half of each head is rotated."""
+    return _read_glm(table)
+
+
+def read_glm4(table: dict) -> DecoderConfig:
+    """Reads the network of a GLM-4-0414: as GLM-4 9B, with norms on what the blocks add, too."""
+    return _read_glm(table, post_norms=True)
+
+
+def read_ernie(table: dict) -> DecoderConfig:
+    """Reads the network of a dense Ernie 4.5."""
+    table = {"head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **table}
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), bool(table.get("use_bias", False)))
+    return decoders.read(table, _adjacent(), **biases)
+
+
+def read_helium(table: dict) -> DecoderConfig:
+    """Reads the network of a Helium."""
+    table = {"head_dim": 128, "rms_norm_eps": 1e-8, **table}
+    biases = {"qkv_bias": bool(table.get("attention_bias", False)), "ff_bias": bool(table.get("mlp_bias", False))}
+    return decoders.read(table, _adjacent(), **biases)
+
+
+def _glm_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"attention_bias": form.qkv_bias}
+
+
+def _ernie_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"use_bias": form.qkv_bias}
+
+
+def _helium_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
+
+
+POST = {"ff_norm": "post_attention_layernorm", "attention_post_norm": "post_self_attn_layernorm"}
+POST |= {"ff_post_norm": "post_mlp_layernorm"}
+GLM = decoders.family(
+    "GLM-4 9B", ("glm",), "GlmForCausalLM", read_glm, _glm_keys, {}, more_keys=decoders.partial_key, renamed=FUSED
+)
+GLM4 = decoders.family(
+    "GLM-4-0414",
+    ("glm4",),
+    "Glm4ForCausalLM",
+    read_glm4,
+    _glm_keys,
+    {},
+    more_keys=decoders.partial_key,
+    renamed=FUSED | POST,
+)
+ERNIE = decoders.family("Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", read_ernie, _ernie_keys, {})
+HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, _helium_keys, {})

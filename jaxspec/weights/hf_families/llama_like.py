@@ -1,0 +1,114 @@
+"""Families that are a Llama but for a detail: SmolLM3, Seed-OSS, Hunyuan (dense) and StableLM 2 (arXiv 2402.17834)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.shapes import LayerShape, NormShape
+from jaxspec.nets.uniform import UniformDecoder
+from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import only
+
+
+def read_smollm3(table: dict) -> DecoderConfig:
+    """Reads the network of a SmolLM3: every fourth layer has no positions."""
+    count = table.get("num_hidden_layers", 0)
+    interval = table.get("no_rope_layer_interval") or 4
+    has_positions = table.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(count)]
+    decoders.check_per_layer("no_rope_layers", has_positions, count)
+    table = {"tie_word_embeddings": True, **table}
+    if not table.get("use_sliding_window", False):
+        table |= {"sliding_window": None}
+
+    def changed(index: int, layer: LayerShape) -> LayerShape:
+        return layer if has_positions[index] else decoders.change(layer, {"rotary": None})
+
+    return decoders.read(
+        table,
+        changed,
+        **decoders.attention_biases(table),
+        ff_bias=bool(table.get("mlp_bias", False)),
+        **decoders.windows(table, [not x for x in has_positions]),
+    )
+
+
+def read_seed_oss(table: dict) -> DecoderConfig:
+    """Reads the network of a Seed-OSS, which says of each projection of attention whether it has biases."""
+    table = {"head_dim": 128, **table}
+    return decoders.read(
+        table,
+        qkv_bias=bool(table.get("attention_bias", True)),
+        out_bias=bool(table.get("attention_out_bias", False)),
+        ff_bias=bool(table.get("mlp_bias", False)),
+    )
+
+
+def read_hunyuan(table: dict) -> DecoderConfig:
+    """Reads the network of a dense Hunyuan: heads are normalised after they are rotated.
+
+    Where positions are "dynamic" and have an alpha, the base of the frequencies is raised, for every length of row.
+    """
+    table = {"rms_norm_eps": 1e-5, **table}
+    rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
+    kind, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
+    options = {}
+    if kind == "dynamic" and alpha:
+        heads = table.get("num_attention_heads") or 1
+        dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
+        base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
+        options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
+    changed = lambda index, layer: decoders.change(layer, {"head_norms": True, "norms_of": "rotated"})  # noqa: E731
+    return decoders.read(table, changed, **decoders.attention_biases(table), **options)
+
+
+def read_stablelm(table: dict) -> DecoderConfig:
+    """Reads the network of a StableLM 2: a quarter of each head is rotated, and norms have biases.
+
+    Norms of each head, as the 12B model has them, are refused.
+    """
+    only(table, qk_layernorm=False)
+    table, share = decoders.partial_rotary({"layer_norm_eps": 1e-5, **table}, share=0.25)
+    parallel = bool(table.get("use_parallel_residual", False))
+    changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share), parallel=parallel)  # noqa: E731
+    config = decoders.read(table, changed, qkv_bias=bool(table.get("use_qkv_bias", False)))
+    return decoders.with_layers(config, norm=NormShape("layer", float(table["layer_norm_eps"])))
+
+
+def _biases(form: UniformDecoder) -> dict[str, Any]:
+    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
+
+
+def _seed_oss_keys(form: UniformDecoder) -> dict[str, Any]:
+    return _biases(form) | {"attention_out_bias": form.out_bias}
+
+
+def _smollm3_keys(form: UniformDecoder) -> dict[str, Any]:
+    windows = {"use_sliding_window": form.window is not None, "sliding_window": form.window}
+    return _biases(form) | windows | {"layer_types": decoders.layer_types(form)}
+
+
+def _without_positions(config: DecoderConfig) -> dict[str, Any]:
+    has_positions = [int(layer.attention.rotary is not None) for layer in config.layers]
+    return {"no_rope_layers": has_positions, "rope_theta": decoders.rotated(config).base}
+
+
+def _stablelm_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"use_qkv_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
+
+
+def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
+    return decoders.partial_key(config) | {"use_parallel_residual": config.layers[0].parallel}
+
+
+NORMS = {"attention/query_norm": "self_attn.query_layernorm", "attention/key_norm": "self_attn.key_layernorm"}
+SMOLLM3 = decoders.family(
+    "SmolLM3", ("smollm3",), "SmolLM3ForCausalLM", read_smollm3, _smollm3_keys, {}, more_keys=_without_positions
+)
+SEED_OSS = decoders.family("Seed-OSS", ("seed_oss",), "SeedOssForCausalLM", read_seed_oss, _seed_oss_keys, {})
+HUNYUAN = decoders.family(
+    *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan, _biases, {}), renamed=NORMS
+)
+STABLELM = decoders.family(
+    *("StableLM 2", ("stablelm",), "StableLmForCausalLM", read_stablelm, _stablelm_keys, {}), more_keys=_stablelm_layers
+)

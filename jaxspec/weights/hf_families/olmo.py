@@ -1,0 +1,87 @@
+"""OLMo 2 (arXiv 2501.00656), OLMo 3 and EXAONE 4 (arXiv 2507.11407): norms on what the blocks add, none before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.shapes import LayerShape
+from jaxspec.nets.uniform import UniformDecoder, configs
+from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import only
+
+RENAMED = decoders.POST_NORMS  # without a norm before the block, Llama's name is that of the norm after it
+
+
+def _olmo(index: int, layer: LayerShape) -> LayerShape:
+    """Queries and keys are normalised before they are split into heads."""
+    return decoders.change(layer, {"head_norms": True, "norms_of": "whole"}, post_norms=True, pre_norms=False)
+
+
+def read_olmo2(table: dict) -> DecoderConfig:
+    """Reads the network of an OLMo 2."""
+    return decoders.read({"rms_norm_eps": 1e-5, **table}, _olmo, **decoders.attention_biases(table))
+
+
+def read_olmo3(table: dict) -> DecoderConfig:
+    """Reads the network of an OLMo 3: three local layers to a global one, whose positions alone are scaled."""
+    table = {"rms_norm_eps": 1e-5, "sliding_window": 4096, **table}
+    by_layers = table.get("rope_parameters") or {}
+    rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention", by_layers)})
+    local = by_layers.get("sliding_attention") or {}
+    only(local, rope_type="default", partial_rotary_factor=1.0)
+    base = float(local.get("rope_theta") or rope["rope_base"])
+    if "rope_scaling" in rope or base != rope["rope_base"]:
+        rope["local_rope_base"] = base
+    is_local = [(i + 1) % 4 != 0 for i in range(table.get("num_hidden_layers", 0))]
+    return decoders.read(table, _olmo, **decoders.attention_biases(table), **decoders.windows(table, is_local), **rope)
+
+
+def read_exaone4(table: dict) -> DecoderConfig:
+    """Reads the network of an EXAONE 4; where some layers are local, the others have no positions."""
+    table = {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, **table}
+    pattern = table["sliding_window_pattern"] if table["sliding_window"] is not None else 0
+    if isinstance(pattern, str):  # "LLLG": of each layer, repeated
+        flags = [pattern[i % len(pattern)] == "L" for i in range(table.get("num_hidden_layers", 0))]
+    else:
+        flags = [pattern > 0 and (i + 1) % pattern != 0 for i in range(table.get("num_hidden_layers", 0))]
+    has_windows = table["sliding_window"] is not None
+
+    def changed(index: int, layer: LayerShape) -> LayerShape:
+        unrotated = {"rotary": None} if has_windows and layer.attention.window is None else {}
+        return decoders.change(layer, {"head_norms": True} | unrotated, post_norms=True, pre_norms=False)
+
+    return decoders.read(table, changed, **decoders.windows(table, flags))
+
+
+def _olmo2_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"attention_bias": form.qkv_bias}
+
+
+def _olmo3_keys(form: UniformDecoder) -> dict[str, Any]:
+    keys = {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+    if form.local_rope_base is None:
+        return _olmo2_keys(form) | keys
+    scaling = {"rope_type": "default", "rope_theta": form.rope_base} | decoders.scaling_keys(form)
+    local = {"rope_type": "default", "rope_theta": form.local_rope_base}
+    by_layers = {"full_attention": scaling, "sliding_attention": local}
+    return _olmo2_keys(form) | keys | {"rope_parameters": by_layers, "rope_scaling": None}
+
+
+def _exaone4_keys(form: UniformDecoder) -> dict[str, Any]:
+    return {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+
+
+_7B = UniformDecoder(100_352, 4096, 11_008, 32, 32, 32, 128, rope_base=500_000.0, max_positions=4096)
+_13B = replace(_7B, dim=5120, ff_dim=13_824, layers=40, heads=40, kv_heads=40)
+_32B = replace(_13B, ff_dim=27_648, layers=64, kv_heads=8)
+_1B = replace(_7B, dim=2048, ff_dim=8192, layers=16, heads=16, kv_heads=16)
+_FORMS = {"olmo-2-1b": _1B, "olmo-2-7b": _7B, "olmo-2-13b": _13B, "olmo-2-32b": _32B}
+SIZES_2 = {name: decoders.with_layers(config, _olmo) for name, config in configs(_FORMS).items()}
+
+OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", read_olmo2, _olmo2_keys, SIZES_2, renamed=RENAMED)
+OLMO3 = decoders.family("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, _olmo3_keys, {}, renamed=RENAMED)
+EXAONE4 = decoders.family(
+    "EXAONE 4", ("exaone4",), "Exaone4ForCausalLM", read_exaone4, _exaone4_keys, {}, renamed=RENAMED
+)
