@@ -13,7 +13,7 @@ from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, FileTensor, need, only
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor, need, only
 
 Change = Callable[[int, LayerShape], LayerShape]
 KEYS = {  # the network's fields: those of config.json
@@ -252,11 +252,11 @@ POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "ff_post_norm":
 PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}  # where the name that Llama has for it is a post-norm's
 
 
-def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})) -> dict[str, FileTensor]:
+def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})) -> dict[str, Tensor]:
     """Says where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
-    tensors = {EMBEDDING: FileTensor("model.embed_tokens.weight"), **_norm("norm", "model.norm", config.norm)}
+    tensors = {EMBEDDING: Tensor("model.embed_tokens.weight"), **_norm("norm", "model.norm", config.norm)}
     if not config.tied_head:
-        tensors["head/weight"] = FileTensor(HEAD)
+        tensors["head/weight"] = Tensor(HEAD)
     for i, layer in enumerate(config.layers):
         for path, tensor in _layer_tensors(layer, config.norm, renamed).items():
             tensors[f"layers_{i}/{path}"] = tensor._replace(name=f"model.layers.{i}.{tensor.name}")
@@ -268,12 +268,12 @@ def layer_names(layer: LayerShape) -> dict[str, str]:
     return {path: tensor.name for path, tensor in _layer_tensors(layer, NormShape(), {}).items()}
 
 
-def _norm(path: str, name: str, norm: NormShape) -> dict[str, FileTensor]:
+def _norm(path: str, name: str, norm: NormShape) -> dict[str, Tensor]:
     parts = {"scale": "weight"} | ({"bias": "bias"} if norm.kind == "layer" and norm.bias else {})
-    return {f"{path}/{ours}": FileTensor(f"{name}.{theirs}") for ours, theirs in parts.items()}
+    return {f"{path}/{ours}": Tensor(f"{name}.{theirs}") for ours, theirs in parts.items()}
 
 
-def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, FileTensor]:
+def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, Tensor]:
     attention, ff = layer.attention, layer.ff
     present = {"attention_norm": layer.pre_norms, "ff_norm": layer.pre_norms and not layer.parallel}
     present |= dict.fromkeys(POST_NORMS, layer.post_norms)
@@ -289,7 +289,7 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
         "attention/key": attention.kv_heads,
         "attention/value": attention.kv_heads,
     }
-    tensors: dict[str, FileTensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, name in modules.items():
         if path.endswith("norm"):
             tensors |= _norm(path, name, norm)
@@ -302,5 +302,5 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
             ff.bias if path.startswith("ff/") else attention.out_bias if path == "attention/out" else attention.qkv_bias
         )
         for kind in ("weight", "bias") if biased else ("weight",):
-            tensors[f"{path}/{kind}"] = FileTensor(f"{name}.{kind}", part=part)
+            tensors[f"{path}/{kind}"] = Tensor(f"{name}.{kind}", part=part)
     return tensors

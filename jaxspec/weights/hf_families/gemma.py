@@ -1,4 +1,4 @@
-"""Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), with soft caps, and the text half of Gemma 3 (arXiv 2503.19786), with norms instead."""
+"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118) with soft caps, the text half of Gemma 3 (2503.19786) without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families whose feed-forward blocks have no gate: StarCoder 2 (arXiv 2402.19173), Nemotron-4 (arXiv 2402.16819), Arcee."""
+"""Feed-forward blocks without a gate: StarCoder 2 (arXiv 2402.19173), Nemotron-4 (arXiv 2402.16819), Arcee."""
 
 from __future__ import annotations
 

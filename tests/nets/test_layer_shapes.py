@@ -1,0 +1,77 @@
+"""Layers of newer families: norms after blocks alone, blocks side by side, pairs of adjacent dimensions, factors."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.core import Model
+from jaxspec.nets import decoder
+from jaxspec.nets.rotary import Rotary
+from jaxspec.nets.shapes import NormShape
+
+PLAIN = decoder.decoder_config(
+    31, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, window=5, local=(True, False)
+)
+
+
+def changed(attention=None, ff=None, layer=None, unrotated=False, **options):
+    layers = []
+    for shape in PLAIN.layers:
+        mixer = dataclasses.replace(shape.attention, **attention or {})
+        if unrotated and mixer.window is None:
+            mixer = dataclasses.replace(mixer, rotary=None)
+        blocks = {"attention": mixer, "ff": dataclasses.replace(shape.ff, **ff or {})}
+        layers.append(dataclasses.replace(shape, **blocks, **layer or {}))
+    return dataclasses.replace(PLAIN, layers=tuple(layers), **options)
+
+
+CONFIGS = {
+    "OLMo": changed({"head_norms": True, "norms_of": "whole"}, layer={"post_norms": True, "pre_norms": False}),
+    "Command R": changed(
+        {"rotary": Rotary(adjacent=True)},
+        layer={"parallel": True},
+        unrotated=True,
+        norm=NormShape("layer", bias=False),
+        logits_scale=0.25,
+    ),
+    "Granite": changed({"query_scalar": 9.0}, layer={"added_scale": 0.3}, scale_embedding=7.0, logits_scale=4.0),
+    "Nemotron": changed(
+        {"rotary": Rotary(dims=2)}, {"gated": False, "activation": "relu2"}, norm=NormShape("layer", from_one=True)
+    ),
+    "Hunyuan": changed({"head_norms": True, "norms_of": "rotated"}),
+}
+
+
+def random(config, seed):
+    params = decoder.init(config, jax.random.key(seed))
+    return Model(decoder.language_model(config), params, config=config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_drafted_text_is_plain_text(name):
+    """Ragged prompts, longer than the window; a chain and a tree from another model of the family."""
+    target, draft = random(CONFIGS[name], 0), random(CONFIGS[name], 1)
+    prompts, options = [[3, 1, 4, 1, 5, 9, 2], [6, 5]], {"max_new_tokens": 14}
+    plain = jaxspec.generate(target, prompts, **options)
+    for drafter in (draft, drafters.tree(draft, (2, 1))):
+        drafted = jaxspec.generate(target, prompts, drafter=drafter, gamma=3, **options)
+        np.testing.assert_array_equal(drafted.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_has_its_own_parameters(name):
+    """None of what a layer lacks, and every norm's bias where there is one."""
+    config = CONFIGS[name]
+    shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))["layers_0"]
+    layer = config.layers[0]
+    assert ("attention_norm" in shapes) == layer.pre_norms
+    assert ("ff_norm" in shapes) == (layer.pre_norms and not layer.parallel)
+    assert ("ff_post_norm" in shapes) == layer.post_norms
+    assert ("gate" in shapes["ff"]) == layer.ff.gated
+    if layer.attention.norms_of == "whole":
+        assert shapes["attention"]["query_norm"]["scale"].shape == (16,)
