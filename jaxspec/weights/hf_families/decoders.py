@@ -269,8 +269,8 @@ def layer_names(layer: LayerShape) -> dict[str, str]:
 
 
 def _norm(path: str, name: str, norm: NormShape) -> dict[str, Tensor]:
-    parts = {"scale": "weight"} | ({"bias": "bias"} if norm.kind == "layer" and norm.bias else {})
-    return {f"{path}/{ours}": Tensor(f"{name}.{theirs}") for ours, theirs in parts.items()}
+    tensors = {f"{path}/scale": Tensor(f"{name}.weight")}
+    return tensors | ({f"{path}/bias": Tensor(f"{name}.bias")} if norm.kind == "layer" and norm.bias else {})
 
 
 def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, Tensor]:
