@@ -216,9 +216,11 @@ class DecoderNet(nn.Module):
             assert self.config.max_positions is not None
             # Padding may lie past the table; what it reads is never looked at.
             x = x + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
-        if scale := self.config.scale_embedding:
+        if self.config.scale_embedding:
             # Gemma rounds the factor to the stream's dtype, and so must we: 55.5, not 55.43, in bfloat16.
-            x = x * jnp.asarray(self.config.dim**0.5 if scale is True else scale, x.dtype)
+            x = x * jnp.asarray(self.config.dim**0.5, x.dtype)
+        if self.config.embedding_scale != 1.0:
+            x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
         if self.config.side is None:
             return x
         side = self.side(tokens, x)  # [B, T, layers, P]

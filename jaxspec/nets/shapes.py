@@ -269,9 +269,9 @@ class DecoderConfig:
         layers: the layers, the first one first.
         norm: the kind of all norms.
         tied_head: whether the head is the embedding.
-        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma), or a factor (Granite).
+        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
         logits_cap: the soft cap of the logits; None for none.
-        logits_scale: a factor of the logits, before the cap.
+        embedding_scale, logits_scale: factors of embeddings and of logits, these before their cap (Granite, Cohere).
         positions: "rotary" where the layers say how, "relative" for T5's biases, "learned" for a table.
         buckets, max_distance: options of relative biases.
         max_positions: longest row to accept, and the size of a table of positions; None if nothing limits it.
@@ -286,7 +286,7 @@ class DecoderConfig:
     layers: tuple[LayerShape, ...]
     norm: NormShape = NormShape()
     tied_head: bool = False
-    scale_embedding: bool | float = False
+    scale_embedding: bool = False
     logits_cap: float | None = None
     positions: str = "rotary"
     buckets: int = 32
@@ -295,6 +295,7 @@ class DecoderConfig:
     end_tokens: tuple[int, ...] = ()
     side: Block | None = None
     dtype: str = "float32"
+    embedding_scale: float = 1.0
     logits_scale: float = 1.0
 
     def __post_init__(self):

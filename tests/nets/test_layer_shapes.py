@@ -38,7 +38,7 @@ CONFIGS = {
         norm=NormShape("layer", bias=False),
         logits_scale=0.25,
     ),
-    "Granite": changed({"query_scalar": 9.0}, layer={"added_scale": 0.3}, scale_embedding=7.0, logits_scale=4.0),
+    "Granite": changed({"query_scalar": 9.0}, layer={"added_scale": 0.3}, embedding_scale=7.0, logits_scale=4.0),
     "Nemotron": changed(
         {"rotary": Rotary(dims=2)}, {"gated": False, "activation": "relu2"}, norm=NormShape("layer", from_one=True)
     ),

@@ -14,7 +14,7 @@ from jaxspec.nets import decoder
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.weights import orbax
-from jaxspec.weights.hf_families import FAMILIES
+from jaxspec.weights.hf_families import FAMILIES, olmo
 
 LOCAL = AttentionShape(2, 2, 4, window=3, rotary=Rotary(10.0), head_norms=True, value_norm=True, query_scalar=1.0)
 GLOBAL = AttentionShape(
@@ -81,10 +81,21 @@ def test_a_table_of_one_number_for_all_layers():
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.sizes], ids=lambda family: family.title)
 def test_published_shapes_have_a_short_form(family):
+    """But for OLMo, whose norms none has: a manifest holds its layers."""
     for config in family.sizes.values():
         name, form = nets.form_of(config)
+        if family is olmo.OLMO2:
+            assert (
+                form is config and nets.from_table(name, orbax.without_none(dataclasses.asdict(config)), "") == config
+            )
+            continue
         assert form is config or nets.FORMS[name].config(form) == config
         assert type(form) is nets.FORMS[name].kind
+
+
+def test_a_manifest_holds_a_factor_of_embeddings():
+    config = dataclasses.replace(CONFIG, embedding_scale=12.0, logits_scale=0.25)
+    assert nets.from_table("decoder", orbax.without_none(dataclasses.asdict(config)), "[model]") == config
 
 
 def test_keys_are_shared_with_a_layer_before():

@@ -19,10 +19,9 @@ def read(table: dict) -> DecoderConfig:
         ff_bias=bool(table.get("mlp_bias", False)),
         query_scalar=float(table.get("attention_multiplier") or 1.0) ** -2,
     )
-    embedding = float(table.get("embedding_multiplier") or 1.0)
     return decoders.with_layers(
         config,
-        scale_embedding=False if embedding == 1.0 else embedding,
+        embedding_scale=float(table.get("embedding_multiplier") or 1.0),
         logits_scale=1 / float(table.get("logits_scaling") or 1.0),
     )
 
@@ -34,7 +33,7 @@ def _keys(form: UniformDecoder) -> dict[str, Any]:
 def _factors(config: DecoderConfig) -> dict[str, Any]:
     first = config.layers[0]
     return {
-        "embedding_multiplier": 1.0 if config.scale_embedding is False else config.scale_embedding,
+        "embedding_multiplier": config.embedding_scale,
         "residual_multiplier": first.added_scale,
         "attention_multiplier": first.attention.scale,
         "logits_scaling": 1 / config.logits_scale,
