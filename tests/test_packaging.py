@@ -73,15 +73,15 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_796,
-    "cli": 4_005,
-    "core": 4_008,  # checks of who takes token trees, and of rewinds
+    "analysis": 4_798,
+    "cli": 4_012,
+    "core": 4_015,  # checks of who takes token trees, and of rewinds
     "decode": 4_669,
-    "draft_heads": 3_453,
-    "drafters": 4_525,
+    "draft_heads": 3_455,
+    "drafters": 4_526,
     "files": 646,
-    "jobs": 1_903,
-    "nets": 3_750,
+    "jobs": 1_913,
+    "nets": 3_819,
     "policies": 597,
     "rules": 1_587,
     "sampling": 869,
@@ -90,7 +90,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "trace": 454,
     "training": 2_779,
     "vocab": 659,
-    "weights": 5_684,
+    "weights": 5_711,
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -237,11 +237,13 @@ def floors(prepared: Prepared, data: int, model: int) -> dict[str, float]:
         if "head" in params:  # else the embedding is it
             params = {name: layer for name, layer in params.items() if name != "embedding"}
         leaves = jax.tree.leaves(params, is_leaf=quantisation.is_quantised)
-        matrices = [x for x in leaves if quantisation.is_quantised(x) or len(x.shape) == 2]
+        matrices = [x for x in leaves if quantisation.is_quantised(x) or len(x.shape) > 1]
         weight_bytes = quantisation.nbytes(matrices) / quantisation.count(matrices)
-        heads = axes_of(part.config).parts["kv_heads"]
-        caches = len(prepared.request.max_new_tokens) * load.cache_bytes / data / (model if heads % model == 0 else 1)
-        least[which] = load.parameters * weight_bytes / model + caches
+        heads = axes_of(part.config).parts.get("kv_heads", 1)
+        rows = len(prepared.request.max_new_tokens)
+        numbers = load.numbers * load.bytes_read(rows) / load.weight_bytes  # of experts, those that its rows use
+        caches = rows * load.cache_bytes / data / (model if heads % model == 0 else 1)
+        least[which] = numbers * weight_bytes / model + caches
     return least
 
 

@@ -299,18 +299,25 @@ def _costs(job: _Job, err: Console) -> dict[str, Any]:
     rows = [row._replace(max_new_tokens=prepared.max_new_tokens) for row in rows]
     rows = rows or [Row(0, [*(prefix.tokens if prefix else ()), 0], prepared.max_new_tokens)]
     widths = [prepared.widths(len(row.tokens))[0] for row in rows]
-    usual = sorted(widths)[(len(rows) - 1) // 2]  # wider prompts may be errors of the job, for lack of memory
-    if job.settings.max_prompt_tokens and reader.limits.prompt:
-        usual = prepared.widths(reader.limits.prompt)[0]
-    rows = [row for row, width in zip(rows, widths, strict=True) if width <= usual]
+    widest = sorted(widths)[(len(rows) - 1) // 2]  # wider prompts may be errors of the job, for lack of memory
+    most = reader.limits.prompt if job.settings.max_prompt_tokens else None
+    if most is not None:
+        widest = prepared.widths(most)[0]
+    while True:
+        narrow = [row for row, width in zip(rows, widths, strict=True) if width <= widest]
 
-    def begin(prepared: Prepared) -> State:
-        of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
-        return Slots(prepared._replace(request=of_a_row), usual, slots, group=1, rounds=1).fill(rows)
+        def begin(prepared: Prepared, rows: list[Row] = narrow, width: int = widest) -> State:
+            of_a_row = token_rows.take_rows(prepared.request, jnp.zeros(1, jnp.int32))
+            return Slots(prepared._replace(request=of_a_row), width, slots, group=1, rounds=1).fill(rows)
 
-    with err.status("measuring what passes cost"):
-        costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
-    return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
+        try:
+            with err.status("measuring what passes cost"):
+                costs = policy_costs(prepared, repeats=COST_REPEATS, begin=begin)
+            return {"c": float(costs.c), "v": [float(v) for v in costs.v]}
+        except inputs.NotEnoughMemory:
+            widest = max((width for width in widths if width < widest), default=0)
+            if most is not None or not widest:
+                raise
 
 
 def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[Line]:

@@ -54,7 +54,7 @@ def convert(
     form = form or (OURS if stored_form == HUGGING_FACE else HUGGING_FACE)
     dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
-    one_of(stored_as, "--dtype", dtypes)
+    one_of(stored_as, f"--dtype for {form}", dtypes)
     kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
     if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
         raise ValueError(complaint)

@@ -52,6 +52,10 @@ class Pass:
     real: Int[Array, " B"] | None = None
     views: dict[tuple[int, int | None, bool], View] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self):
+        if self.parent is not None and self.real is not None:
+            raise ValueError("a pass over a token tree got `real`: expected all of its nodes to be remembered")
+
     @property
     def end(self) -> Int[Array, " B"]:
         """Counts the tokens of each row after the pass."""

@@ -279,8 +279,11 @@ def _proposed(returned: Any, old_caches: Caches) -> tuple[Draft, Caches]:
     if isinstance(returned, tuple) and len(returned) == 2:
         draft, caches = returned
         if isinstance(draft, Draft) and isinstance(caches, Caches):
-            old, new = (jax.tree.map(jnp.shape, cache) for cache in (old_caches.target, caches.target))
-            if jax.tree.structure(old) != jax.tree.structure(new) or old != new:
+            old, new = (
+                (jax.tree.structure(cache), [jnp.shape(x) for x in jax.tree.leaves(cache)])
+                for cache in (old_caches.target, caches.target)
+            )
+            if old != new:
                 raise ValueError(
                     "the drafter's propose returned a target's cache of another kind or room: expected the one that it "
                     "was given, perhaps fed, with every token that was fed taken back by the decoder (Room.rewind)"

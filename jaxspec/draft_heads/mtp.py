@@ -41,6 +41,7 @@ from jaxspec.nets import decoder, stack
 from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
 from jaxspec.nets.dense import Dense
+from jaxspec.nets.shapes import AttentionShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,8 +259,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
             "its layer has the target's shape, which has no rotary positions: expected a target like Llama or Qwen"
         )
     nextn = root.startswith(NEXTN)
-    # A module attends to the whole row, though most layers of its model may have windows.
-    shape = next((x for x in layer.layers if x.attention.window is None), layer.layers[0])
+    # A module attends to the whole row, though most layers of its model may have windows, or be recurrent.
+    with_attention = [x for x in layer.layers if isinstance(x.attention, AttentionShape)]
+    shape = next((x for x in with_attention if x.attention.window is None), with_attention[0])
     shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(
         dataclasses.replace(layer, layers=(shape,), tied_head=False),

@@ -54,4 +54,5 @@ def _greedy(drafter: Drafter) -> Drafter:
 
         return drafter.propose(weights, caches, context._replace(to_distribution=point_mass))
 
-    return drafter._replace(propose=propose)
+    # Trees are made of `steps`, which know nothing of point masses: without them they are refused.
+    return drafter._replace(propose=propose, steps=None)

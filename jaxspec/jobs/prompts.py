@@ -81,6 +81,25 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
     return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
 
 
+class Numbers:
+    """A set of numbers that takes a bit for each, where most of a range are in it.
+
+    >>> numbers = Numbers()
+    >>> [numbers.add(number) for number in (5, 70_000, 5)]
+    [True, True, False]
+    """
+
+    def __init__(self) -> None:
+        self._pages = dict[int, int]()
+
+    def add(self, number: int) -> bool:
+        """Adds a number, and says whether it is new."""
+        page, bit = number >> 10, 1 << (number & 1023)
+        before = self._pages.get(page, 0)
+        self._pages[page] = before | bit
+        return not before & bit
+
+
 class Reader:
     """Reads prompts ahead, a block at a time, which is tokenised at once.
 
@@ -106,8 +125,7 @@ class Reader:
         self._template, self._skipped = dict(template or {}), skipped
         self._samples, self._has_key = options.get("num_samples", 1), options.get("key") is not None
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
-        self._sizes, self._num_places = sizes_of(target, 1), 0
-        self._numbers, self._ids = set[int](), set[int]()  # numbers that are no places, and digests of ids
+        self._sizes, self._numbers, self._ids = sizes_of(target, 1), Numbers(), set[int]()  # and digests of ids
         self.defaults = values_of(self._options, self._sizes)
         self._source = enumerate(prompts)
         self._read = deque[JobPrompt]()
@@ -164,7 +182,7 @@ class Reader:
         # What is wrong with a prompt is the error of its own number, wherever among those read it stands.
         is_number = inputs.is_id(number) and 0 <= number < 2**31
         name = value.id if isinstance(value, Line) else fields.get("id")
-        row = Row(int(number) if is_number else number, (), self.limits.new)
+        row = Row(int(number) if is_number else order, (), self.limits.new)
         request = JobPrompt(number if name is None else name, row, where=where)
         try:
             if isinstance(fields, Exception):
@@ -173,8 +191,9 @@ class Reader:
             request = request._replace(fields=others)
             if not is_number:
                 raise ValueError(f"number is {number!r}: expected an integer from 0 to {2**31 - 1}")
-            if not isinstance(value, Line):  # those of files are told apart before
-                self._check_number(row.number, order)
+            if not self._numbers.add(row.number):
+                raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
+            if not isinstance(value, Line):  # ids of files are told apart before
                 self._check_id(name, row.number)
             settings = job_fields.read(fields, self.limits.new)
             request = self._with_settings(request, settings)
@@ -184,15 +203,6 @@ class Reader:
             return request, self._content(row.number, prompt, messages, self._template | settings.template)
         except (ValueError, TypeError) as error:
             return request._replace(error=str(error)), None
-
-    def _check_number(self, number: int, order: int) -> None:
-        """Refuses an earlier prompt's number; none are remembered as long as all are the prompts' places."""
-        if number == order and not self._numbers:
-            self._num_places = order + 1
-        elif number < self._num_places or number in self._numbers:
-            raise ValueError(f"the number {number} is that of an earlier prompt, and so are its random numbers")
-        else:
-            self._numbers.add(number)
 
     def _check_id(self, name: Any, number: int) -> None:
         """Warns of an id that an earlier prompt had; so many are remembered as fit into little memory."""

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from jaxspec.files import strict_tables
-from jaxspec.nets import decoder, ngram, t5
+from jaxspec.nets import decoder, ngram, shapes, t5
 from jaxspec.nets.network import Form, Network
 from jaxspec.sharding import WHOLE, Axes
 
+PLACES = ("attention", "ff", "last")  # of a layer's blocks
 NETWORKS = {network.name: network for network in (t5.NETWORK, decoder.NETWORK, ngram.NETWORK)}
 _BY_CONFIG = {network.config: network for network in NETWORKS.values()}
 
@@ -97,6 +98,46 @@ def replace(config: Any, **changes: Any) -> Any:
     return changed if type(changed) is type(config) else FORMS[family].config(changed)
 
 
+def table_of(config: Any) -> dict[str, Any]:
+    """Returns the table that `from_table` reads: that of a configuration's shortest form.
+
+    Raises:
+        ValueError: a layer has a block of a kind that no manifest can name.
+    """
+    form = form_of(config)[1]
+    table = dataclasses.asdict(form)
+    if isinstance(form, decoder.DecoderConfig):
+        for shape, layer in zip(form.layers, table["layers"], strict=True):
+            for place, block in shape.blocks.items():
+                layer[place] |= _named(place, block)
+        if form.side is not None:
+            table["side"] |= _named("side", form.side)
+    return table
+
+
+def _named(place: str, block: Any) -> dict[str, str]:
+    if shapes.STANDARD.get(place) is type(block):
+        return {}
+    names = [name for name, kind in shapes.BLOCKS.items() if kind is type(block)]
+    if not names:
+        kind = type(block).__name__
+        raise ValueError(f"{place} is a {kind}, which no manifest can name: add it to jaxspec.nets.shapes.BLOCKS")
+    return {"block": names[0]}
+
+
+def _block(table: Any, place: str, where: str) -> Any:
+    """Builds a block of the kind that its table names."""
+    if not isinstance(table, dict):
+        return table
+    kind = shapes.STANDARD.get(place)
+    if (name := table.get("block")) is not None or kind is None:
+        if name not in shapes.BLOCKS:
+            names = ", ".join(shapes.BLOCKS)
+            raise strict_tables.RecipeError(f"{where} {place} has block {name!r}: expected one of {names}")
+        kind = shapes.BLOCKS[name]
+    return strict_tables.build(kind, {key: x for key, x in table.items() if key != "block"}, f"{where} {place}")
+
+
 def from_table(family: str, table: dict[str, Any], where: str) -> Any:
     """Builds a configuration from a recipe's or a manifest's table, in its family's form or as a list of layers.
 
@@ -107,7 +148,14 @@ def from_table(family: str, table: dict[str, Any], where: str) -> Any:
     'learned'
     """
     if family == decoder.NETWORK.name and isinstance(table.get("layers"), list):
-        return strict_tables.build(decoder.DecoderConfig, table, where)
+        layers = [
+            {place: _block(x, place, where) if place in PLACES else x for place, x in layer.items()}
+            if isinstance(layer, dict)
+            else layer
+            for layer in table["layers"]
+        ]
+        side = {"side": _block(table["side"], "side", where)} if "side" in table else {}
+        return strict_tables.build(decoder.DecoderConfig, {**table, "layers": layers, **side}, where)
     form = FORMS[family]
     try:
         return form.config(strict_tables.build(form.kind, table, where))

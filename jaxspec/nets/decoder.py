@@ -104,7 +104,8 @@ class DecoderLayer(nn.Module):
         return x if self.last is None else self.last(x, inputs.side), record
 
     def _scaled(self, added: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        return added if self.added_scale == 1.0 else added * jnp.asarray(self.added_scale, added.dtype)
+        # In float32, as PyTorch multiplies by a number: 0.22 is 0.2197 in bfloat16, in each of many layers.
+        return added if self.added_scale == 1.0 else (added.astype(jnp.float32) * self.added_scale).astype(added.dtype)
 
 
 def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
@@ -220,7 +221,7 @@ class DecoderNet(nn.Module):
             # Gemma rounds the factor to the stream's dtype, and so must we: 55.5, not 55.43, in bfloat16.
             x = x * jnp.asarray(self.config.dim**0.5, x.dtype)
         if self.config.embedding_scale != 1.0:
-            x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
+            x = (x.astype(jnp.float32) * self.config.embedding_scale).astype(x.dtype)
         if self.config.side is None:
             return x
         side = self.side(tokens, x)  # [B, T, layers, P]

@@ -42,9 +42,14 @@ class Load(NamedTuple):
     experts: tuple[tuple[float, float], ...] = ()
 
     @property
+    def numbers(self) -> float:
+        """Counts all weights."""
+        return self.parameters + sum(numbers for _, numbers in self.experts)
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of all weights: 11e9 in bfloat16 are 22e9."""
-        return (self.parameters + sum(numbers for _, numbers in self.experts)) * BYTES[self.dtype]
+        return self.numbers * BYTES[self.dtype]
 
     @property
     def per_token(self) -> float:

@@ -23,6 +23,7 @@ from jaxspec.nets.rotary import Rotary
 
 POSITIONS = ("rotary", "relative", "learned")
 NORMS = ("rms", "layer")
+NORMED = ("head", "rotated", "whole")  # what norms of queries and keys are of
 LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # of blocks whose matrices `sharding.LAYERS` has
 
 
@@ -110,6 +111,7 @@ class AttentionShape:
     shares: int | None = None
 
     def __post_init__(self):
+        one_of(self.norms_of, "norms_of", NORMED)
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key-value heads: expected a divisor"
@@ -240,6 +242,11 @@ class LayerShape:
         return {name: block for name, block in blocks.items() if block is not None}
 
 
+BLOCKS: dict[str, type] = {"attention": AttentionShape, "dense": FeedForwardShape}
+"""The kinds of blocks, by their names in manifests; a block of another kind needs a line here to be saved."""
+STANDARD: Mapping[str, type] = MappingProxyType({"attention": AttentionShape, "ff": FeedForwardShape})  # not named
+
+
 @dataclasses.dataclass(frozen=True)
 class NormShape:
     """The norms of a network.
@@ -314,12 +321,6 @@ class DecoderConfig:
         if self.norm.kind == "layer":
             return LayerNorm(self.norm.epsilon, dtype, self.norm.from_one, self.norm.bias)
         return RMSNorm(self.norm.epsilon, self.norm.from_one, dtype)
-
-    @property
-    def rotaries(self) -> set[Rotary | None]:
-        """The rotations of its layers; one entry if all rotate alike."""
-        turns = [layer.attention.rotation for layer in self.layers]
-        return {None if turn is None else turn[0] for turn in turns}
 
     @property
     def windows(self) -> set[int]:

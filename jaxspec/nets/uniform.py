@@ -142,7 +142,12 @@ def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
 
 
 def nearest(config: DecoderConfig) -> UniformDecoder:
-    """Returns the form with a configuration's numbers, whatever else the configuration says."""
+    """Returns the form with a configuration's numbers, whatever else the configuration says.
+
+    Raises:
+        ValueError: a layer has blocks of other kinds.
+    """
+    check_blocks(config)
     attentions, first = [layer.attention for layer in config.layers], config.layers[0]
     flags = [x.window is not None for x in attentions]
     of_global = next((x for x in attentions if x.window is None), attentions[0])
@@ -249,6 +254,7 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
     Raises:
         ValueError: it is not of this form.
     """
+    check_blocks(config)
     first, last = config.layers[0], config.layers[-1]
     form = UniformGPT(
         config.vocab_size,
@@ -268,6 +274,14 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
     if config.positions != "learned" or form.config() != config:
         raise ValueError("the layers are not GPT-2's")
     return form
+
+
+def check_blocks(config: DecoderConfig) -> None:
+    """Refuses layers whose blocks are not attention and a dense feed-forward block."""
+    for layer in config.layers:
+        if type(layer.attention) is not AttentionShape or type(layer.ff) is not FeedForwardShape:
+            kinds = type(layer.attention).__name__, type(layer.ff).__name__
+            raise ValueError(f"a layer has the blocks {kinds}: expected AttentionShape and FeedForwardShape")
 
 
 def period(flags: list[bool]) -> tuple[bool, ...]:

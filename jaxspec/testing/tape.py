@@ -101,11 +101,11 @@ class Tape:
         self,
         keys: Key[Array, " B *n"],
         log_probs: Float[Array, " B *n V"],
-        requested: Bool[Array, " B *n"] | None = None,
+        used: Bool[Array, " B *n"] | None = None,
         drawn: Float[Array, " B *n V"] | None = None,
     ) -> Int[Array, " B *n"]:
         """Plays `noise.categorical`; a draw that is not wanted is token 0."""
-        used, site = jnp.ones(keys.shape, bool) if requested is None else requested, self._site("token")
+        used, site = jnp.ones(keys.shape, bool) if used is None else used, self._site("token")
         other = jnp.zeros(keys.shape, jnp.int32)
         if drawn is not None:
             is_gumbel = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)

@@ -251,7 +251,7 @@ class Learn(Answers):
     regression: float = 0.0
     stride: int = 1
     chunk: int = 256
-    temperatures: tuple[float, ...] = (1.0,)
+    temperatures: tuple[float, ...] = dataclasses.field(default=(1.0,), kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -12,7 +12,7 @@ import jax
 
 from jaxspec import files
 from jaxspec.files import folders
-from jaxspec.nets import form_of
+from jaxspec.nets import table_of
 from jaxspec.training import heads, networks, ngrams
 from jaxspec.training.loop import Destination, TrainingRun, fit
 from jaxspec.training.recipes import AnyRecipe, HeadRecipe, Recipe, TableRecipe
@@ -50,7 +50,7 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
     """Refuses a folder that holds the run of another recipe, and records the recipe; steps may differ."""
     record, table = work / RECORD, dataclasses.asdict(recipe)
     if isinstance(recipe, Recipe):
-        table["model"] = dataclasses.asdict(form_of(recipe.model)[1])
+        table["model"] = table_of(recipe.model)
     for name in ("steps", "evaluate_every", "save_every"):
         del table["train"][name]
     fields = {name: json.dumps(value) for name, value in _flat(table)}

@@ -328,6 +328,11 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
     if family != expected:
         kind = f"config is a {type(config).__name__} of family {expected!r}"
         raise CheckpointError(f"{kind}, and family is {family!r}: expected the same")
+    if expected:
+        try:
+            nets.table_of(config)
+        except ValueError as error:
+            raise CheckpointError(f"no manifest can hold this model: {error}") from None
     present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     if absent := [file for file in tokenizer_files(present) if file not in present]:
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
@@ -359,7 +364,7 @@ def _check_manifest(manifest: Manifest) -> None:
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:
     table = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
-    table["model"] = without_none(dataclasses.asdict(nets.form_of(manifest.model)[1]))
+    table["model"] = without_none(nets.table_of(manifest.model))
     if not manifest.shares:
         del table["shares"]
     try:

@@ -39,13 +39,13 @@ HEAD = "head"  # the module whose weight makes logits
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Tells whether a leaf is a matrix of weights.
+    """Tells whether a leaf is a matrix of weights, or several in one array: experts'.
 
     Args:
         path: the leaf's path in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
         leaf: anything with a shape.
     """
-    return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) == 2
+    return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) > 1
 
 
 def kind_of(path: tuple[Any, ...], dtype: Any) -> str | None:
@@ -76,6 +76,11 @@ def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
         leaf = dequantise_matrix(leaf)
     if not is_matrix(path, leaf):
         return leaf
+    if kind is not None and len(leaf.shape) > 2:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        raise ValueError(
+            f"{name} has the shape {list(leaf.shape)}, and {kind} is for matrices: use bfloat16 or float32"
+        )
     return leaf.astype(dtype) if kind is None else quantise_matrix(leaf, kind)
 
 

@@ -162,6 +162,11 @@ def test_what_follows_a_repeated_token_follows_its_twin():
     assert twins > 3
 
 
+def test_a_tree_of_point_masses_is_refused():
+    with pytest.raises(ValueError, match=r"greedy\(.*takes chains only|greedy\("):
+        drafters.tree(drafters.greedy(BLEND), (2, 1))
+
+
 # --- dynamic trees
 
 

@@ -211,3 +211,55 @@ def test_a_shape_like_lamdas_is_sampled_with_top_40():
     said = jnp.take_along_axis(logits, rows[:, 3:, None], axis=2)
     ranks = (logits > said).sum(axis=2).max(axis=1)  # how many tokens were likelier than one that was said
     assert ranks[0] < 40 <= ranks[1]
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+SMALL |= {"vocab_size": 61, "num_key_value_heads": 2, "max_position_embeddings": 64}
+NEWER = {  # as files have them that rely on defaults, or are older than transformers 5
+    "cohere2": {"order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0, "sliding_window": 8},
+    "hunyuan_v1_dense": {"add_classification_head": False, "org_vocab_size": 0, "head_dim": 8},
+    "exaone4": {"sliding_window_pattern": None, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "starcoder2": {"norm_epsilon": None, "sliding_window": None},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0, 1, 1]},
+    "phi3": {"rope_parameters": {"partial_rotary_factor": 0.5}},
+    "gemma": {"hidden_act": "gelu", "head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("model_type", NEWER)
+def test_older_and_shorter_files_are_read(model_type):
+    table = SMALL | NEWER[model_type] | {"model_type": model_type}
+    config = hf_families.of(table).read(table)
+    assert len(config.layers) == 4
+    if model_type == "gemma":
+        assert config.layers[0].ff.activation == "gelu"
+    if model_type == "phi3":
+        assert config.layers[0].attention.rotary.dims == 4
+    if model_type in ("cohere2", "smollm3"):
+        assert [layer.attention.rotary is None for layer in config.layers] == [False] * 3 + [True]
+
+
+BASES = {"cohere": 5e5, "cohere2": 1e4, "ernie4_5": 5e5, "olmo3": 5e5, "helium": 1e5, "smollm3": 2e6, "olmo2": 1e4}
+
+
+@pytest.mark.parametrize("model_type", BASES)
+def test_a_file_without_a_rotary_base_has_its_familys(model_type):
+    table = SMALL | {"model_type": model_type, "head_dim": 8}
+    assert hf_families.of(table).read(table).layers[0].attention.rotary.base == BASES[model_type]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only False is supported"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only False is supported"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0, 2.0]}}, "rope type is 'longrope': only"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type is 'linear': only 'default'"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": "x"}}, "alpha is 'x', and heads have 8"),
+        ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers has 2 layers, num_hidden_layers is 4"),
+    ],
+)
+def test_what_a_newer_family_would_compute_otherwise_is_refused(model_type, changes, message):
+    table = SMALL | changes | {"model_type": model_type}
+    with pytest.raises(FamilyError, match=message):
+        hf_families.of(table).read(table)

@@ -225,6 +225,14 @@ def test_numbers_and_ids_that_occur_twice_are_noticed():
     assert "the number 3 is that of an earlier prompt" in rows[1].error  # and place 3 is its number, too
 
 
+def test_a_prompt_without_a_usable_number_has_its_place():
+    prompts = [[1], {"number": "x", "prompt": [2]}, {"number": 2**40, "prompt": [3]}]
+    options = dict(slots=1, max_new_tokens=2, on_error="yield", in_order=True)
+    rows = list(jaxspec.generate_many(LARGE_TARGET, prompts, **options))
+    assert [row.number for row in rows] == [0, 1, 2]
+    assert all("expected an integer from 0" in row.error for row in rows[1:])
+
+
 def test_values_of_numpy_are_plain_in_a_row():
     prompts = [{"id": np.int64(3), "prompt": np.array([1]), "scores": np.ones(2, np.float32), "flag": np.bool_(True)}]
     (row,) = jaxspec.generate_many(LARGE_TARGET, prompts, slots=1, max_new_tokens=2, top_log_probs=2)

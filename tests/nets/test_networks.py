@@ -19,7 +19,7 @@ from jaxspec.nets.network import Load
 from jaxspec.weights.hf_families import FAMILIES
 
 PACKAGE = Path(jaxspec.__file__).parent
-ASKED = ("isinstance", "getattr", "hasattr", "type")
+ASKED = ("isinstance", "getattr", "hasattr")
 
 
 def questions(source: str) -> list[int]:
@@ -31,6 +31,9 @@ def questions(source: str) -> list[int]:
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     lines = []
     for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
+            named = {x.id for other in node.comparators for x in ast.walk(other) if isinstance(x, ast.Name)}
+            lines += [node.lineno] * any(name.endswith("Config") for name in named - own)
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKED and node.args):
             continue
         names = {x.id for arg in node.args[1:] for x in ast.walk(arg) if isinstance(x, ast.Name)}
@@ -53,6 +56,8 @@ def questions(source: str) -> list[int]:
         ("class ToyConfig: ...\nisinstance(model.config, ToyConfig)", []),
         ('getattr(model.tokenizer, "eos", None)', []),
         ("config.dtype", []),
+        ("type(config) is T5Config", [1]),
+        ("class ToyConfig: ...\ntype(config) is ToyConfig", []),
     ],
 )
 def test_questions_are_found(source: str, expected: list[int]):

@@ -18,10 +18,12 @@ import pytest
 import jaxspec
 from jaxspec import Model, nets, sharding
 from jaxspec.analysis import roofline
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, shapes
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
-from jaxspec.weights import parameters
+from jaxspec.weights import orbax, parameters, quantisation
+from jaxspec.weights.loading import find
+from jaxspec.weights.orbax import CheckpointError
 
 VOCAB, DIM = 11, 8
 
@@ -123,3 +125,18 @@ def test_experts_are_split_over_devices():
     specs = parameters.flat(sharding.parameters(nets.net_of(CONFIG).shapes(CONFIG), axes, mesh))
     assert specs["layers_1/ff/inwards/weight"].spec == jax.sharding.PartitionSpec("model", None, None)
     assert specs["layers_0/ff/wi/weight"].spec == jax.sharding.PartitionSpec("model", None)
+
+
+def test_it_is_saved_in_bfloat16_and_read_again(tmp_path, monkeypatch):
+    options = {"name": "experts", "family": "decoder", "description": {}}
+    tokenizer = find("debian-t5-base")
+    with pytest.raises(CheckpointError, match=r"ff is a ExpertsShape, which no manifest can name: add it to .*BLOCKS"):
+        orbax.save(tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="float32", **options)
+    monkeypatch.setitem(shapes.BLOCKS, "experts", ExpertsShape)
+    with pytest.raises(ValueError, match=r"weight has the shape \[4, 12, 8\], and int8 is for matrices"):
+        quantisation.quantise(model().params, "int8")
+    orbax.save(tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="bfloat16", **options)
+    params, config, _ = orbax.restore(tmp_path / "experts", "bfloat16")
+    assert dataclasses.replace(config, dtype="float32") == CONFIG
+    assert params["layers_1"]["ff"]["inwards"]["weight"].dtype == jnp.bfloat16
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01), params, model().params)

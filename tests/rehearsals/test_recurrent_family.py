@@ -19,10 +19,12 @@ import jaxspec
 from jaxspec import Model, drafters, nets
 from jaxspec.core import chunks
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import decoder
+from jaxspec.files.strict_tables import RecipeError
+from jaxspec.nets import decoder, shapes
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from jaxspec.testing import word_tokenizer
+from jaxspec.weights import orbax
 from tests.decode import test_chat
 from tests.marks import marked
 
@@ -205,3 +207,15 @@ def test_trees_and_beams_are_refused():
             ValueError, match=r"recurrent-0 takes chains only .*LanguageModel\.select.* tree is made of"
         ):
             make(model())
+
+
+def test_a_manifest_holds_it(monkeypatch):
+    with pytest.raises(ValueError, match="which no manifest can name"):
+        nets.table_of(CONFIG)
+    for name, kind in {"delta": DeltaShape}.items():
+        monkeypatch.setitem(shapes.BLOCKS, name, kind)
+    table = orbax.without_none(nets.table_of(CONFIG))
+    assert nets.from_table("decoder", table, "[model]") == CONFIG
+    table["layers"][0]["attention" if "block" in table["layers"][0]["attention"] else "last"]["block"] = "mamba"
+    with pytest.raises(RecipeError, match="has block 'mamba': expected one of attention, dense"):
+        nets.from_table("decoder", table, "[model]")

@@ -17,10 +17,12 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets
-from jaxspec.nets import decoder
+from jaxspec.files.strict_tables import RecipeError
+from jaxspec.nets import decoder, shapes
 from jaxspec.nets.attention import RMSNorm
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
+from jaxspec.weights import orbax
 from tests.marks import marked
 
 VOCAB, DIM, SIDE = 11, 8, 3
@@ -165,3 +167,15 @@ def test_drafted_text_is_plain_text(name):
 def test_keys_that_are_skipped_cannot_be_shared():
     with pytest.raises(ValueError, match=r"layer 4 .* keys of layer 2, whose attention is skipped: expected both"):
         drafters.skip_layers(model(), attention=[2, 3])
+
+
+def test_a_manifest_holds_it(monkeypatch):
+    with pytest.raises(ValueError, match="which no manifest can name"):
+        nets.table_of(CONFIG)
+    for name, kind in {"gate": GateShape, "side": SideShape}.items():
+        monkeypatch.setitem(shapes.BLOCKS, name, kind)
+    table = orbax.without_none(nets.table_of(CONFIG))
+    assert nets.from_table("decoder", table, "[model]") == CONFIG
+    table["layers"][0]["attention" if "block" in table["layers"][0]["attention"] else "last"]["block"] = "mamba"
+    with pytest.raises(RecipeError, match="has block 'mamba': expected one of attention, dense"):
+        nets.from_table("decoder", table, "[model]")

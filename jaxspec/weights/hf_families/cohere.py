@@ -15,18 +15,19 @@ from jaxspec.weights.hf_families.common import only
 def read_cohere(table: dict) -> DecoderConfig:
     """Reads the network of a Command R."""
     only(table, use_qk_norm=False)
-    return _read(table)
+    return _read(decoders.with_defaults(table, rope_theta=500_000.0))
 
 
 def read_cohere2(table: dict) -> DecoderConfig:
     """Reads the network of a Command R7B: three local layers to a global one, which has no positions."""
+    only(table, order_of_interleaved_layers="local_attn_first", rotary_pct=1.0)
     pattern = table.get("sliding_window_pattern") or 4
     flags = [(i + 1) % pattern != 0 for i in range(table.get("num_hidden_layers", 0))]
     return _read(table, unrotated=True, **decoders.windows({"sliding_window": 4096, **table}, flags))
 
 
 def _read(table: dict, unrotated: bool = False, **options: Any) -> DecoderConfig:
-    table = {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, **table}
+    table = decoders.with_defaults(table, tie_word_embeddings=True, layer_norm_eps=1e-5)
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
         turn = layer.attention.rotary

@@ -91,6 +91,7 @@ NUMBERS = (
     "beta_fast",
     "beta_slow",
 )
+UNREAD = {"order_of_interleaved_layers", "add_classification_head", "org_vocab_size"}  # no sizes, or none of ours
 MAY_BE_ZERO = {
     "sliding_window_pattern",
     "num_nextn_predict_layers",
@@ -120,7 +121,7 @@ def check(table: dict) -> None:
     jaxspec.weights.hf_families.common.FamilyError: hidden_size is '64': expected a positive integer
     """
     for key, value in table.items():
-        if value is None or key in MAY_BE_ZERO:
+        if value is None or key in MAY_BE_ZERO | UNREAD:
             continue
         # bool is an int in Python, and in JSON it is none.
         number: Any = value if type(value) in (int, float) else float("nan")  # compares as neither small nor large
@@ -132,7 +133,7 @@ def check(table: dict) -> None:
         most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
         if is_count and number > most:
             raise FamilyError(f"{key} is {value}: expected at most {most:,}")
-        if key.endswith(NUMBERS) and not 0 < number < float("inf"):
+        if key.endswith(NUMBERS) and not by_layer and not 0 < number < float("inf"):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in TABLES:
             if not isinstance(value, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -84,7 +84,12 @@ def partial_rotary(table: dict, share: float = 1.0) -> tuple[dict, float]:
     """Takes the rotated share of a head's dimensions out of a config.json, `share` where it has none."""
     table, scaling = dict(table), dict(table.get("rope_parameters") or {})
     shares = [x for x in (scaling.pop(PARTIAL, None), table.pop(PARTIAL, None)) if x is not None]
-    return table | ({"rope_parameters": scaling} if scaling else {}), float((*shares, share)[0])
+    return table | {"rope_parameters": scaling or None}, float((*shares, share)[0])
+
+
+def with_defaults(table: dict, **defaults: Any) -> dict:
+    """Fills in what a config.json leaves out or gives as null."""
+    return table | {key: value for key, value in defaults.items() if table.get(key) is None}
 
 
 def partial_key(config: DecoderConfig) -> dict[str, Any]:
@@ -164,18 +169,13 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     kinds = table.get("layer_types")
     if kinds and (others := set(kinds) - {"full_attention", "sliding_attention"}):
         raise FamilyError(f"layer_types has {', '.join(sorted(others))}: expected full_attention and sliding_attention")
-    check_per_layer("layer_types", kinds, table["num_hidden_layers"])
+    if kinds and len(kinds) != table["num_hidden_layers"]:
+        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
     # A list of layers, where there is one, goes before the family's pattern.
     local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}
     return {"window": int(table["sliding_window"]), "local": period(local)}
-
-
-def check_per_layer(key: str, entries: Sequence[Any] | None, layers: int) -> None:
-    """Refuses a list that has another length than there are layers."""
-    if entries and len(entries) != layers:
-        raise FamilyError(f"{key} has {len(entries)} layers, num_hidden_layers is {layers}")
 
 
 def canonical(name: str) -> str | None:

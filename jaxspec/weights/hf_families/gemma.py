@@ -34,7 +34,9 @@ def read_gemma(table: dict) -> DecoderConfig:
     defaults = {"vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28}
     defaults |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}
     defaults |= {"hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192}
-    table = {**defaults, **table, "hidden_activation": None}  # transformers reads the other key
+    table = decoders.with_defaults(table, **defaults) | {"hidden_activation": None}  # transformers reads hidden_act
+    if table["hidden_act"] == "gelu":  # what the first files say, and mean by it
+        table["hidden_act"] = "gelu_pytorch_tanh"
     options = {name: value for name, value in _GEMMA.items() if name != "post_norms"}
     return decoders.read(table, **options, **decoders.attention_biases(table))
 

@@ -16,7 +16,8 @@ def _adjacent(share: float = 1.0, **norms: Any) -> decoders.Change:
 
 
 def _read_glm(table: dict, **norms: Any) -> DecoderConfig:
-    table, share = decoders.partial_rotary({"head_dim": 128, "rms_norm_eps": 1.5625e-7, **table}, share=0.5)
+    table, share = decoders.partial_rotary(table, share=0.5)
+    table = decoders.with_defaults(table, head_dim=128, rms_norm_eps=1.5625e-7)
     return decoders.read(table, _adjacent(share, **norms), qkv_bias=bool(table.get("attention_bias", True)))
 
 
@@ -32,14 +33,15 @@ def read_glm4(table: dict) -> DecoderConfig:
 
 def read_ernie(table: dict) -> DecoderConfig:
     """Reads the network of a dense Ernie 4.5."""
-    table = {"head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **table}
+    defaults = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
+    table = decoders.with_defaults(table, **defaults)
     biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), bool(table.get("use_bias", False)))
     return decoders.read(table, _adjacent(), **biases)
 
 
 def read_helium(table: dict) -> DecoderConfig:
     """Reads the network of a Helium."""
-    table = {"head_dim": 128, "rms_norm_eps": 1e-8, **table}
+    table = decoders.with_defaults(table, head_dim=128, rms_norm_eps=1e-8, rope_theta=100_000.0)
     biases = {"qkv_bias": bool(table.get("attention_bias", False)), "ff_bias": bool(table.get("mlp_bias", False))}
     return decoders.read(table, _adjacent(), **biases)
 

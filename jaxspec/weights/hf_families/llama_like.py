@@ -8,7 +8,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import FamilyError, only
 
 
 def read_smollm3(table: dict) -> DecoderConfig:
@@ -16,8 +16,9 @@ def read_smollm3(table: dict) -> DecoderConfig:
     count = table.get("num_hidden_layers", 0)
     interval = table.get("no_rope_layer_interval") or 4
     has_positions = table.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(count)]
-    decoders.check_per_layer("no_rope_layers", has_positions, count)
-    table = {"tie_word_embeddings": True, **table}
+    if len(has_positions) < count:
+        raise FamilyError(f"no_rope_layers has {len(has_positions)} layers, num_hidden_layers is {count}")
+    table = decoders.with_defaults(table, tie_word_embeddings=True, rope_theta=2_000_000.0)
     if not table.get("use_sliding_window", False):
         table |= {"sliding_window": None}
 
@@ -29,13 +30,13 @@ def read_smollm3(table: dict) -> DecoderConfig:
         changed,
         **decoders.attention_biases(table),
         ff_bias=bool(table.get("mlp_bias", False)),
-        **decoders.windows(table, [not x for x in has_positions]),
+        **decoders.windows(table, [not x for x in has_positions[:count]]),
     )
 
 
 def read_seed_oss(table: dict) -> DecoderConfig:
     """Reads the network of a Seed-OSS, which says of each projection of attention whether it has biases."""
-    table = {"head_dim": 128, **table}
+    table = decoders.with_defaults(table, head_dim=128)
     return decoders.read(
         table,
         qkv_bias=bool(table.get("attention_bias", True)),
@@ -49,7 +50,7 @@ def read_hunyuan(table: dict) -> DecoderConfig:
 
     Where positions are "dynamic" and have an alpha, the base of the frequencies is raised, for every length of row.
     """
-    table = {"rms_norm_eps": 1e-5, **table}
+    table = decoders.with_defaults(table, rms_norm_eps=1e-5)
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
     kind, alpha = rope.get("rope_type") or rope.get("type"), rope.get("alpha")
     options = {}
@@ -57,6 +58,10 @@ def read_hunyuan(table: dict) -> DecoderConfig:
         heads = table.get("num_attention_heads") or 1
         dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
         base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
+        if not isinstance(alpha, int | float) or alpha <= 0 or dims <= 2:
+            raise FamilyError(
+                f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, and more than 2"
+            )
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
     changed = lambda index, layer: decoders.change(layer, {"head_norms": True, "norms_of": "rotated"})  # noqa: E731
     return decoders.read(table, changed, **decoders.attention_biases(table), **options)
@@ -68,7 +73,7 @@ def read_stablelm(table: dict) -> DecoderConfig:
     Norms of each head, as the 12B model has them, are refused.
     """
     only(table, qk_layernorm=False)
-    table, share = decoders.partial_rotary({"layer_norm_eps": 1e-5, **table}, share=0.25)
+    table, share = decoders.partial_rotary(decoders.with_defaults(table, layer_norm_eps=1e-5), share=0.25)
     parallel = bool(table.get("use_parallel_residual", False))
     changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share), parallel=parallel)  # noqa: E731
     config = decoders.read(table, changed, qkv_bias=bool(table.get("use_qkv_bias", False)))

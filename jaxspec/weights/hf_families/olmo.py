@@ -21,12 +21,13 @@ def _olmo(index: int, layer: LayerShape) -> LayerShape:
 
 def read_olmo2(table: dict) -> DecoderConfig:
     """Reads the network of an OLMo 2."""
-    return decoders.read({"rms_norm_eps": 1e-5, **table}, _olmo, **decoders.attention_biases(table))
+    table = decoders.with_defaults(table, rms_norm_eps=1e-5)
+    return decoders.read(table, _olmo, **decoders.attention_biases(table))
 
 
 def read_olmo3(table: dict) -> DecoderConfig:
     """Reads the network of an OLMo 3: three local layers to a global one, whose positions alone are scaled."""
-    table = {"rms_norm_eps": 1e-5, "sliding_window": 4096, **table}
+    table = decoders.with_defaults({"sliding_window": 4096, **table}, rms_norm_eps=1e-5, rope_theta=500_000.0)
     by_layers = table.get("rope_parameters") or {}
     rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention", by_layers)})
     local = by_layers.get("sliding_attention") or {}
@@ -40,8 +41,8 @@ def read_olmo3(table: dict) -> DecoderConfig:
 
 def read_exaone4(table: dict) -> DecoderConfig:
     """Reads the network of an EXAONE 4; where some layers are local, the others have no positions."""
-    table = {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, **table}
-    pattern = table["sliding_window_pattern"] if table["sliding_window"] is not None else 0
+    table = decoders.with_defaults({"sliding_window": 4096, "sliding_window_pattern": 4, **table}, rms_norm_eps=1e-5)
+    pattern = table["sliding_window_pattern"] or 0 if table["sliding_window"] is not None else 0
     if isinstance(pattern, str):  # "LLLG": of each layer, repeated
         flags = [pattern[i % len(pattern)] == "L" for i in range(table.get("num_hidden_layers", 0))]
     else:

@@ -8,14 +8,17 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import only
 
 FUSED: dict[str, str] = dict.fromkeys(("attention/query", "attention/key", "attention/value"), "self_attn.qkv_proj")
 FUSED |= dict.fromkeys(("ff/gate", "ff/wi"), "mlp.gate_up_proj")
 
 
 def read(table: dict) -> DecoderConfig:
-    """Reads the network of a config.json; a part of each head is rotated in Phi-4-mini."""
-    table, share = decoders.partial_rotary({"rms_norm_eps": 1e-5, **table})
+    """Reads the network of a config.json; scaled positions, as in files for 128k tokens, are refused."""
+    table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
+    rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
+    only({"rope type": rope.get("rope_type") or rope.get("type")}, **{"rope type": "default"})
 
     changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share))  # noqa: E731
     return decoders.read(table, changed, **decoders.windows(table, [True]))

@@ -16,7 +16,8 @@ def _ungated(index: int, layer: LayerShape) -> LayerShape:
 
 def read_starcoder2(table: dict) -> DecoderConfig:
     """Reads the network of a StarCoder 2."""
-    table = {"norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh", **table}
+    defaults = {"norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
+    table = decoders.with_defaults(table, **defaults)
     biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), bool(table.get("use_bias", True)))
     config = decoders.read(table, _ungated, **biases, **decoders.windows(table, [True]))
     return decoders.with_layers(config, norm=NormShape("layer", float(table["norm_epsilon"])))
@@ -24,7 +25,8 @@ def read_starcoder2(table: dict) -> DecoderConfig:
 
 def read_nemotron(table: dict) -> DecoderConfig:
     """Reads the network of a Nemotron-4 or a Minitron: half of each head is rotated."""
-    table, share = decoders.partial_rotary({"norm_eps": 1e-5, "hidden_act": "relu2", **table}, share=0.5)
+    table, share = decoders.partial_rotary(table, share=0.5)
+    table = decoders.with_defaults(table, norm_eps=1e-5, hidden_act="relu2")
 
     changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share), {"gated": False})  # noqa: E731
     biases = decoders.attention_biases(table) | {"ff_bias": bool(table.get("mlp_bias", False))}
@@ -34,7 +36,7 @@ def read_nemotron(table: dict) -> DecoderConfig:
 
 def read_arcee(table: dict) -> DecoderConfig:
     """Reads the network of an Arcee Foundation Model."""
-    table = {"rms_norm_eps": 1e-5, "hidden_act": "relu2", **table}
+    table = decoders.with_defaults(table, rms_norm_eps=1e-5, hidden_act="relu2")
     return decoders.read(
         table, _ungated, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False))
     )
