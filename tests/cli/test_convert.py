@@ -84,8 +84,11 @@ def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
     ("options", "message"),
     [
         (["--format", "gguf"], "--format is 'gguf': expected one of huggingface, jaxspec"),
-        (["--dtype", "int3"], "--dtype is 'int3': expected one of float32, bfloat16, int8, int4"),
-        (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16"),
+        (["--dtype", "int3"], "--dtype for jaxspec is 'int3': expected one of float32, bfloat16, int8, int4"),
+        (
+            ["--format", "huggingface", "--dtype", "int8"],
+            "--dtype for huggingface is 'int8': expected one of float32, bfloat16",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused_and_nothing_written(theirs, tmp_path, options, message):
