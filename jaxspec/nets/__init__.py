@@ -108,34 +108,34 @@ def table_of(config: Any) -> dict[str, Any]:
     table = dataclasses.asdict(form)
     if isinstance(form, decoder.DecoderConfig):
         for shape, layer in zip(form.layers, table["layers"], strict=True):
-            for place, block in shape.blocks.items():
-                layer[place] |= _named(place, block)
+            for part, block in shape.blocks.items():
+                layer[part] |= _named(part, block)
         if form.side is not None:
             table["side"] |= _named("side", form.side)
     return table
 
 
-def _named(place: str, block: Any) -> dict[str, str]:
-    if shapes.STANDARD.get(place) is type(block):
+def _named(part: str, block: Any) -> dict[str, str]:
+    if shapes.STANDARD.get(part) is type(block):
         return {}
     names = [name for name, kind in shapes.BLOCKS.items() if kind is type(block)]
     if not names:
         kind = type(block).__name__
-        raise ValueError(f"{place} is a {kind}, which no manifest can name: add it to jaxspec.nets.shapes.BLOCKS")
+        raise ValueError(f"{part} is a {kind}, which no manifest can name: add it to jaxspec.nets.shapes.BLOCKS")
     return {"block": names[0]}
 
 
-def _block(table: Any, place: str, where: str) -> Any:
+def _block(table: Any, part: str, where: str) -> Any:
     """Builds a block of the kind that its table names."""
     if not isinstance(table, dict):
         return table
-    kind = shapes.STANDARD.get(place)
+    kind = shapes.STANDARD.get(part)
     if (name := table.get("block")) is not None or kind is None:
         if name not in shapes.BLOCKS:
             names = ", ".join(shapes.BLOCKS)
-            raise strict_tables.RecipeError(f"{where} {place} has block {name!r}: expected one of {names}")
+            raise strict_tables.RecipeError(f"{where} {part} has block {name!r}: expected one of {names}")
         kind = shapes.BLOCKS[name]
-    return strict_tables.build(kind, {key: x for key, x in table.items() if key != "block"}, f"{where} {place}")
+    return strict_tables.build(kind, {key: x for key, x in table.items() if key != "block"}, f"{where} {part}")
 
 
 def from_table(family: str, table: dict[str, Any], where: str) -> Any:
@@ -149,7 +149,7 @@ def from_table(family: str, table: dict[str, Any], where: str) -> Any:
     """
     if family == decoder.NETWORK.name and isinstance(table.get("layers"), list):
         layers = [
-            {place: _block(x, place, where) if place in PLACES else x for place, x in layer.items()}
+            {part: _block(x, part, where) if part in PLACES else x for part, x in layer.items()}
             if isinstance(layer, dict)
             else layer
             for layer in table["layers"]

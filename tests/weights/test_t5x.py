@@ -250,7 +250,7 @@ def test_a_checkpoint_is_converted_to_either_format(run, tmp_path):
     np.testing.assert_array_equal(theirs["decoder.block.1.layer.2.DenseReluDense.wi_0.weight"], kernel.T)
     result = converted(run, tmp_path / "ours", "--format", "jaxspec")
     assert result.exit_code == 2 and "t5/checkpoint_1000 has no tokenizer" in result.stderr
-    assert "choose --format huggingface" in result.stderr
+    assert "give --format huggingface" in result.stderr
     words().save_pretrained(run)
     assert converted(run, tmp_path / "ours", "--format", "jaxspec").exit_code == 0
     assert orbax.read_manifest(tmp_path / "ours").about == {"converted_from": "t5/checkpoint_1000"}

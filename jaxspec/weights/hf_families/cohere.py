@@ -30,6 +30,7 @@ def _read(table: dict, unrotated: bool = False, **options: Any) -> DecoderConfig
     table = decoders.with_defaults(table, tie_word_embeddings=True, layer_norm_eps=1e-5)
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
+        # The global layers of R7B have no positions; all others rotate adjacent pairs.
         turn = layer.attention.rotary
         if turn is not None:
             turn = None if unrotated and layer.attention.window is None else dataclasses.replace(turn, adjacent=True)

@@ -294,6 +294,7 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
         if path.endswith("norm"):
             tensors |= _norm(path, name, norm)
             continue
+        # Of a fused tensor each module has the rows after those of the modules named before it.
         together = [other for other, shared in modules.items() if shared == name]
         sizes = [rows.get(other, 1) for other in together]
         before = sum(sizes[: together.index(path)])

@@ -33,6 +33,7 @@ def read_olmo3(table: dict) -> DecoderConfig:
     local = by_layers.get("sliding_attention") or {}
     only(local, rope_type="default", partial_rotary_factor=1.0)
     base = float(local.get("rope_theta") or rope["rope_base"])
+    # Within the window no distance is longer than in training, so local positions are not scaled.
     if "rope_scaling" in rope or base != rope["rope_base"]:
         rope["local_rope_base"] = base
     is_local = [(i + 1) % 4 != 0 for i in range(table.get("num_hidden_layers", 0))]
