@@ -6,6 +6,7 @@ A chunk holds the results of a fixed range of the input's lines, in their order,
 
 from __future__ import annotations
 
+import array
 import codecs
 import contextlib
 import importlib.metadata
@@ -15,10 +16,12 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxspec import files
 from jaxspec.files import digests, folders
 from jaxspec.jobs import fields, openai
-from jaxspec.jobs.prompts import IDS, Line
+from jaxspec.jobs.prompts import Line
 from jaxspec.sampling.params import OPTIONS, Sizes
 
 # Files that are often given, and do not consist of lines of prompts.
@@ -58,19 +61,11 @@ class Source(NamedTuple):
     system: str | None = None  # the message that comes before the user's, with `chat`
 
     def survey(self) -> Survey:
-        """Looks through all lines of all parts; ids are compared with those of the first `IDS` lines."""
-        varying, lines_of_ids = dict[str, Any](), dict[int, int]()
-        twice, repeated, lines = "", 0, 0
+        """Looks through all lines of all parts."""
+        varying, ids = dict[str, Any](), array.array("q")  # of ids their hashes: 8 bytes a line
         for line in self.lines():
-            lines += 1
             name = line.number if line.id is None else line.id
-            digest = hash(json.dumps(name, sort_keys=True, default=str))
-            repeated += digest in lines_of_ids
-            if digest in lines_of_ids and not twice:
-                first = next(itertools.islice(self.lines(), lines_of_ids[digest], None))
-                twice = f"the id {name!r} stands twice, at {first.where} and {line.where}"
-            elif len(lines_of_ids) < IDS:
-                lines_of_ids[digest] = line.number
+            ids.append(hash(json.dumps(name, sort_keys=True, default=str)))
             try:
                 sampling = fields.read(line.fields).sampling if isinstance(line.fields, Mapping) else {}
                 for option, value in sampling.items():
@@ -81,10 +76,9 @@ class Source(NamedTuple):
                         varying[option] = max(varying.get(option, value), value)
             except (ValueError, TypeError):  # the line's own error, when it is decoded
                 pass
-        if not lines:
+        if not ids:
             raise ValueError(f"{', '.join(map(str, self.paths))} holds no prompt: expected one a line")
-        more = f" ({repeated - 1:,} more lines repeat an id)" if repeated > 1 else ""
-        return Survey(lines, varying, f"{twice}{more}: results differ by their numbers only" if twice else "")
+        return Survey(len(ids), varying, self._twice(np.frombuffer(ids, np.int64)))
 
     def count(self, lines: int) -> int:
         """Counts the lines of the part, of so many in all."""
@@ -110,6 +104,20 @@ class Source(NamedTuple):
                 for number, line in enumerate(itertools.chain([first], file), 1):
                     if line.strip():
                         yield self._line(next(numbers), f"{name}: line {number}", files.is_json_lines(path.name), line)
+
+    def _twice(self, ids: np.ndarray) -> str:
+        """Says which lines have the same id: the first two, and how many others there are."""
+        order = np.argsort(ids, kind="stable")
+        repeated = order[1:][ids[order[1:]] == ids[order[:-1]]]  # of those with one id all but the first
+        if not repeated.size:
+            return ""
+        second = int(repeated.min())
+        numbers = int(np.flatnonzero(ids == ids[second])[0]), second
+        first, later = (line for line in itertools.islice(self.lines(), second + 1) if line.number in numbers)
+        more = f" ({len(repeated) - 1:,} more lines repeat an id)" if len(repeated) > 1 else ""
+        name = first.number if first.id is None else first.id
+        twice = f"the id {name!r} stands twice, at {first.where} and {later.where}{more}"
+        return f"{twice}: results differ by their numbers only"
 
     def _line(self, number: int, where: str, is_json: bool, line: bytes) -> Line:
         """Reads a line; what is wrong with it is in place of its fields."""
