@@ -261,6 +261,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     nextn = root.startswith(NEXTN)
     # A module attends to the whole row, though most layers of its model may have windows, or be recurrent.
     with_attention = [x for x in layer.layers if isinstance(x.attention, AttentionShape)]
+    if not with_attention:
+        raise formats.FamilyError("its layer has the target's shape, and no layer of the target has attention")
     shape = next((x for x in with_attention if x.attention.window is None), with_attention[0])
     shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, window=None))
     return MTPConfig(

@@ -163,7 +163,7 @@ def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T 
     >>> rotate(x, rotation(jnp.array([[1]]), np.array([np.pi / 2]))).round(3).tolist()
     [[[[-0.0, 1.0]]]]
     """
-    # Halves are paired, i with i + F, as transformers has it; files of interleaved pairs are reordered when read.
+    # Halves are paired, i with i + F, as transformers has it; `pairs_apart` brings adjacent pairs into this order.
     cos, sin, turned = rotary.cos[:, None], rotary.sin[:, None], 2 * rotary.cos.shape[-1]
     first, second = jnp.split(x[..., :turned].astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -147,7 +147,7 @@ def nearest(config: DecoderConfig) -> UniformDecoder:
     Raises:
         ValueError: a layer has blocks of other kinds.
     """
-    check_blocks(config)
+    _check_blocks(config)
     attentions, first = [layer.attention for layer in config.layers], config.layers[0]
     flags = [x.window is not None for x in attentions]
     of_global = next((x for x in attentions if x.window is None), attentions[0])
@@ -254,7 +254,7 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
     Raises:
         ValueError: it is not of this form.
     """
-    check_blocks(config)
+    _check_blocks(config)
     first, last = config.layers[0], config.layers[-1]
     form = UniformGPT(
         config.vocab_size,
@@ -276,7 +276,7 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
     return form
 
 
-def check_blocks(config: DecoderConfig) -> None:
+def _check_blocks(config: DecoderConfig) -> None:
     """Refuses layers whose blocks are not attention and a dense feed-forward block."""
     for layer in config.layers:
         if type(layer.attention) is not AttentionShape or type(layer.ff) is not FeedForwardShape:

@@ -63,8 +63,10 @@ def read_hunyuan(table: dict) -> DecoderConfig:
                 f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, and more than 2"
             )
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
-    changed = lambda index, layer: decoders.change(layer, {"head_norms": True, "norms_of": "rotated"})  # noqa: E731
-    return decoders.read(table, changed, **decoders.attention_biases(table), **options)
+    norms = {"head_norms": True, "norms_of": "rotated"}
+    return decoders.read(
+        table, lambda index, layer: decoders.change(layer, norms), **decoders.attention_biases(table), **options
+    )
 
 
 def read_stablelm(table: dict) -> DecoderConfig:
@@ -75,8 +77,11 @@ def read_stablelm(table: dict) -> DecoderConfig:
     only(table, qk_layernorm=False)
     table, share = decoders.partial_rotary(decoders.with_defaults(table, layer_norm_eps=1e-5), share=0.25)
     parallel = bool(table.get("use_parallel_residual", False))
-    changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share), parallel=parallel)  # noqa: E731
-    config = decoders.read(table, changed, qkv_bias=bool(table.get("use_qkv_bias", False)))
+    config = decoders.read(
+        table,
+        lambda index, layer: decoders.change(layer, decoders.turned(layer, share), parallel=parallel),
+        qkv_bias=bool(table.get("use_qkv_bias", False)),
+    )
     return decoders.with_layers(config, norm=NormShape("layer", float(table["layer_norm_eps"])))
 
 

@@ -20,8 +20,11 @@ def read(table: dict) -> DecoderConfig:
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
     only({"rope type": rope.get("rope_type") or rope.get("type")}, **{"rope type": "default"})
 
-    changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share))  # noqa: E731
-    return decoders.read(table, changed, **decoders.windows(table, [True]))
+    return decoders.read(
+        table,
+        lambda index, layer: decoders.change(layer, decoders.turned(layer, share)),
+        **decoders.windows(table, [True]),
+    )
 
 
 def _keys(form: UniformDecoder) -> dict[str, Any]:

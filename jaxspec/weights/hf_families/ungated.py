@@ -28,9 +28,10 @@ def read_nemotron(table: dict) -> DecoderConfig:
     table, share = decoders.partial_rotary(table, share=0.5)
     table = decoders.with_defaults(table, norm_eps=1e-5, hidden_act="relu2")
 
-    changed = lambda index, layer: decoders.change(layer, decoders.turned(layer, share), {"gated": False})  # noqa: E731
     biases = decoders.attention_biases(table) | {"ff_bias": bool(table.get("mlp_bias", False))}
-    config = decoders.read(table, changed, **biases)
+    config = decoders.read(
+        table, lambda index, layer: decoders.change(layer, decoders.turned(layer, share), {"gated": False}), **biases
+    )
     return decoders.with_layers(config, norm=NormShape("layer", float(table["norm_eps"]), from_one=True))
 
 
