@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxspec.files import strict_tables
-from jaxspec.nets import decoder, ngram, shapes, t5
+from jaxspec.nets import blocks, decoder, ngram, t5
 from jaxspec.nets.network import Form, Network
 from jaxspec.sharding import WHOLE, Axes
 
@@ -116,12 +116,12 @@ def table_of(config: Any) -> dict[str, Any]:
 
 
 def _named(part: str, block: Any) -> dict[str, str]:
-    if shapes.STANDARD.get(part) is type(block):
+    if blocks.STANDARD.get(part) is type(block):
         return {}
-    names = [name for name, kind in shapes.BLOCKS.items() if kind is type(block)]
+    names = [name for name, kind in blocks.BLOCKS.items() if kind is type(block)]
     if not names:
         kind = type(block).__name__
-        raise ValueError(f"{part} is a {kind}, which no manifest can name: add it to jaxspec.nets.shapes.BLOCKS")
+        raise ValueError(f"{part} is a {kind}, which no manifest can name: add it to jaxspec.nets.blocks.BLOCKS")
     return {"block": names[0]}
 
 
@@ -129,12 +129,12 @@ def _block(table: Any, part: str, where: str) -> Any:
     """Builds a block of the kind that its table names."""
     if not isinstance(table, dict):
         return table
-    kind = shapes.STANDARD.get(part)
+    kind = blocks.STANDARD.get(part)
     if (name := table.get("block")) is not None or kind is None:
-        if name not in shapes.BLOCKS:
-            names = ", ".join(shapes.BLOCKS)
+        if name not in blocks.BLOCKS:
+            names = ", ".join(blocks.BLOCKS)
             raise strict_tables.RecipeError(f"{where} {part} has block {name!r}: expected one of {names}")
-        kind = shapes.BLOCKS[name]
+        kind = blocks.BLOCKS[name]
     return strict_tables.build(kind, {key: x for key, x in table.items() if key != "block"}, f"{where} {part}")
 
 

@@ -242,11 +242,6 @@ class LayerShape:
         return {name: block for name, block in blocks.items() if block is not None}
 
 
-BLOCKS: dict[str, type] = {"attention": AttentionShape, "dense": FeedForwardShape}
-"""The kinds of blocks, by their names in manifests; a block of another kind needs a line here to be saved."""
-STANDARD: Mapping[str, type] = MappingProxyType({"attention": AttentionShape, "ff": FeedForwardShape})  # not named
-
-
 @dataclasses.dataclass(frozen=True)
 class NormShape:
     """The norms of a network.

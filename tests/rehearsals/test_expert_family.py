@@ -18,7 +18,7 @@ import pytest
 import jaxspec
 from jaxspec import Model, nets, sharding
 from jaxspec.analysis import roofline
-from jaxspec.nets import decoder, shapes
+from jaxspec.nets import blocks, decoder
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from jaxspec.weights import orbax, parameters, quantisation
@@ -132,7 +132,7 @@ def test_it_is_saved_in_bfloat16_and_read_again(tmp_path, monkeypatch):
     tokenizer = find("debian-t5-base")
     with pytest.raises(CheckpointError, match=r"ff is a ExpertsShape, which no manifest can name: add it to .*BLOCKS"):
         orbax.save(tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="float32", **options)
-    monkeypatch.setitem(shapes.BLOCKS, "experts", ExpertsShape)
+    monkeypatch.setitem(blocks.BLOCKS, "experts", ExpertsShape)
     with pytest.raises(ValueError, match=r"weight has the shape \[4, 12, 8\], and int8 is for matrices"):
         quantisation.quantise(model().params, "int8")
     orbax.save(tmp_path / "experts", model().params, CONFIG, tokenizer, dtype="bfloat16", **options)

@@ -17,7 +17,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets
-from jaxspec.nets import decoder, shapes
+from jaxspec.nets import blocks, decoder
 from jaxspec.nets.attention import RMSNorm
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
@@ -169,5 +169,5 @@ def test_keys_that_are_skipped_cannot_be_shared():
 
 
 def test_a_manifest_holds_its_gates_and_side_inputs(monkeypatch):
-    monkeypatch.setattr(shapes, "BLOCKS", {"gate": GateShape, "side": SideShape})
+    monkeypatch.setattr(blocks, "BLOCKS", {"gate": GateShape, "side": SideShape})
     assert nets.from_table("decoder", orbax.without_none(nets.table_of(CONFIG)), "[model]") == CONFIG

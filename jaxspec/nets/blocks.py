@@ -1,0 +1,18 @@
+"""The table of the kinds of blocks that layers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
+from jaxspec.nets.shapes import AttentionShape, FeedForwardShape
+
+BLOCKS: dict[str, type] = {
+    "attention": AttentionShape,
+    "dense": FeedForwardShape,
+    "per_layer": PerLayerShape,
+    "layer_end": LayerEndShape,
+}
+"""The kinds of blocks, by their names in manifests; a block of another kind needs a line here to be saved."""
+STANDARD: Mapping[str, type] = MappingProxyType({"attention": AttentionShape, "ff": FeedForwardShape})  # not named

@@ -1,0 +1,125 @@
+"""Embeddings that each layer has of its own, and the block at a layer's end that adds them (Gemma 4).
+
+A token's embeddings for all layers are one row of a table. To each is added a part of a projection of the token's
+ordinary embedding. They go through the network behind the stream (`DecoderConfig.side`), and each layer reads its own.
+
+Shapes: B batch, T step, M model dimension, P dimension of the embeddings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.nets.attention import ACTIVATIONS, RMSNorm
+from jaxspec.nets.dense import Dense, parameter
+from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.shapes import LAYOUTS, DecoderConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayerShape:
+    """The table of embeddings of all layers, for `DecoderConfig.side`.
+
+    Attributes:
+        dim: the dimension P of each of them.
+        vocab_size: rows of the table.
+    """
+
+    dim: int
+    vocab_size: int
+
+    parts: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    layouts: ClassVar[Mapping[str, tuple[str, ...]]] = LAYOUTS
+
+    def share(self, path: str) -> float:
+        """See `shapes.Block`: the table is looked up."""
+        return 0.0 if path.startswith("table") else 1.0
+
+    def module(self, config: DecoderConfig) -> PerLayerEmbedding:
+        """See `shapes.Block`."""
+        dtype = jnp.dtype(config.dtype)
+        return PerLayerEmbedding(self.vocab_size, len(config.layers), self.dim, config.norm.epsilon, dtype=dtype)
+
+
+class PerLayerEmbedding(nn.Module):
+    """The table, and the projection that is added."""
+
+    vocab_size: int
+    layers: int
+    dim: int
+    epsilon: float
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        width, normal = self.layers * self.dim, nn.initializers.normal(0.02)
+        self.table = Embedding(self.vocab_size, width, dtype=self.dtype, embedding_init=normal)
+        self.projection = Dense(width, dtype=self.dtype)
+        self.norm = RMSNorm(self.epsilon, dtype=self.dtype)
+
+    def __call__(self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]) -> Float[Array, "B T layers P"]:
+        """Embeds tokens for all layers; `x` are their ordinary embeddings."""
+        shape = (*tokens.shape, self.layers, self.dim)
+        # The root is rounded to the table's dtype, as Gemma does with that of the ordinary embedding.
+        looked_up = self.table(tokens).reshape(shape) * jnp.asarray(self.dim**0.5, self.dtype)
+        projected = _times(self.projection(x), x.shape[-1] ** -0.5).reshape(shape)
+        return _times(self.norm(projected) + looked_up, 2**-0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerEndShape:
+    """The block at a layer's end, for `LayerShape.last`: it adds the layer's embedding and scales the stream.
+
+    Attributes:
+        dim: the dimension of the embedding; 0: none is added.
+        activation: see `shapes.FeedForwardShape`.
+    """
+
+    dim: int = 0
+    activation: str = "gelu"
+
+    parts: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    layouts: ClassVar[Mapping[str, tuple[str, ...]]] = LAYOUTS
+
+    def share(self, path: str) -> float:
+        """See `shapes.Block`."""
+        return 1.0
+
+    def module(self, config: DecoderConfig) -> LayerEnd:
+        """See `shapes.Block`."""
+        dtype = jnp.dtype(config.dtype)
+        return LayerEnd(self.dim, config.dim, self.activation, config.norm.epsilon, dtype=dtype, parent=None)
+
+
+class LayerEnd(nn.Module):
+    """Adds `norm(out(act(gate(x)) * side))` to the stream, and multiplies it with one number."""
+
+    side_dim: int
+    dim: int
+    activation: str
+    epsilon: float
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        if self.side_dim:
+            self.gate, self.out = Dense(self.side_dim, dtype=self.dtype), Dense(self.dim, dtype=self.dtype)
+            self.norm = RMSNorm(self.epsilon, dtype=self.dtype)
+        self.scalar: Array = parameter(self, "scalar", nn.initializers.ones, (1,))
+
+    def __call__(self, x: Float[Array, "B T M"], side: Float[Array, "B T P"] | None) -> Float[Array, "B T M"]:
+        """Computes the block; see `shapes.LayerShape.last`."""
+        if self.side_dim:
+            assert side is not None
+            x = x + self.norm(self.out(ACTIVATIONS[self.activation](self.gate(x)) * side))
+        return x * self.scalar.astype(x.dtype)[None, None]
+
+
+def _times(x: Float[Array, "*shape"], factor: float) -> Float[Array, "*shape"]:
+    """Multiplies in float32, as PyTorch does with a number."""
+    return (x.astype(jnp.float32) * factor).astype(x.dtype)
