@@ -39,7 +39,7 @@ from jaxspec.core import Model
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import Completion, Progress, many
 from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import Output, Shard
+from jaxspec.jobs.files import InputShard, Output
 from jaxspec.jobs.slots import Row, Slots
 
 
@@ -142,7 +142,7 @@ def seconds_of_files(work: Work, chunk: int = 256) -> float:
     lengths = enumerate(zip(work.prompts, work.limits, strict=True))
     rows = [Completion(n, n, None, [9999] * int(new), "length", len(ids)).to_dict() for n, (ids, new) in lengths]
     with tempfile.TemporaryDirectory() as folder:
-        output = Output(Path(folder), Shard(), chunk)
+        output = Output(Path(folder), InputShard(), chunk)
         with contextlib.closing(Chunks(output, len(rows))) as chunks:
             began = time.perf_counter()
             for row in rows:

@@ -74,21 +74,21 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_798,
-    "cli": 4_012,
-    "core": 4_015,  # checks of who takes token trees, and of rewinds
+    "cli": 4_016,
+    "core": 4_019,  # checks of who takes token trees, and of rewinds
     "decode": 4_669,
-    "draft_heads": 3_457,
-    "drafters": 4_526,
+    "draft_heads": 3_459,
+    "drafters": 4_528,
     "files": 646,
     "jobs": 1_921,
     "nets": 3_957,
     "policies": 597,
     "rules": 1_587,
-    "sampling": 869,
+    "sampling": 872,
     "testing": 2_173,
     "top": 814,
     "trace": 454,
-    "training": 2_779,
+    "training": 2_781,
     "vocab": 659,
     "weights": 5_723,
 }

@@ -85,6 +85,16 @@ def test_docstrings_begin_with_a_sentence():
     assert inverted == [], "begin with a verb and an object; a type or a property may be a noun phrase"
 
 
+def test_a_class_name_means_one_class():
+    """A name that two modules define would have to be read with its module; private ones may repeat."""
+    homes = dict[str, list[str]]()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(file.relative_to(PACKAGE)))
+    assert {name: files for name, files in homes.items() if files[1:]} == {}, "rename the one that fewer people see"
+
+
 DENSE = ("core", "decode", "drafters", "draft_heads", "nets", "rules", "weights")
 COMMENTS = 3  # whole-line comments per 100 lines of code in each of these: they say why, not what
 

@@ -213,7 +213,7 @@ def test_merging_and_a_limit_past_the_last_step_change_nothing():
 
 @pytest.mark.slow
 def test_a_sampler_of_ones_own():
-    def twice(sampling_params, logits, prefix):
+    def twice(sampling_params, logits, preceding):
         return 2 * logits
 
     twice_as_sure = chain(twice, to=at_temperature())

@@ -22,7 +22,7 @@ from jaxspec.analysis import plan as planning
 from jaxspec.analysis.chips import GPUS
 from jaxspec.cli import compile as compiling
 from jaxspec.cli import console
-from jaxspec.cli.compile import Inputs
+from jaxspec.cli.compile import CompileInputs
 from jaxspec.core import chunks
 from jaxspec.nets import attention
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = options.parser_of(__doc__)
     parser.add_argument("--alpha", type=float, help="acceptance rate, for tokens/s, the speed-up and plans")
     parser.add_argument("--plan", action="store_true")
-    inputs, chosen = options.grouped(Inputs, parser, arguments)
+    inputs, chosen = options.grouped(CompileInputs, parser, arguments)
     if refusal := refused(inputs, chosen.alpha, chosen.plan):
         parser.error(refusal)
     prepared = compiling.start(inputs)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compiling.show_fit(out, inputs, prepared, estimated.programs)
 
 
-def refused(inputs: Inputs, alpha: float | None, plans: bool) -> str:
+def refused(inputs: CompileInputs, alpha: float | None, plans: bool) -> str:
     """Says why options cannot be used together; empty if they can."""
     if alpha is None:
         return "--plan needs an --alpha" if plans else ""
@@ -73,7 +73,7 @@ def refused(inputs: Inputs, alpha: float | None, plans: bool) -> str:
     return "--plan is of one chip: leave --mesh out" if plans and inputs.mesh else ""
 
 
-def show(out: Console, inputs: Inputs, estimated: estimating.Estimate, alpha: float | None) -> None:
+def show(out: Console, inputs: CompileInputs, estimated: estimating.Estimate, alpha: float | None) -> None:
     """Prints the parts of an estimate, and sentences."""
     heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
     if estimated.on_gpus:

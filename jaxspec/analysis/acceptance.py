@@ -102,7 +102,7 @@ class ConditionalAcceptance(NamedTuple):
         return ConditionalAcceptance(self.accepted[:rows], self.tested[:rows])
 
 
-class Text(NamedTuple):
+class TargetText(NamedTuple):
     """The target's own text from some rows of a generation."""
 
     part: batches.Batch  # the rows
@@ -155,15 +155,15 @@ def measure(
     return Acceptance(np.concatenate(overlaps), np.concatenate(counts))
 
 
-def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[Text]:
+def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[TargetText]:
     """Yields the text that the target, decoding plainly, generates from a generation's prompts, in equal batches."""
     drafting_model(prepared)
     for part in batches.in_batches(prepared, batch):
         out = complete(part.prepared.plain())
-        yield Text(part, jnp.asarray(out.tokens), out.lengths)
+        yield TargetText(part, jnp.asarray(out.tokens), out.lengths)
 
 
-def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
+def _overlaps(text: TargetText) -> Float[np.ndarray, "B N"]:
     """Computes sum_x min(p(x), q(x)) at every position of a text; entries past its end have no meaning."""
     prepared, rule = text.part.prepared, text.part.prepared.options["rule"]
     log_lenience = jnp.log(jnp.float32(1.0 if rule is None or rule.lenience is None else rule.lenience))
@@ -184,12 +184,12 @@ def _overlap(
     log_lenience: Float[Array, ""],
 ) -> Float[Array, "B N"]:
     """Computes sum_x min(p(x) / l, q(x)) of the two distributions of each new token; 0 or 1 if greedy."""
-    prefix = prefixes(target, prompt, tokens)
+    preceding = preceding_tokens(target, prompt, tokens)
     draft_params = request.draft_sampling_params
     draft_params = request.sampling_params if draft_params is None else draft_params
     draft_logits = sampling.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
-    p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), prefix)  # [B, N, V]
-    q = sampler(draft_params, draft_logits, prefix)
+    p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), preceding)  # [B, N, V]
+    q = sampler(draft_params, draft_logits, preceding)
     if p.log_probs is None or q.log_probs is None:  # greedy: point masses
         assert p.logits is not None and q.tokens is not None
         drafted = jnp.take_along_axis(p.logits, q.tokens[..., None], axis=-1)[..., 0]
@@ -198,11 +198,11 @@ def _overlap(
     return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs - log_lenience, q.log_probs)), axis=-1), 1.0)
 
 
-def prefixes(target: core.LanguageModel, prompt: core.Prompt, tokens: Int[Array, "B N"]) -> core.Prefix:
+def preceding_tokens(target: core.LanguageModel, prompt: core.Prompt, tokens: Int[Array, "B N"]) -> core.Preceding:
     """Returns what precedes each new token of a text, for a sampler."""
     row, new = decoder_prompt(target, prompt), tokens.shape[1]
     # Position t of the text sees the new tokens before it: a strictly lower triangle [1, N, N - 1].
-    return core.Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
+    return core.Preceding(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
 
 
 def drafting_model(prepared: Prepared) -> core.Model:

@@ -35,9 +35,9 @@ from jaxspec.analysis.result import (
     Latency,
     Predicted,
     Rate,
+    ResultStore,
     Setting,
     Spread,
-    Store,
     describe,
     from_json,
     over,
@@ -89,7 +89,7 @@ _USUAL = Config()
 def run(
     target: Model,
     settings: Sequence[Setting],
-    store: Store | None = None,
+    store: ResultStore | None = None,
     config: Config = _USUAL,
     *,
     doing: Callable[[str, float], object] = lambda title, share: None,
@@ -131,7 +131,7 @@ def run(
 def run_groups(
     target: Model,
     settings: Sequence[Setting],
-    store: Store | None = None,
+    store: ResultStore | None = None,
     config: Config = _USUAL,
     *,
     doing: Callable[[str, float], object] = lambda title, share: None,
@@ -169,7 +169,7 @@ def run_groups(
         yield [result for result in results if result is not None]
 
 
-def _stored(store: Store | None, key: dict[str, Any], group: str = "") -> BenchResult | None:
+def _stored(store: ResultStore | None, key: dict[str, Any], group: str = "") -> BenchResult | None:
     stored = store.get(key, group) if store else None
     return None if stored is None else from_json(stored)
 

@@ -18,7 +18,7 @@ from jaxspec.weights import quantisation
 from jaxspec.weights.loading import DTYPES
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """The bytes of the program of one generation, and of the arrays that it cannot do without."""
 
     program: int | None  # arguments, results and temporaries, by the compiler's own account; None where it gives none
@@ -30,7 +30,7 @@ class Memory(NamedTuple):
     needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
 
 
-def account(prepared: Prepared) -> Memory:
+def account(prepared: Prepared) -> MemoryUse:
     """Adds up the memory of a generation."""
     compiled = loop.generation.lower(
         prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
@@ -44,7 +44,7 @@ def account(prepared: Prepared) -> Memory:
     positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches = quantisation.nbytes(_state(prepared, prepared.prompt).caches)
     logits = 4 * positions * sum(lm.vocab_size for lm in lms)
-    return Memory(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)
+    return MemoryUse(program, stats and stats.temp_size_in_bytes, quantisation.nbytes(prepared.weights), caches, logits)
 
 
 def _state(prepared: Prepared, prompt: Prompt) -> State:

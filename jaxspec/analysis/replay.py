@@ -373,5 +373,5 @@ def _logits(
 ) -> Float[Array, "B T V"]:
     """Computes teacher-forced logits over the target's real ids, after the logits processors."""
     logits = sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), target.vocab_size)
-    prefix = acceptance.prefixes(target, prompt, tokens)
-    return sampling.match_vocab(samplers.processed(sampler, sampling_params, logits, prefix), vocab)
+    preceding = acceptance.preceding_tokens(target, prompt, tokens)
+    return sampling.match_vocab(samplers.processed(sampler, sampling_params, logits, preceding), vocab)

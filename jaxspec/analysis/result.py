@@ -1,4 +1,4 @@
-"""A `Setting` is a way to decode a `Task`, a `BenchResult` what was measured of it; a `Store` keeps results on disk."""
+"""A `Setting` is a way to decode a `Task`, a `BenchResult` what was measured of it; a `ResultStore` keeps results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec import nets, rules, sharding
 from jaxspec.analysis.environment import Environment
-from jaxspec.analysis.memory import Memory
+from jaxspec.analysis.memory import MemoryUse
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
 from jaxspec.decode.request import Prepared
@@ -342,7 +342,7 @@ class BenchResult(NamedTuple):
     speed_over_first: Spread | None = None
     first_call: float | None = None
     latency: Latency | None = None
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     alpha: Rate | None = None
     costs: Costs | None = None
     predicted: Predicted | None = None
@@ -409,7 +409,7 @@ def fingerprint(settings: Any) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Store:
+class ResultStore:
     """Results by the fingerprint of their settings, so that a run that was interrupted goes on where it was.
 
     In memory only, if there is no file; else each is a line of JSON.

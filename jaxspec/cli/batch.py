@@ -31,8 +31,8 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import Output, Shard, Source, Survey, check_paths, manifest_of
-from jaxspec.jobs.prompts import Line, Reader, limits_of
+from jaxspec.jobs.files import InputShard, Output, Source, Survey, check_paths, manifest_of
+from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
 DESCRIBED = (  # options that a job's results depend on
@@ -43,7 +43,7 @@ ROWS_FAILED = 3  # exit code: some prompts have errors
 GO_ON = "give the same command with --resume to go on; the rows that are done are kept"
 
 
-class Settings(NamedTuple):
+class BatchSettings(NamedTuple):
     """The options of `batch` that a job's results depend on, but for those of sampling."""
 
     input: Annotated[list[Path], text("FILE", "Prompts, one a line, or .jsonl; also .gz; repeatable.")]
@@ -65,10 +65,10 @@ class Settings(NamedTuple):
     openai: Annotated[bool, flag("Write lines in the form of OpenAI's batches.", "--openai")] = False
 
 
-@group_of("settings", Settings)
+@group_of("settings", BatchSettings)
 @sampling_options
 def batch(
-    settings: Settings,
+    settings: BatchSettings,
     resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
     max_errors: Annotated[int | None, number("End the job when more than N texts are errors.", least=0)] = None,
     as_json: Annotated[bool, flag("Print what was done as JSON.", "--json")] = False,
@@ -122,7 +122,7 @@ def batch(
 class _Job(NamedTuple):
     """A job that can begin."""
 
-    settings: Settings  # the command's options
+    settings: BatchSettings  # the command's options
     source: Source  # the prompts
     output: Output  # the folder of the results
     survey: Survey  # the input, looked through once
@@ -151,22 +151,22 @@ class _Job(NamedTuple):
         fixed = {name: value for name, value in self.generation.items() if name not in ("num_samples", *without)}
         return prepare(self.target, [[0]] * rows, **fixed)
 
-    def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> Reader:
+    def reader(self, prepared: Prepared, prompts: Iterator[Line]) -> PromptReader:
         """Reads prompts as the job does, a block of as many as there are slots at a time."""
         s = self.settings
         limits = limits_of(prepared, s.pair.max_new_tokens, s.max_prompt_tokens, s.too_long)
-        return Reader(self.target, prompts, limits, s.slots, self.generation)
+        return PromptReader(self.target, prompts, limits, s.slots, self.generation)
 
 
 def _prepared(
-    settings: Settings, sampling: dict[str, Any], resume: bool, err: Console, stack: contextlib.ExitStack
+    settings: BatchSettings, sampling: dict[str, Any], resume: bool, err: Console, stack: contextlib.ExitStack
 ) -> _Job:
     """Checks all that can be wrong with a job before its first row, and writes its manifest; `stack` holds its lock."""
     pair = pairs.with_drafter(settings.pair)
     generation = pairs.checked_options(pair, sampling)
     generation |= {name: getattr(settings, name) for name in ("log_probs", "top_log_probs", "num_samples")}
     shared = None if settings.prefix is None else pairs.prefix_text(settings.prefix)
-    shard, system = Shard(settings.shard, settings.num_shards), shared if settings.chat else None
+    shard, system = InputShard(settings.shard, settings.num_shards), shared if settings.chat else None
     source = Source(settings.input, settings.field, settings.chat, shard, system)
     output = Output(settings.output, shard, settings.chunk)
     if output.manifest.exists():
@@ -207,7 +207,7 @@ def _prepared(
 
 
 def _description(
-    settings: Settings, pair: Pair, shared: str | None, sampling: dict[str, Any]
+    settings: BatchSettings, pair: Pair, shared: str | None, sampling: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a job's models, each as its name and the digests of its files, and its options."""
     models: dict[str, Any] = {"target": [pair.target, drafter_names.digests_of(pair.target)]}
@@ -240,7 +240,7 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
             yield [text.to_dict() for text in sorted(waiting.pop(completion.number), key=lambda text: text.sample)]
 
 
-def _lines(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
+def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str, Any]]:
     """Returns the lines to write for a prompt."""
     if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
@@ -262,7 +262,7 @@ def _sentences(job: _Job, totals: Progress, before: int, is_complete: bool) -> I
 
 def _check_some_line(job: _Job) -> None:
     """Refuses an input of which no line can be decoded, whatever the reason: a field, a template, a length."""
-    reader, first = job.reader(job.prepared(1), job.source._replace(shard=Shard()).prompts()), None
+    reader, first = job.reader(job.prepared(1), job.source._replace(shard=InputShard()).prompts()), None
     while ahead := reader.peek(job.settings.slots):
         if any(request.error is None for request in ahead):
             return

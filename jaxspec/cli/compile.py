@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PADDING = 0.01  # of a head's rows, by which those of models with one vocabulary may differ
 
 
-class Inputs(NamedTuple):
+class CompileInputs(NamedTuple):
     """The options of `compile`."""
 
     target: Annotated[str, text("SHAPE", "A published shape (`jaxspec models`), a folder or a config.json.")] = (
@@ -45,8 +45,8 @@ class Inputs(NamedTuple):
     as_json: Json = False
 
 
-@options.group_of("inputs", Inputs)
-def compile(inputs: Inputs, context: typer.Context) -> None:
+@options.group_of("inputs", CompileInputs)
+def compile(inputs: CompileInputs, context: typer.Context) -> None:
     """Compile for TPUs or GPUs that are not here: does it fit?
 
     It also tells the least bytes that a round reads. The program is the one that `generate` runs, made from shapes: no
@@ -77,7 +77,7 @@ def compile(inputs: Inputs, context: typer.Context) -> None:
     show_fit(out, inputs, prepared, programs)
 
 
-def start(inputs: Inputs) -> Prepared:
+def start(inputs: CompileInputs) -> Prepared:
     """Keeps jax from looking for a TPU or a GPU, as their compiler is there; then prepares the generation."""
     import jax
 
@@ -88,7 +88,7 @@ def start(inputs: Inputs) -> Prepared:
     return prepare(inputs)
 
 
-def prepare(inputs: Inputs) -> Prepared:
+def prepare(inputs: CompileInputs) -> Prepared:
     """Prepares the generation of shapes."""
     import jax
     import jax.numpy as jnp
@@ -121,12 +121,12 @@ def prepare(inputs: Inputs) -> Prepared:
     return request.prepare(target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation)
 
 
-def pair(inputs: Inputs) -> str:
+def pair(inputs: CompileInputs) -> str:
     """Names the models."""
     return inputs.target if inputs.draft == "none" else f"{inputs.target} with {inputs.draft}"
 
 
-def show_sizes(out: Console, inputs: Inputs, programs: Programs, source: str) -> None:
+def show_sizes(out: Console, inputs: CompileInputs, programs: Programs, source: str) -> None:
     """Prints a heading, and the sizes and collectives of both programs."""
     chips = f"{programs.chips} of {programs.topology}"
     sizes = f"batch {programs.batch}, {inputs.prompt} + {inputs.max_new_tokens} tokens, {inputs.dtype}"
@@ -143,7 +143,7 @@ def show_sizes(out: Console, inputs: Inputs, programs: Programs, source: str) ->
     console.show(out, view)
 
 
-def show_fit(out: Console, inputs: Inputs, prepared: Prepared, programs: Programs) -> None:
+def show_fit(out: Console, inputs: CompileInputs, prepared: Prepared, programs: Programs) -> None:
     """Prints whether the programs fit, and where they are kept."""
     from jaxspec.analysis import aot
 

@@ -265,7 +265,7 @@ def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
     return d.skip_layers(m.target, *layers, head=m.head)
 
 
-class Kind(NamedTuple):
+class DrafterSpelling(NamedTuple):
     """A kind of drafter, written NAME=NUMBERS:INNER."""
 
     usage: str  # the form, as messages say it
@@ -281,26 +281,26 @@ _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mi
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
 WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
 KINDS = {
-    "prompt_lookup": Kind("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
-    "online_ngram": Kind("online_ngram"),
-    "token_recycling": Kind("token_recycling"),
-    "suffix": Kind("suffix"),
-    "lookahead": Kind("lookahead"),
-    "jacobi": Kind("jacobi"),
-    "retrieval": Kind("retrieval:FOLDER", (STORE,), make=lambda d, m, w: d.retrieval(w.inner[0], m.target)),
-    "head": Kind("head:FOLDER", (HEAD,), make=_head, of_target=True),
-    "greedy": Kind("greedy:NAME", (DRAFTER,)),
-    "share": Kind("share:NAME", (MODEL,), make=_share),
-    "trim": Kind(_TRIM, (MODEL,), least=1, most=1, make=_trim),
-    "without_backoff": Kind("without_backoff:NAME or without_backoff=NUMBER:NAME", (MODEL,), most=1),
-    "tree": Kind(_TREE, (DRAFTER,), most=9, make=_tree),
-    "dynamic_tree": Kind("dynamic_tree:NAME or dynamic_tree=32:NAME", (DRAFTER,), most=1),
-    "sequences": Kind("sequences:NAME or sequences=4:NAME", (DRAFTER,), most=1),
-    "cascade": Kind("cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade),
-    "horizontal_cascade": Kind(_HORIZONTAL, (DRAFTER, DRAFTER), most=1),
-    "early_exit": Kind("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
-    "quantised": Kind("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
-    "skip_layers": Kind("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
+    "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
+    "online_ngram": DrafterSpelling("online_ngram"),
+    "token_recycling": DrafterSpelling("token_recycling"),
+    "suffix": DrafterSpelling("suffix"),
+    "lookahead": DrafterSpelling("lookahead"),
+    "jacobi": DrafterSpelling("jacobi"),
+    "retrieval": DrafterSpelling("retrieval:FOLDER", (STORE,), make=lambda d, m, w: d.retrieval(w.inner[0], m.target)),
+    "head": DrafterSpelling("head:FOLDER", (HEAD,), make=_head, of_target=True),
+    "greedy": DrafterSpelling("greedy:NAME", (DRAFTER,)),
+    "share": DrafterSpelling("share:NAME", (MODEL,), make=_share),
+    "trim": DrafterSpelling(_TRIM, (MODEL,), least=1, most=1, make=_trim),
+    "without_backoff": DrafterSpelling("without_backoff:NAME or without_backoff=NUMBER:NAME", (MODEL,), most=1),
+    "tree": DrafterSpelling(_TREE, (DRAFTER,), most=9, make=_tree),
+    "dynamic_tree": DrafterSpelling("dynamic_tree:NAME or dynamic_tree=32:NAME", (DRAFTER,), most=1),
+    "sequences": DrafterSpelling("sequences:NAME or sequences=4:NAME", (DRAFTER,), most=1),
+    "cascade": DrafterSpelling("cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade),
+    "horizontal_cascade": DrafterSpelling(_HORIZONTAL, (DRAFTER, DRAFTER), most=1),
+    "early_exit": DrafterSpelling("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
+    "quantised": DrafterSpelling("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
+    "skip_layers": DrafterSpelling("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
 }
 
 

@@ -18,7 +18,7 @@ from jaxspec.cli import pair as pairs
 from jaxspec.cli import prompts as prompting
 from jaxspec.cli.options import PREFIX, flag, group_of, number, sampling_options, text
 from jaxspec.cli.pair import COST_REPEATS, Pair
-from jaxspec.cli.prefill import Prefill, cut, read_tokens
+from jaxspec.cli.prefill import WatchedPrefill, cut, read_tokens
 from jaxspec.core import Model
 from jaxspec.core.checks import one_of
 from jaxspec.decode import beam_search, loop
@@ -33,7 +33,7 @@ Its speed here: jaxspec bench, with the same --target; all else: jaxspec --help"
 STOPS = {"no": False, "yes": True, "never": "never"}
 
 
-class Settings(NamedTuple):
+class GenerateSettings(NamedTuple):
     """The options of `generate`, but for those of sampling, of a search and of what is printed."""
 
     pair: Pair = Pair()
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False
 
 
-class Search(NamedTuple):
+class BeamOptions(NamedTuple):
     """Options of a search, as those of the command line: see `jaxspec.beam_search`."""
 
     beams: Annotated[int | None, number("Search for the N best texts.")] = None
@@ -62,13 +62,13 @@ class Shown(NamedTuple):
     stats: Annotated[bool, flag("Show prefill and decode apart.", "--stats")] = False
 
 
-@group_of("settings", Settings)
-@group_of("search", Search)
+@group_of("settings", GenerateSettings)
+@group_of("search", BeamOptions)
 @group_of("shown", Shown)
 @sampling_options
 def generate(
-    settings: Settings,
-    search: Search,
+    settings: GenerateSettings,
+    search: BeamOptions,
     shown: Shown,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with prompts.")] = None,
@@ -128,8 +128,8 @@ def generate(
 
 
 def _refuse(
-    settings: Settings,
-    search: Search,
+    settings: GenerateSettings,
+    search: BeamOptions,
     shown: Shown,
     as_json: bool,
     sampling: dict[str, Any],
@@ -148,14 +148,14 @@ def _refuse(
     if pair.chat_template is not None and not settings.chat:
         raise ValueError("--chat-template is for prompts that are messages: add --chat")
     if not search.beams:
-        return options.refuse(options.typed(context, Search._fields), "generate without --beams")
+        return options.refuse(options.typed(context, BeamOptions._fields), "generate without --beams")
     others = ("policy", "rule", "stop", "prefix", "ban", "num_samples", *Shown._fields, *sampling)
     options.refuse(options.typed(context, others), "--beams, which does not sample, and shows no rounds,")
     one_of(search.early_stopping, "--early-stopping", STOPS)
 
 
 def _decoded(
-    prepared: Prepared, settings: Settings, as_json: bool, stats: bool, err: Console
+    prepared: Prepared, settings: GenerateSettings, as_json: bool, stats: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
     """Compiles what decoding runs, and decodes a batch of prompts at a time; one prompt round by round, for a reader.
 
@@ -164,7 +164,11 @@ def _decoded(
         is timed apart, also "prefill_seconds", which are some of these, and "read_tokens". Of a prompt that is decoded
         round by round there is a record after each round, of others the last one alone.
     """
-    streamed, stop, prefill = settings.batch == 1 and not as_json, settings.pair.stop or (), Prefill(prepared, err)
+    streamed, stop, prefill = (
+        settings.batch == 1 and not as_json,
+        settings.pair.stop or (),
+        WatchedPrefill(prepared, err),
+    )
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
@@ -208,7 +212,7 @@ def _printed(
 
 
 def _load(
-    settings: Settings, generation: dict[str, Any], texts: list[str], count: int | None
+    settings: GenerateSettings, generation: dict[str, Any], texts: list[str], count: int | None
 ) -> tuple[list[str], Prepared]:
     """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
     target, drafter = pairs.load(settings.pair)
@@ -238,7 +242,7 @@ def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 
-def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
+def _with_costs(prepared: Prepared, settings: GenerateSettings) -> Prepared:
     """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
     from jaxspec.analysis.cost import agreement, policy_costs
 
@@ -251,7 +255,7 @@ def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
     return prepared.replace(policy=names.policy(settings.pair.policy, **costs._asdict(), together=together))
 
 
-def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop.Begin | None = None) -> None:
+def _warm_up(prepared: Prepared, settings: GenerateSettings, streamed: bool, begin: loop.Begin | None = None) -> None:
     """Compiles what decoding will run, by two rounds of the first batch: speeds are those of compiled programs."""
     first = cut(next(in_batches(prepared, settings.batch)).prepared)
     limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
@@ -262,7 +266,7 @@ def _warm_up(prepared: Prepared, settings: Settings, streamed: bool, begin: loop
         complete(first, settings.pair.stop or (), begin)
 
 
-def _complete(part: Batch, stop: Sequence[str], begin: Prefill | None) -> list[dict[str, Any]]:
+def _complete(part: Batch, stop: Sequence[str], begin: WatchedPrefill | None) -> list[dict[str, Any]]:
     """Decodes a batch at once, and divides its seconds among its tokens: prefill's among those that it has read."""
     start = time.perf_counter()
     generation = complete(part.prepared, stop, begin)
@@ -279,7 +283,7 @@ def _complete(part: Batch, stop: Sequence[str], begin: Prefill | None) -> list[d
     return records
 
 
-def _stream(prepared: Prepared, stop: Sequence[str], begin: Prefill | None) -> Iterator[dict[str, Any]]:
+def _stream(prepared: Prepared, stop: Sequence[str], begin: WatchedPrefill | None) -> Iterator[dict[str, Any]]:
     """Decodes one prompt round by round, yielding the record so far; the reader's time is not counted."""
     running = pieces(prepared, stop, begin=begin or loop.begin)
     record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
@@ -303,8 +307,8 @@ def _stream(prepared: Prepared, stop: Sequence[str], begin: Prefill | None) -> I
 def _search(
     texts: list[str],
     prepared: Prepared,
-    settings: Settings,
-    search: Search,
+    settings: GenerateSettings,
+    search: BeamOptions,
     as_json: bool,
     as_lines: bool,
     out: Console,

@@ -20,7 +20,7 @@ LONG = 4 * chunks.LONGEST  # tokens: longer prompts are watched
 BY_ROW = ("read_tokens", "prefill_seconds")  # of a record
 
 
-class Prefill:
+class WatchedPrefill:
     """Makes the beginning of a generation, as `loop.Begin`, and remembers what it took.
 
     On a terminal the host reads long prompts chunk by chunk, so that a bar says how far it is: a program could not tell

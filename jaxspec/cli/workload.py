@@ -146,7 +146,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
 def check_files(work: Workload) -> None:
     """Refuses files that could not be written, or gone on with, when all is measured."""
     from jaxspec import files
-    from jaxspec.analysis.result import Store
+    from jaxspec.analysis.result import ResultStore
 
     if work.csv is not None and not work.csv.resolve().parent.is_dir():
         raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
@@ -155,7 +155,7 @@ def check_files(work: Workload) -> None:
             raise ValueError(f"{name} is {file}: expected a file, and this is a folder")
         if file is not None:
             files.check_writable(file)
-    Store(work.resume)
+    ResultStore(work.resume)
 
 
 def _chosen_tasks(work: Workload) -> list[Task]:
@@ -209,7 +209,7 @@ def run(
     from jaxspec.analysis import bench, environment, table
 
     config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
-    store = None if work.resume is None else bench.Store(work.resume)
+    store = None if work.resume is None else bench.ResultStore(work.resume)
     until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
     out, results = console.printer(work.markdown), []
 

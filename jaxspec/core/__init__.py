@@ -3,7 +3,7 @@
 The types are one NamedTuple of pure functions per concept and one Protocol per slot, a file per concept:
 
     language_model  Prompt, Forward, LanguageModel: prefill, extend, rewind, select; Model, with its parameters
-    distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
+    distribution    Distribution, Preceding, LogitsProcessor, and a Sampler, which makes a distribution of logits
     processor       Processor: a logits processor that remembers the row, such as an automaton
     draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
     rule            Rule: which draft tokens are accepted
@@ -51,7 +51,7 @@ from jaxspec.core.decoder import (
     Stats,
     Weights,
 )
-from jaxspec.core.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
+from jaxspec.core.distribution import Distribution, LogitsProcessor, Preceding, Sampler, ToDistribution
 from jaxspec.core.draft import Draft, Draw, Verdict
 from jaxspec.core.drafter import (
     BoundDrafter,
@@ -151,8 +151,8 @@ __all__ = [
     "PolicyShorten",
     "PolicyShouldContinue",
     "PolicyUpdate",
+    "Preceding",
     "Prefill",
-    "Prefix",
     "Processor",
     "ProcessorAdvance",
     "ProcessorInit",

@@ -29,7 +29,7 @@ class Distribution(NamedTuple):
     greedy: Bool[Array, " batch"] | None = None
 
 
-class Prefix(NamedTuple):
+class Preceding(NamedTuple):
     """The tokens before each position of a pass: the committed row, then the draft tokens that lead to the position.
 
     For a row [a b | c d] (the prompt a b) and the draft tokens x y after it, the positions after d, x and y have
@@ -54,7 +54,7 @@ class Prefix(NamedTuple):
 
 class LogitsProcessor(Protocol):
     def __call__(
-        self, values: Any, logits: Float[Array, "batch step vocab"], prefix: Prefix | None, /
+        self, values: Any, logits: Float[Array, "batch step vocab"], preceding: Preceding | None, /
     ) -> Float[Array, "batch step vocab"]:
         """Logits to logits, float32; -inf for a token that must not be generated. A part of `sampling.chain`.
 
@@ -65,11 +65,11 @@ class LogitsProcessor(Protocol):
 
 class Sampler(Protocol):
     def __call__(
-        self, sampling_params: Any, logits: Float[Array, "batch step vocab"], prefix: Prefix | None = None
+        self, sampling_params: Any, logits: Float[Array, "batch step vocab"], preceding: Preceding | None = None
     ) -> Distribution:
         """Turns logits into the distribution that tokens are drawn from.
 
-        `sampling_params` holds the traced values. Decoders always give the prefix; only penalties read it.
+        `sampling_params` holds the traced values. Decoders always give `preceding`; only penalties read it.
         """
         ...
 
@@ -84,7 +84,7 @@ class ToDistribution(Protocol):
         """A sampler with its parameters and the committed row filled in.
 
         Logits of another width are fitted to the target's vocabulary. `draft_tokens` follow the committed row, and
-        position t is after those that `seen[:, t]` marks; see `Prefix`. A drafter that does not pass what it drafted so
-        far stays exact, but is penalised only for what is committed.
+        position t is after those that `seen[:, t]` marks; see `Preceding`. A drafter that does not pass what it drafted
+        so far stays exact, but is penalised only for what is committed.
         """
         ...

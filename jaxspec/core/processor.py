@@ -1,7 +1,7 @@
 """Logits processors: they change the logits of the next token, and may remember the tokens before it.
 
 Decoders keep the memory of each row. It follows the committed tokens, and `fold` carries it over draft tokens. So every
-position of a pass is processed after its own prefix, in chains and in trees.
+position of a pass is processed after the tokens before it, in chains and in trees.
 
 Axis letters as in `jaxspec.core`; T positions of a pass, N draft tokens.
 """
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core.distribution import LogitsProcessor, Prefix
+from jaxspec.core.distribution import LogitsProcessor, Preceding
 from jaxspec.core.language_model import Params, Prompt
 
 
@@ -43,25 +43,25 @@ class Processor:
     sampler's parameters.
 
     Attributes:
-        apply: (values, logits, prefix) -> logits. `prefix.memory` is the memory after what precedes each position,
-            leaves [batch, step, ...].
+        apply: (values, logits, preceding) -> logits. `preceding.memory` is the memory before each position, leaves
+            [batch, step, ...].
         init: see the protocol. None: the processor remembers nothing.
         advance: see the protocol. None with `init`.
-        wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `prefix.memory` is
-            that of the committed row, leaves [batch, ...], and `apply` reads `prefix.draft_tokens`. `advance` is given
-            the token -1 for rows to which nothing is added.
+        wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `preceding.memory`
+            is that of the committed row, leaves [batch, ...], and `apply` reads `preceding.draft_tokens`. `advance` is
+            given the token -1 for rows to which nothing is added.
 
     Example:
-        >>> def alternate(values, logits, prefix):  # bans token 0 after an odd number of new tokens
-        ...     odd = prefix.memory[:, :, None] % 2 == 1
+        >>> def alternate(values, logits, preceding):  # bans token 0 after an odd number of new tokens
+        ...     odd = preceding.memory[:, :, None] % 2 == 1
         ...     return jnp.where(odd, logits.at[:, :, 0].set(-jnp.inf), logits)
         >>> processor = Processor(
         ...     alternate,
         ...     init=lambda values, row, start, vocab: row.length - start,
         ...     advance=lambda values, memory, token: memory + 1,
         ... )
-        >>> prefix = Prefix(Prompt(jnp.array([[3, 1, 2]]), jnp.array([3])), start=jnp.array([2]))
-        >>> processor(None, jnp.zeros((1, 1, 2)), prefix).tolist()
+        >>> preceding = Preceding(Prompt(jnp.array([[3, 1, 2]]), jnp.array([3])), start=jnp.array([2]))
+        >>> processor(None, jnp.zeros((1, 1, 2)), preceding).tolist()
         [[[-inf, 0.0]]]
     """
 
@@ -70,22 +70,26 @@ class Processor:
     advance: ProcessorAdvance | None = None
     wide: bool = False
 
-    def __call__(self, values: Any, logits: Float[Array, "B T V"], prefix: Prefix | None) -> Float[Array, "B T V"]:
-        """Processes logits; without `prefix.memory` the row is read from its beginning.
+    def __call__(
+        self, values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None
+    ) -> Float[Array, "B T V"]:
+        """Processes logits; without `preceding.memory` the row is read from its beginning.
 
         Raises:
-            ValueError: a processor with a memory is called without a prefix.
+            ValueError: a processor with a memory is called without `preceding`.
         """
         if self.init is None or self.advance is None:
-            return self.apply(values, logits, prefix)
-        if prefix is None:
-            raise ValueError("a logits processor reads the tokens before each position: call the sampler with a prefix")
-        memory = prefix.memory
+            return self.apply(values, logits, preceding)
+        if preceding is None:
+            raise ValueError(
+                "a logits processor reads the tokens before each position: call the sampler with `preceding`"
+            )
+        memory = preceding.memory
         if memory is None:
-            memory = self.init(values, prefix.row, prefix.start, logits.shape[-1])
+            memory = self.init(values, preceding.row, preceding.start, logits.shape[-1])
         if not self.wide:
-            memory = fold(self.advance, values, memory, prefix, logits.shape[1])
-        return self.apply(values, logits, prefix._replace(memory=memory))
+            memory = fold(self.advance, values, memory, preceding, logits.shape[1])
+        return self.apply(values, logits, preceding._replace(memory=memory))
 
     def commit(self, values: Any, memory: Any, tokens: Int[Array, "B N"], count: Int[Array, " B"]) -> Any:
         """Takes the first `count` tokens of each row into its memory.
@@ -121,14 +125,14 @@ class BoundProcessor(NamedTuple):
     name: str = ""
 
 
-def fold(advance: ProcessorAdvance, values: Any, memory: Any, prefix: Prefix, positions: int) -> Any:
+def fold(advance: ProcessorAdvance, values: Any, memory: Any, preceding: Preceding, positions: int) -> Any:
     """Carries memories over draft tokens: from those after the committed rows to those before each position.
 
     Args:
         advance: the processor's function.
         values: the processor's values.
         memory: after the committed rows, leaves [B, ...].
-        prefix: says which draft tokens precede each position.
+        preceding: says which draft tokens precede each position.
         positions: number of positions.
 
     Returns:
@@ -136,15 +140,15 @@ def fold(advance: ProcessorAdvance, values: Any, memory: Any, prefix: Prefix, po
 
     Example:
         >>> tokens, seen = jnp.array([[3, 4]]), jnp.array([[[0, 0], [1, 0], [1, 1]]], bool)
-        >>> prefix = Prefix(Prompt(tokens, jnp.array([2])), jnp.array([2]), tokens, seen)
-        >>> fold(lambda values, memory, token: memory + token, None, jnp.array([10]), prefix, 3).tolist()
+        >>> preceding = Preceding(Prompt(tokens, jnp.array([2])), jnp.array([2]), tokens, seen)
+        >>> fold(lambda values, memory, token: memory + token, None, jnp.array([10]), preceding, 3).tolist()
         [[10, 13, 17]]
     """
     memories = jax.tree.map(lambda x: jnp.repeat(x[:, None], positions, axis=1), memory)  # B T ...
-    if prefix.draft_tokens is None or prefix.seen is None:
+    if preceding.draft_tokens is None or preceding.seen is None:
         return memories
-    batch, nodes = prefix.draft_tokens.shape
-    seen = jnp.broadcast_to(prefix.seen, (batch, positions, nodes))
+    batch, nodes = preceding.draft_tokens.shape
+    seen = jnp.broadcast_to(preceding.seen, (batch, positions, nodes))
     at_positions = jax.vmap(functools.partial(advance, values), in_axes=(1, None), out_axes=1)
 
     def step(memories: Any, entry: tuple[Int[Array, " B"], Bool[Array, "B T"]]) -> tuple[Any, None]:
@@ -152,7 +156,7 @@ def fold(advance: ProcessorAdvance, values: Any, memory: Any, prefix: Prefix, po
         return _where(real, at_positions(memories, token), memories), None
 
     # Draft tokens come after those that they follow, so that one walk serves all paths of a tree.
-    return jax.lax.scan(step, memories, (prefix.draft_tokens.T, jnp.moveaxis(seen, 2, 0)))[0]
+    return jax.lax.scan(step, memories, (preceding.draft_tokens.T, jnp.moveaxis(seen, 2, 0)))[0]
 
 
 def _where(real: Bool[Array, " *rows"], new: Any, old: Any) -> Any:

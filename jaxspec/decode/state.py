@@ -24,7 +24,7 @@ from jaxspec.core import (
     Memory,
     Params,
     Policy,
-    Prefix,
+    Preceding,
     Prompt,
     Request,
     Room,
@@ -95,7 +95,7 @@ def init_state(
 
 def own_token(state: State, forward: Forward, cache: Cache, sampler: Sampler) -> RoundResult:
     """The result of a pass of the target without a draft: one token of each row, drawn from its own distribution."""
-    distribution = sampler(state.request.sampling_params, forward.logits, prefix(state))
+    distribution = sampler(state.request.sampling_params, forward.logits, preceding(state))
     token, none = sample(state, distribution), empty_draft(state.length)
     target_pass = TargetPass(forward, distribution, unusable(forward, distribution))
     verdict = Verdict(none.length, token, none.length)
@@ -107,9 +107,9 @@ def samples(prompt: Prompt, request: Request) -> int:
     return request.max_new_tokens.shape[0] // prompt.length.shape[0]
 
 
-def prefix(state: State) -> Prefix:
+def preceding(state: State) -> Preceding:
     """Returns what precedes the next token: the committed row."""
-    return Prefix(Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler)
+    return Preceding(Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler)
 
 
 def distributions(state: State, sampler: Sampler, vocab: int) -> tuple[ToDistribution, ToDistribution]:
@@ -121,7 +121,7 @@ def distributions(state: State, sampler: Sampler, vocab: int) -> tuple[ToDistrib
         draft_tokens: Int[Array, "B N"] | None = None,
         seen: Bool[Array, "#B T N"] | None = None,
     ) -> Distribution:
-        after = prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
+        after = preceding(state)._replace(draft_tokens=draft_tokens, seen=seen)
         return sampler(sampling_params, sampling.match_vocab(logits, vocab), after)
 
     params, draft_params = state.request.sampling_params, state.request.draft_sampling_params

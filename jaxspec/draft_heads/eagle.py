@@ -22,7 +22,7 @@ from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
-from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
+from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead, inside_of
@@ -130,7 +130,7 @@ class FirstLayer(DecoderLayer):
         return x + self.ff(self.ff_norm(x)), record
 
 
-class Eagle(Recurrent):
+class Eagle(RecurrentNetwork):
     """The network; what it reads are the features of EAGLE-1, and a projection of the taps of EAGLE-3."""
 
     config: EagleConfig

@@ -33,7 +33,7 @@ from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes
-from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
+from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
@@ -89,7 +89,7 @@ class MTPSizes(LayerSizes):
 # --- the network
 
 
-class MTP(Recurrent):
+class MTP(RecurrentNetwork):
     """The network."""
 
     config: MTPConfig

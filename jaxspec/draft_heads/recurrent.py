@@ -63,7 +63,7 @@ class RecurrentHead(NamedTuple):
 # --- the network
 
 
-class Recurrent(PartlyShared):
+class RecurrentNetwork(PartlyShared):
     """Such a network, by halves; `config.layer` is the shape of its layers."""
 
     def read(self, forward: core.Forward) -> Float[Array, "B T D"]:
@@ -138,14 +138,14 @@ class Recurrent(PartlyShared):
         return self.joined(shared, hidden, tokens, position, inputs)
 
 
-def functions(module: Recurrent, requirements: TargetRequirements) -> RecurrentHead:
+def functions(module: RecurrentNetwork, requirements: TargetRequirements) -> RecurrentHead:
     """Makes pure functions of a network."""
     net = type(module)
     read, extend, logits = (stack.pure(module, method) for method in (net.read, net.extend, net.logits))
     return RecurrentHead(read, module.empty, extend, kv.rewind, logits, requirements)
 
 
-def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, "B A K M"]]:
+def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[Array, "B A K M"]]:
     """Makes `Training.hidden_states` of a network: it is fed what it made.
 
     What a step computed inside is computed again for its gradient.
@@ -197,7 +197,7 @@ class HiddenState(NamedTuple):
     hidden: Float[Array, "B D"]
 
 
-class Nodes(NamedTuple):
+class FedHidden(NamedTuple):
     """A draft in the making: the cache, and hidden states: of a tree those after the last committed token and each
     draft token that was fed, of a chain the last one."""
 
@@ -249,10 +249,12 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), state = parts(weights), complete(weights, caches.draft, context.row)
 
-        def root(so_far: Nodes) -> NodeLogits:
+        def root(so_far: FedHidden) -> NodeLogits:
             return head.logits(params, shared, so_far.hidden[:, :1]), so_far
 
-        def nodes(tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, so_far: Nodes) -> NodeLogits:
+        def nodes(
+            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, so_far: FedHidden
+        ) -> NodeLogits:
             before, first = so_far.hidden, 0
             if parent is not None:
                 # `parent` counts draft tokens from 0, and is -1 where the last committed one precedes; `hidden` has
@@ -264,14 +266,14 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
             hidden = jax.lax.dynamic_update_slice_in_dim(
                 so_far.hidden, output.astype(state.hidden.dtype), first, axis=1
             )
-            return head.logits(params, shared, output), Nodes(cache, hidden)
+            return head.logits(params, shared, output), FedHidden(cache, hidden)
 
-        def end(so_far: Nodes, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+        def end(so_far: FedHidden, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
             return caches._replace(draft=state._replace(cache=head.rewind(so_far.cache, state.num_cached)))
 
         # [B, F + 1, D] for a tree, whose nodes look up their parents; a chain needs one state only.
         hidden = jnp.pad(state.hidden[:, None], ((0, 0), (0, fed or 0), (0, 0)))
-        return core.Reading(Nodes(state.cache, hidden), root, nodes, end)
+        return core.Reading(FedHidden(state.cache, hidden), root, nodes, end)
 
     def commit(end: core.RoundEnd) -> core.Caches:
         (params, shared), row, state = parts(end.weights), end.row, end.caches.draft

@@ -31,7 +31,7 @@ PROMPT = "prompt"  # the usual field of it
 VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
-class Shard(NamedTuple):
+class InputShard(NamedTuple):
     """A part of the input: of the lines that are not blank, each `count`-th, from number `index` on."""
 
     index: int = 0
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     paths: Sequence[Path]  # text, one prompt a line, or JSON lines (.jsonl, .ndjson); also compressed (.gz)
     field: str = PROMPT  # the field of a JSON line that has the prompt
     chat: bool = False  # whether a prompt that is text is a user's message to the model
-    shard: Shard = Shard()  # the part to read
+    shard: InputShard = InputShard()  # the part to read
     system: str | None = None  # the message that comes before the user's, with `chat`
 
     def survey(self) -> Survey:
@@ -176,7 +176,7 @@ class Output(NamedTuple):
     """The folder that a job writes."""
 
     folder: Path  # the folder of the chunks and the manifest
-    shard: Shard  # the part of the input that they come from
+    shard: InputShard  # the part of the input that they come from
     chunk: int  # lines of the input that a chunk has the results of
 
     def path(self, index: int) -> Path:

@@ -19,7 +19,7 @@ from jaxspec.core.checks import integer, integers, one_of
 from jaxspec.decode import inputs, output, stopping
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
-from jaxspec.jobs.prompts import JobPrompt, Reader, limits_of
+from jaxspec.jobs.prompts import JobPrompt, PromptReader, limits_of
 from jaxspec.jobs.slots import Report, Rounds, Slots
 from jaxspec.sampling.params import OPTIONS, is_set
 
@@ -256,7 +256,7 @@ def generate_many(
     prepared = prepared.replace(**job_fields.missing(prepared, varying or {}, is_set(options.get("top_k"))))
     limits = limits_of(prepared, options["max_new_tokens"], max_prompt_tokens, too_long)
     described = options | {"num_samples": num_samples}
-    reader = Reader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
+    reader = PromptReader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
     job = _Job(prepared, reader, stopper, slots, group, width, max_ahead if in_order else None, progress)
@@ -293,7 +293,7 @@ class _Job:
     def __init__(
         self,
         prepared: Prepared,
-        reader: Reader,
+        reader: PromptReader,
         stop: stopping.Stop,
         slots: int,
         group: int,

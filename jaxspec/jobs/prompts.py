@@ -59,7 +59,7 @@ class JobPrompt(NamedTuple):
         return self._replace(error=self.at + error, samples=1)
 
 
-class Limits(NamedTuple):
+class RowLimits(NamedTuple):
     """The longest rows that a job takes."""
 
     prompt: int | None  # most tokens of a prompt; None for any that has a position
@@ -68,7 +68,7 @@ class Limits(NamedTuple):
     too_long: str  # the treatment of a longer prompt: one of `TOO_LONG`
 
 
-def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> Limits:
+def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_long: str) -> RowLimits:
     """Returns the limits of the models of a generation, and of the caller."""
     one_of(too_long, "too_long", TOO_LONG)
     limits = [lm.limits for _, lm in readers(prepared.target, prepared.drafter)]
@@ -78,7 +78,7 @@ def limits_of(prepared: Prepared, new: int, max_prompt_tokens: int | None, too_l
         prompts += integers(1, max_prompt_tokens=max_prompt_tokens)
     if positions and prompts:  # and at least one new token
         prompts.append(min(positions) - 1)
-    return Limits(min(prompts, default=None), min(positions, default=None), new, too_long)
+    return RowLimits(min(prompts, default=None), min(positions, default=None), new, too_long)
 
 
 class Numbers:
@@ -100,7 +100,7 @@ class Numbers:
         return not before & bit
 
 
-class Reader:
+class PromptReader:
     """Reads prompts ahead, a block at a time, which is tokenised at once.
 
     Attributes:
@@ -113,7 +113,7 @@ class Reader:
         self,
         target: Model,  # the model whose tokenizer reads text
         prompts: Iterable[Any],  # `Line`s, or what `generate_many` takes
-        limits: Limits,  # the longest rows to accept
+        limits: RowLimits,  # the longest rows to accept
         block: int,  # prompts that are read at a time
         # The job's options; `prefix`, `key`, `num_samples` and those of sampling are read.
         options: Mapping[str, Any] = MappingProxyType({}),

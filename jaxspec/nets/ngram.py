@@ -5,14 +5,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxspec.core import Room
-from jaxspec.drafters.lookups.ngram_model import NGramConfig, Rows, init, language_model
+from jaxspec.drafters.lookups.ngram_model import NGramCache, NGramConfig, init, language_model
 from jaxspec.nets.network import Network
 from jaxspec.sharding import WHOLE
 
 
-def _cache(config: NGramConfig, batch: int, room: Room, width: int) -> Rows:
+def _cache(config: NGramConfig, batch: int, room: Room, width: int) -> NGramCache:
     zeros = jnp.zeros((batch,), jnp.int32)
-    return Rows(jnp.zeros((batch, room.tokens), jnp.int32), zeros, zeros)
+    return NGramCache(jnp.zeros((batch, room.tokens), jnp.int32), zeros, zeros)
 
 
 NETWORK = Network(

@@ -125,7 +125,7 @@ class EncoderLayer(nn.Module):
         return x + self.ff(self.ff_norm(x))
 
 
-class DecoderLayer(nn.Module):
+class T5DecoderLayer(nn.Module):
     """Causal self-attention, attention to what the encoder read, then the feed-forward block."""
 
     config: T5Config
@@ -192,7 +192,7 @@ class T5(nn.Module):
         self.encoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=True)
         self.decoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
         self.encoder = [EncoderLayer(c) for _ in range(c.encoder_layers)]
-        self.decoder = [DecoderLayer(c) for _ in range(c.decoder_layers)]
+        self.decoder = [T5DecoderLayer(c) for _ in range(c.decoder_layers)]
         self.encoder_norm, self.decoder_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
         if not c.tied_head:
             self.head = Dense(c.vocab_size, dtype=dtype)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import BoundProcessor, LogitsProcessor, Model, Prefix, Processor, Prompt, Sampler, token_ids
+from jaxspec.core import BoundProcessor, LogitsProcessor, Model, Preceding, Processor, Prompt, Sampler, token_ids
 from jaxspec.core.checks import integer
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
@@ -160,7 +160,7 @@ def bound_processors(processors: Any, name: str) -> tuple[BoundProcessor, ...]:
     Raises:
         TypeError: something else is among them.
     """
-    expected = "core.Processor, core.BoundProcessor or functions (values, logits, prefix) -> logits"
+    expected = "core.Processor, core.BoundProcessor or functions (values, logits, preceding) -> logits"
     if isinstance(processors, Processor | BoundProcessor) or callable(processors):
         processors = [processors]  # a named tuple is a sequence, too
     if isinstance(processors, str | Mapping) or not isinstance(processors, Iterable):
@@ -192,10 +192,12 @@ def _check_processor(bound: BoundProcessor, sizes: Sizes) -> None:
     if (process.init is None) != (process.advance is None):
         raise ValueError(f"{owner} has one of init and advance: expected both, or neither for one without a memory")
     count = jnp.zeros(sizes.batch, jnp.int32)
-    prefix = Prefix(Prompt(jnp.zeros((sizes.batch, 1), jnp.int32), count + 1), count + 1)
+    preceding = Preceding(Prompt(jnp.zeros((sizes.batch, 1), jnp.int32), count + 1), count + 1)
     if process.init is not None and process.advance is not None:
         init = process.init
-        memory = jax.eval_shape(lambda values, row, start: init(values, row, start, sizes.vocab), values, *prefix[:2])
+        memory = jax.eval_shape(
+            lambda values, row, start: init(values, row, start, sizes.vocab), values, *preceding[:2]
+        )
         advanced = jax.eval_shape(process.advance, values, memory, count)
         makes = f"{owner} makes a memory of {_shapes(memory)}"
         if any(leaf.shape[:1] != (sizes.batch,) for leaf in jax.tree.leaves(memory)):
@@ -203,7 +205,7 @@ def _check_processor(bound: BoundProcessor, sizes: Sizes) -> None:
         if _shapes(advanced) != _shapes(memory):
             raise ValueError(f"{makes}, and advance returns {_shapes(advanced)}: expected the same shapes and dtypes")
     logits = jax.ShapeDtypeStruct((sizes.batch, 1, sizes.vocab), jnp.float32)
-    processed = jax.eval_shape(process, values, logits, prefix)
+    processed = jax.eval_shape(process, values, logits, preceding)
     if _shapes(processed) != _shapes(logits):
         raise ValueError(f"{owner} returns logits of {_shapes(processed)}: expected {_shapes(logits)}, as it was given")
 
@@ -248,8 +250,9 @@ class SamplingOptions(TypedDict, total=False):
         repetition_penalty: divides positive logits of tokens in prompt or text, multiplies negative ones
             (encoder-decoder: in the text).
         presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or each time.
-        logits_processors: your own, a tuple of functions `(values, logits, prefix) -> logits`, or of `core.Processor`,
-            which remember the text, or of `core.BoundProcessor`, with values. They come after the penalties.
+        logits_processors: your own, a tuple of functions `(values, logits, preceding) -> logits`, or of
+            `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values. They come after the
+            penalties.
         temperature: 0, the default, is greedy.
         top_k, top_p, min_p: keep the k most probable tokens; the most probable with this mass; those at least this
             many times as probable as the most probable.

@@ -12,14 +12,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Prefix, Processor, Prompt
+from jaxspec.core import Preceding, Processor, Prompt
 from jaxspec.sampling.samplers import SamplingParams
 
 Adjust = Callable[[Float[Array, "B T N"], Int[Array, "B T N"]], Float[Array, "B T N"]]
 
 
 def logit_bias(
-    sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
+    sampling_params: SamplingParams, logits: Float[Array, "B T V"], preceding: Preceding | None
 ) -> Float[Array, "B T V"]:
     """Adds each row's bias; -inf bans a token.
 
@@ -32,7 +32,7 @@ def logit_bias(
 
 
 def _penalise_repetition(
-    sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
+    sampling_params: SamplingParams, logits: Float[Array, "B T V"], preceding: Preceding | None
 ) -> Float[Array, "B T V"]:
     assert sampling_params.repetition is not None
     penalty = sampling_params.repetition[:, None, None]
@@ -41,11 +41,11 @@ def _penalise_repetition(
         penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
         return jnp.where(count > 0, penalised, logits)
 
-    return _by_count(logits, prefix, adjust)
+    return _by_count(logits, preceding, adjust)
 
 
 def _penalise_presence_and_frequency(
-    sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
+    sampling_params: SamplingParams, logits: Float[Array, "B T V"], preceding: Preceding | None
 ) -> Float[Array, "B T V"]:
     presence, frequency = sampling_params.presence, sampling_params.frequency
 
@@ -54,7 +54,7 @@ def _penalise_presence_and_frequency(
             logits = logits - jnp.where(count > 0, presence[:, None, None], 0.0)
         return logits if frequency is None else logits - frequency[:, None, None] * count.astype(jnp.float32)
 
-    return _by_count(logits, prefix, adjust)
+    return _by_count(logits, preceding, adjust)
 
 
 def count_tokens(row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
@@ -88,16 +88,16 @@ def _count_one_more(values: Any, counts: Int[Array, "B V"], token: Int[Array, " 
     return counts.at[rows, jnp.maximum(token, 0)].add((token >= 0).astype(counts.dtype), mode="drop")
 
 
-def _by_count(logits: Float[Array, "B T V"], prefix: Prefix | None, adjust: Adjust) -> Float[Array, "B T V"]:
+def _by_count(logits: Float[Array, "B T V"], preceding: Preceding | None, adjust: Adjust) -> Float[Array, "B T V"]:
     """Logits adjusted by how often each token precedes each position.
 
     The counts of the committed row are the same for all positions. What a position sees beyond it differs at no more
     than F tokens, the draft tokens, whose logits are written over: there is no [B, T, V] array of counts.
     """
-    assert prefix is not None
-    counts = prefix.memory
+    assert preceding is not None
+    counts = preceding.memory
     adjusted = adjust(logits, counts[:, None, :])
-    draft_tokens, seen = prefix.draft_tokens, prefix.seen
+    draft_tokens, seen = preceding.draft_tokens, preceding.seen
     if draft_tokens is None or seen is None:
         return adjusted
     same = draft_tokens[:, :, None] == draft_tokens[:, None, :]
@@ -125,16 +125,16 @@ The prompt does not count. These are the penalties of OpenAI's API; negative one
 
 __test__ = {
     "repetition_penalty": """
-    >>> prefix = Prefix(Prompt(jnp.array([[0, 1]]), jnp.array([2])), jnp.array([2]))
+    >>> preceding = Preceding(Prompt(jnp.array([[0, 1]]), jnp.array([2])), jnp.array([2]))
     >>> sampling_params = SamplingParams(jnp.ones(1), repetition=jnp.array([2.0]))
-    >>> repetition_penalty(sampling_params, jnp.array([[[3.0, -3.0, 3.0]]]), prefix).tolist()
+    >>> repetition_penalty(sampling_params, jnp.array([[[3.0, -3.0, 3.0]]]), preceding).tolist()
     [[[1.5, -6.0, 3.0]]]
     """,
     "presence_and_frequency_penalties": """
-    >>> prefix = Prefix(Prompt(jnp.array([[0, 1, 1]]), jnp.array([3])), jnp.array([1]))
+    >>> preceding = Preceding(Prompt(jnp.array([[0, 1, 1]]), jnp.array([3])), jnp.array([1]))
     >>> half = jnp.array([0.5])
     >>> sampling_params = SamplingParams(jnp.ones(1), presence=half, frequency=half)
-    >>> presence_and_frequency_penalties(sampling_params, jnp.zeros((1, 1, 3)), prefix).tolist()
+    >>> presence_and_frequency_penalties(sampling_params, jnp.zeros((1, 1, 3)), preceding).tolist()
     [[[0.0, -1.5, 0.0]]]
     """,
 }

@@ -14,7 +14,7 @@ from jaxspec.core import (
     Distribution,
     Follower,
     LogitsProcessor,
-    Prefix,
+    Preceding,
     Processor,
     Prompt,
     Sampler,
@@ -59,7 +59,7 @@ def greedy() -> Sampler:
     [[1]]
     """
 
-    def sampler(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Distribution:
+    def sampler(sampling_params, logits: Float[Array, "B T V"], preceding: Preceding | None = None) -> Distribution:
         best = jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, noise.first_largest(logits), -1)
         return Distribution(tokens=best, logits=logits.astype(jnp.float32))
 
@@ -80,7 +80,7 @@ def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = 
     [0.33, 0.67, 0.0]
     """
 
-    def sampler(sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None = None):
+    def sampler(sampling_params: SamplingParams, logits: Float[Array, "B T V"], preceding: Preceding | None = None):
         before = logits.astype(jnp.float32)
         logits = apply_temperature(before, sampling_params.temperature)
         bound = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
@@ -114,18 +114,18 @@ class Chain:
     to: Sampler
 
     def __call__(
-        self, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix | None = None
+        self, sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None = None
     ) -> Distribution:
-        return self.to(sampling_params, self.process(sampling_params, logits, prefix), prefix)
+        return self.to(sampling_params, self.process(sampling_params, logits, preceding), preceding)
 
     def process(
-        self, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix | None
+        self, sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None
     ) -> Float[Array, "B T V"]:
         """Puts logits through all processors."""
         logits = logits.astype(jnp.float32)
         for index, process in enumerate(self.processors):
-            memory = None if prefix is None or prefix.memory is None else prefix.memory[index]
-            of_process = None if prefix is None else prefix._replace(memory=memory)
+            memory = None if preceding is None or preceding.memory is None else preceding.memory[index]
+            of_process = None if preceding is None else preceding._replace(memory=memory)
             logits = process(sampling_params, logits, of_process)
         return logits
 
@@ -134,12 +134,12 @@ class Chain:
 def chain(*processors: LogitsProcessor | Processor, to: Sampler) -> Sampler:
     """The sampler that puts logits through each processor in order, and then through `to`.
 
-    A processor is any function (sampling_params, logits, prefix) -> logits, see `core.LogitsProcessor`; or a
+    A processor is any function (sampling_params, logits, preceding) -> logits, see `core.LogitsProcessor`; or a
     `core.Processor`, which remembers tokens. What `jaxspec.generate` uses is `chain(logit_bias, repetition_penalty,
     presence_and_frequency_penalties, to=at_temperature(...))`, without the processors that are not needed. Chains of
     the same functions are the same sampler, and share programs: define a processor once.
 
-    >>> def shout(sampling_params, logits, prefix):
+    >>> def shout(sampling_params, logits, preceding):
     ...     return 2 * logits
     >>> one = SamplingParams(jnp.ones(1))
     >>> distribution = chain(shout, to=at_temperature())(one, jnp.log(jnp.array([[[0.25, 0.75]]])))
@@ -155,10 +155,10 @@ def chain(*processors: LogitsProcessor | Processor, to: Sampler) -> Sampler:
 
 
 def processed(
-    sampler: Sampler, sampling_params: Any, logits: Float[Array, "B T V"], prefix: Prefix
+    sampler: Sampler, sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding
 ) -> Float[Array, "B T V"]:
     """The logits that a sampler makes its distribution of, after its processors, if it has any."""
-    return sampler.process(sampling_params, logits, prefix) if isinstance(sampler, Chain) else logits
+    return sampler.process(sampling_params, logits, preceding) if isinstance(sampler, Chain) else logits
 
 
 def follower(sampler: Sampler, vocab: int) -> Follower | None:
@@ -189,7 +189,7 @@ def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
     [[1]]
     """
 
-    def remove(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None) -> Float[Array, "B T V"]:
+    def remove(sampling_params, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
         return jnp.where(jnp.arange(logits.shape[-1])[None, None, :] < ids, logits, -jnp.inf)
 
     return chain(remove, to=inner)

@@ -42,7 +42,7 @@ WAYS = {  # what is tried, what is most often the cause first
 }
 
 
-class Reading(NamedTuple):
+class LogitsToCompare(NamedTuple):
     """The logits after some tokens, read in one way, and what they are to equal: [l, V] both."""
 
     logits: Float[Array, "l V"]
@@ -104,7 +104,7 @@ def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: floa
 
 
 @programs.jit(static_argnames=("lm",))
-def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> dict[str, Reading]:
+def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> dict[str, LogitsToCompare]:
     """Reads a sequence in every way.
 
     Args:
@@ -116,7 +116,7 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
     # An encoder-decoder's row begins with its start token, and its encoder reads the same text throughout.
     begin, before = (SPLIT, 0) if is_decoder else (0, 1)
     rest, count = row[begin:], row.shape[0] - begin
-    readings = dict[str, Reading]()
+    readings = dict[str, LogitsToCompare]()
 
     def started(ends: Int[Array, " B"], padding: Int[Array, " L"]) -> tuple[Float[Array, "B V"], Cache]:
         """Prefills a row for each end, with the sequence up to there and `padding` after it."""
@@ -142,25 +142,25 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
     if is_decoder:
         lengths = jnp.arange(1, length + 1, dtype=jnp.int32)
         plain, _ = started(lengths, jnp.zeros_like(other))
-        readings["padding"] = Reading(started(lengths, other)[0], plain)
-        readings["cache"] = Reading(cached, plain[begin:])
+        readings["padding"] = LogitsToCompare(started(lengths, other)[0], plain)
+        readings["cache"] = LogitsToCompare(cached, plain[begin:])
 
     # One pass over the rest; and one in which row i has other tokens from its place i + 1 on.
     at_once, _ = fed(started(alike(2), other)[1], jnp.stack([rest, rest]))
-    readings["one pass"] = Reading(at_once[0], cached)
+    readings["one pass"] = LogitsToCompare(at_once[0], cached)
     changed = jnp.where(jnp.tri(count, dtype=bool), rest[None], other[None, begin:])
     ahead, _ = fed(started(alike(count), other)[1], changed)
-    readings["causality"] = Reading(jnp.diagonal(ahead, axis1=0, axis2=1).T, at_once[0])
+    readings["causality"] = LogitsToCompare(jnp.diagonal(ahead, axis1=0, axis2=1).T, at_once[0])
 
     # Rows of a batch that differ in all tokens; and rows of different lengths, each of which is fed its next token.
     mixed, _ = fed(started(alike(2), other)[1], jnp.stack([rest, other[begin:]]))
-    readings["batch"] = Reading(mixed[0], at_once[0])
+    readings["batch"] = LogitsToCompare(mixed[0], at_once[0])
     if is_decoder:
         _, ragged = started(jnp.arange(begin, length, dtype=jnp.int32), other)
     else:
         _, ragged = fed(started(alike(count), other)[1], jnp.broadcast_to(rest[None], (count, count)))
         ragged = lm.rewind(ragged, before + jnp.arange(count, dtype=jnp.int32))
-    readings["ragged rows"] = Reading(fed(ragged, rest[:, None])[0][:, 0], cached)
+    readings["ragged rows"] = LogitsToCompare(fed(ragged, rest[:, None])[0][:, 0], cached)
 
     def taken_back(position: Int[Array, ""]) -> Float[Array, " V"]:
         """Feeds other tokens from a place of the sequence on, takes them back, and feeds the sequence's own."""
@@ -168,7 +168,7 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
         _, after = fed(lm.rewind(cache, end), jnp.broadcast_to(other[:ROOM], (2, ROOM)))
         return next_token(lm.rewind(after, end), row[position])[1]
 
-    readings["rewinds"] = Reading(jax.lax.map(taken_back, jnp.arange(begin, length, dtype=jnp.int32)), cached)
+    readings["rewinds"] = LogitsToCompare(jax.lax.map(taken_back, jnp.arange(begin, length, dtype=jnp.int32)), cached)
 
     # A tree of two branches before the last two tokens: others, and the sequence's own.
     if lm.select is not None:
@@ -176,5 +176,5 @@ def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> d
         nodes = jnp.stack([other[last], row[last], other[last + 1], row[last + 1]])
         parent = jnp.broadcast_to(jnp.array([-1, -1, 0, 1], jnp.int32), (2, 4))
         tree, _ = fed(lm.rewind(cache, jnp.full(2, before + last, jnp.int32)), jnp.stack([nodes, nodes]), parent)
-        readings["trees"] = Reading(tree[0, jnp.array([1, 3])], cached[-2:])
+        readings["trees"] = LogitsToCompare(tree[0, jnp.array([1, 3])], cached[-2:])
     return readings

@@ -41,7 +41,7 @@ from jaxspec.testing.paths import (
     normalised,
     take,
 )
-from jaxspec.testing.script import Program
+from jaxspec.testing.script import ScriptedCall
 from jaxspec.testing.splitting import Contexts, split
 from jaxspec.testing.tape import UNIFORMS
 
@@ -92,13 +92,13 @@ class Outcomes:
     """One call of a program from each of some rows.
 
     Args:
-        program: the program to call (`script.Program`).
+        program: the program to call (`script.ScriptedCall`).
         shared: arguments that all rows have in common.
         rows: a tree of numpy arrays, rows first.
         watch: the part of the state after the call that tells paths apart; by default everything.
     """
 
-    def __init__(self, program: Program, shared: Any, rows: Any, watch: Watch = jax.tree.leaves):
+    def __init__(self, program: ScriptedCall, shared: Any, rows: Any, watch: Watch = jax.tree.leaves):
         row_bytes = 64 + sum(leaf[:1].nbytes for leaf in jax.tree.leaves(rows))
         fitting = MEMORY // (16 * row_bytes)  # inputs, outputs and what is in between
         chunk = min(CHUNK, 1 << max(fitting.bit_length() - 1, 0))

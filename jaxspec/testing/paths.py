@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from jaxspec.testing.script import Program
+from jaxspec.testing.script import ScriptedCall
 from jaxspec.testing.tape import Script
 
 SAME = 3e-6  # numbers closer than this are equal: a row may round differently elsewhere in a batch
@@ -153,14 +153,14 @@ class Runs:
     """Runs of a program from some rows, as many paths as one likes.
 
     Args:
-        program: the program to call (`script.Program`).
+        program: the program to call (`script.ScriptedCall`).
         shared: arguments that all rows have in common.
         rows: a tree of numpy arrays, rows first.
         watch: the part of the state after a call that tells paths apart.
         chunk: rows of one run.
     """
 
-    def __init__(self, program: Program, shared: Any, rows: Any, watch: Watch, chunk: int):
+    def __init__(self, program: ScriptedCall, shared: Any, rows: Any, watch: Watch, chunk: int):
         self.program, self.shared, self.rows, self.watch, self.chunk = program, shared, rows, watch, chunk
 
     def look(self, paths: Paths, turn: np.ndarray, tries_all: np.ndarray, fixed: Paths | None = None) -> Look:

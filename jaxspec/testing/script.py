@@ -17,7 +17,7 @@ from jaxspec.core import Decoder, Keys
 from jaxspec.testing.tape import Record, Script, Tape, Wider
 
 
-class Program:
+class ScriptedCall:
     """A call of a decoder on rows of a batch, compiled.
 
     Attributes:
@@ -60,7 +60,7 @@ class Program:
 
 
 @functools.lru_cache
-def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
+def init_program(decoder: Decoder, headroom: int, vocab: int) -> ScriptedCall:
     """Makes the program of `decoder.init`, on rows of (prompt, request without keys).
 
     `shared` are the weights, and what was read before.
@@ -70,17 +70,17 @@ def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
         (weights, before), (prompt, request) = shared, rows
         return decoder.init(weights, prompt, request._replace(keys=keys), headroom, before)
 
-    return Program(call, 8, vocab)
+    return ScriptedCall(call, 8, vocab)
 
 
 @functools.lru_cache
-def step_program(decoder: Decoder, vocab: int) -> Program:
+def step_program(decoder: Decoder, vocab: int) -> ScriptedCall:
     """Makes the program of `decoder.step`, on rows of State without keys; `shared` are the weights."""
 
     def call(keys: Keys, weights: Any, rows: Any) -> Any:
         return decoder.step(weights, rows._replace(request=rows.request._replace(keys=keys)))[0]
 
-    return Program(call, 3 * decoder.nodes + 4, vocab)
+    return ScriptedCall(call, 3 * decoder.nodes + 4, vocab)
 
 
 def row_keys(which: Int[Array, " B"]) -> Keys:

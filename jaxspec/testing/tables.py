@@ -21,7 +21,7 @@ from jaxspec.core import (
     LanguageModel,
     Limits,
     Model,
-    Prefix,
+    Preceding,
     Prompt,
     Room,
     Sampler,
@@ -215,7 +215,7 @@ def plain_distribution(
     read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
     logits = read(target, prompt, contexts)
     one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), contexts.shape[0] * steps, axis=0), sampling_params)
-    distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _prefixes(target.lm, prompt, contexts))
+    distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _preceding(target.lm, prompt, contexts))
     next_probs = _probabilities(distribution, vocab).reshape(logits.shape)
     digit_weights = vocab ** np.arange(steps - 1)[::-1]
 
@@ -229,7 +229,7 @@ def plain_distribution(
     return ended | live
 
 
-def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Prefix:
+def _preceding(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Preceding:
     """Makes the prefix of each of t + 1 tokens, the prompt and 0, 1, ... of the new ones, a row for each."""
     read = np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
     read = read if lm.limits.start_token is None else np.array([lm.limits.start_token], np.int32)
@@ -237,7 +237,7 @@ def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
     rows = np.repeat(complete, new.shape[1] + 1, axis=0)
     length = np.tile(np.arange(new.shape[1] + 1, dtype=np.int32) + len(read), len(new))
     start = np.full_like(length, len(read))
-    return Prefix(Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
+    return Preceding(Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
 
 
 @functools.lru_cache

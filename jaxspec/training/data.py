@@ -26,7 +26,7 @@ class Example(NamedTuple):
 Tasks = dict[str, list[Example]]
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Right-padded examples as arrays [batch, length]; for a language model the source has width 0."""
 
     source: np.ndarray
@@ -138,7 +138,7 @@ class Batches:
         self.per_epoch = sum(-(-len(m) // s.rows) for m, s in zip(self.members, shapes, strict=True))
         self._epoch, self._plan = -1, []
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int) -> TrainingBatch:
         """Returns the batch of a step."""
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
@@ -146,7 +146,7 @@ class Batches:
         bucket, rows = self._plan[index]
         return collate([self.examples[i] for i in rows], self.shapes[bucket])
 
-    def once(self) -> Iterator[Batch]:
+    def once(self) -> Iterator[TrainingBatch]:
         """Yields every example once (the fill-up rows of a shape's last batch have no real tokens), for evaluation."""
         for members, shape in zip(self.members, self.shapes, strict=True):
             for start in range(0, len(members), shape.rows):
@@ -164,11 +164,11 @@ class Batches:
         return plan
 
 
-def collate(examples: Sequence[Example], shape: Bucket) -> Batch:
+def collate(examples: Sequence[Example], shape: Bucket) -> TrainingBatch:
     """Pads examples to a batch shape; missing rows have length 0. A language model's target is one token wider."""
     source, source_length = _padded([example.source for example in examples], shape.rows, shape.source)
     target, target_length = _padded([example.target for example in examples], shape.rows, shape.width)
-    return Batch(source, source_length, target, target_length)
+    return TrainingBatch(source, source_length, target, target_length)
 
 
 def _padded(rows: Sequence[np.ndarray], count: int, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from jaxspec.core import LanguageModel, Model, Prompt, Request, Weights, noise, 
 from jaxspec.decode import autoregressive, generate, loop
 from jaxspec.files import digests, json_object, numbered, write_jsonl, write_text
 from jaxspec.sampling import SamplingParams, at_temperature
-from jaxspec.training.data import Batch, Example
+from jaxspec.training.data import Example, TrainingBatch
 from jaxspec.training.divergences import Divergence, kl
 from jaxspec.training.losses import LossFunction, logits_and_labels, negative_log_likelihood, over_real
 from jaxspec.training.recipes import Answers
@@ -184,7 +184,7 @@ def on_policy(
         seed: the seed of the draws.
     """
 
-    def mixed(params: Any, batch: Batch) -> Batch:
+    def mixed(params: Any, batch: TrainingBatch) -> TrainingBatch:
         # The key differs from batch to batch, and depends on nothing else.
         key = jax.random.fold_in(jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32))
         written = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
@@ -197,7 +197,9 @@ def on_policy(
     return lambda params, batch: loss(params, mixed(params, batch))
 
 
-def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt: int, eos: Sequence[int]) -> Batch:
+def samples(
+    lm: LanguageModel, params: Any, batch: TrainingBatch, key: jax.Array, prompt: int, eos: Sequence[int]
+) -> TrainingBatch:
     """Returns a batch with texts that a model has written."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
     rows, width = target.shape

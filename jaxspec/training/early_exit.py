@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec.nets import decoder_layers
-from jaxspec.training.data import Batch
+from jaxspec.training.data import TrainingBatch
 from jaxspec.training.losses import LossFunction, module_of, negative_log_likelihood, over_real, rows_of
 from jaxspec.training.recipes import EarlyExit, Train
 
@@ -26,11 +26,11 @@ from jaxspec.training.recipes import EarlyExit, Train
 class Numbered(NamedTuple):
     """A batch and its step, on which the layers that are dropped and the exits that learn depend, and nothing else."""
 
-    batch: Batch
+    batch: TrainingBatch
     step: Int[np.ndarray, ""]
 
 
-def numbered(batch: Batch, step: int) -> Numbered:
+def numbered(batch: TrainingBatch, step: int) -> Numbered:
     """Returns a batch with its step, for `loss`. Exact resume needs nothing else."""
     return Numbered(batch, np.asarray(step, np.int32))
 

@@ -27,7 +27,7 @@ from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, DraftStep, Training
-from jaxspec.training.data import Batch
+from jaxspec.training.data import TrainingBatch
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.losses import LossFunction
 from jaxspec.training.recipes import Learn
@@ -36,7 +36,7 @@ from jaxspec.training.recipes import Learn
 class Lesson(NamedTuple):
     """The data of a step: texts, and the target's parameters, which a compiled program is given as arguments."""
 
-    batch: Batch
+    batch: TrainingBatch
     target: Params
 
 

@@ -18,7 +18,7 @@ from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.training.data import Batch, Tasks, batches, counts, examples, few
+from jaxspec.training.data import Tasks, TrainingBatch, batches, counts, examples, few
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import HeadTask, HeldOutAcceptance, Lesson, held_out_acceptance, losses
 from jaxspec.training.loop import Destination, Objective, TrainingRun
@@ -51,7 +51,7 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Tra
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
     (first, rest), acceptance = losses(head.task), held_out_acceptance(head.task)
 
-    def lesson(batch: Batch, step: int) -> Lesson:
+    def lesson(batch: TrainingBatch, step: int) -> Lesson:
         return Lesson(batch, target.params)
 
     objective = Objective(

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxspec import progress as bars
 from jaxspec.files import folders
 from jaxspec.training import optimizer, regularise
-from jaxspec.training.data import Batch, Batches
+from jaxspec.training.data import Batches, TrainingBatch
 from jaxspec.training.losses import LossFunction
 from jaxspec.training.recipes import Train
 
@@ -53,7 +53,7 @@ def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, train
     """
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
+    def step(state: TrainState, batch: TrainingBatch) -> tuple[TrainState, Float[Array, ""]]:
         noise = jax.random.fold_in(jax.random.key(train.seed), state.step)
 
         def mean(params):
@@ -74,13 +74,13 @@ def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, train
     return step
 
 
-def evaluate(loss: Callable, params: Any, batches: Iterable[Batch]) -> float:
+def evaluate(loss: Callable, params: Any, batches: Iterable[TrainingBatch]) -> float:
     """Computes the loss per token over all batches, in nats."""
     sums = [loss(params, batch) for batch in batches]
     return float(sum(float(t) for t, _ in sums) / max(1.0, sum(float(c) for _, c in sums)))
 
 
-def mean_loss(loss: LossFunction) -> Callable[[Any, Iterable[Batch]], float]:
+def mean_loss(loss: LossFunction) -> Callable[[Any, Iterable[TrainingBatch]], float]:
     """Returns a report: the loss per token over all batches, in nats."""
     return functools.partial(evaluate, jax.jit(loss))
 
@@ -99,10 +99,10 @@ class Objective(NamedTuple):
 
     loss: LossFunction
     batches: Batches
-    report: Callable[[Any, Iterable[Batch]], Any]
+    report: Callable[[Any, Iterable[TrainingBatch]], Any]
     heldout: Batches
     later: tuple[int, LossFunction] | None = None
-    inputs: Callable[[Batch, int], Any] = lambda batch, step: batch
+    inputs: Callable[[TrainingBatch, int], Any] = lambda batch, step: batch
 
     def at(self, step: int) -> Any:
         """Returns the argument that the loss takes in a step, beside the parameters."""

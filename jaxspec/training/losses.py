@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Prompt
 from jaxspec.nets import net_of
-from jaxspec.training.data import Batch
+from jaxspec.training.data import TrainingBatch
 
 
 class LossFunction(Protocol):
@@ -41,7 +41,7 @@ def module_of(config: Any) -> Any:
     return teach(config)
 
 
-def rows_of(config: Any, batch: Batch) -> NetworkRows:
+def rows_of(config: Any, batch: TrainingBatch) -> NetworkRows:
     """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
     if (start := net_of(config).language_model(config).limits.start_token) is None:
@@ -51,10 +51,10 @@ def rows_of(config: Any, batch: Batch) -> NetworkRows:
     return NetworkRows((prompt, inputs), target, _real(target, length))
 
 
-def logits_and_labels(config: Any) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
+def logits_and_labels(config: Any) -> Callable[[Any, TrainingBatch], tuple[Array, Array, Array]]:
     """Returns (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
 
-    def run(params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+    def run(params: Any, batch: TrainingBatch) -> tuple[Array, Array, Array]:
         rows = rows_of(config, batch)
         logits = module_of(config).apply({"params": params}, *rows.inputs)
         return logits, rows.labels, rows.real

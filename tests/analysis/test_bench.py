@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec import drafters, policies, rules
 from jaxspec.analysis import acceptance, bench, cost, result
 from jaxspec.analysis.bench import Config, run
-from jaxspec.analysis.result import Backend, Costs, Setting, Spread, Store, Task, from_json, product, to_json
+from jaxspec.analysis.result import Backend, Costs, ResultStore, Setting, Spread, Task, from_json, product, to_json
 from jaxspec.core import Prompt, Stats
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome, Trace
@@ -147,15 +147,17 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "_measure", measure)
     few = Config(num_prompts=1, repeats=1)
     first_setting, second_setting = product(task=TASK, drafter=DRAFT, gamma=[2, 3])
-    first = list(run(TARGET, [first_setting], Store(tmp_path / "rows.jsonl"), few))
-    assert list(run(TARGET, [first_setting], Store(tmp_path / "rows.jsonl"), few)) == first and measured == [[0, 2]]
-    plain, again, added = run(TARGET, [first_setting, second_setting], Store(tmp_path / "rows.jsonl"), few)
+    first = list(run(TARGET, [first_setting], ResultStore(tmp_path / "rows.jsonl"), few))
+    assert list(run(TARGET, [first_setting], ResultStore(tmp_path / "rows.jsonl"), few)) == first and measured == [
+        [0, 2]
+    ]
+    plain, again, added = run(TARGET, [first_setting, second_setting], ResultStore(tmp_path / "rows.jsonl"), few)
     assert again == first[1] and measured[1:] == [[0, 3]]
     assert plain.group == added.group != again.group  # the new one is interleaved with plain decoding, too
-    old, *_ = run(TARGET, [first_setting], Store(tmp_path / "rows.jsonl"), few)
+    old, *_ = run(TARGET, [first_setting], ResultStore(tmp_path / "rows.jsonl"), few)
     assert old == first[0] != plain  # each has the plain decoding that it was interleaved with
     other = TARGET._replace(params=TARGET.params * 2)  # of the same name
-    assert next(run(other, [first_setting], Store(tmp_path / "rows.jsonl"), few)) != plain
+    assert next(run(other, [first_setting], ResultStore(tmp_path / "rows.jsonl"), few)) != plain
     assert len(measured) == 3
 
 
@@ -170,7 +172,7 @@ def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_p
 
     monkeypatch.setattr(bench, "_measure", unmeasured)
     settings = product(task=TASK, drafter=DRAFT, gamma=[1, 2, 3], sampling=[{}, {"temperature": 1.0}])
-    list(run(TARGET, settings, Store(tmp_path / "rows.jsonl")))
+    list(run(TARGET, settings, ResultStore(tmp_path / "rows.jsonl")))
     assert sorted(ids for ids in read if ids) == sorted([[id(TARGET.params)], [id(DRAFT.params)]])
 
 
@@ -187,7 +189,7 @@ def test_a_store_knows_drafters_by_their_names(tmp_path):
     """Two trees of different shapes are the same function with the same values."""
     trees = [drafters.tree(DRAFT, shape) for shape in ((2, 1), (3,))]
     with pytest.raises(ValueError, match="give its Setting name="):
-        next(run(TARGET, product(task=TASK, drafter=trees), Store(tmp_path / "rows.jsonl")))
+        next(run(TARGET, product(task=TASK, drafter=trees), ResultStore(tmp_path / "rows.jsonl")))
     assert not (tmp_path / "rows.jsonl").exists()
 
 

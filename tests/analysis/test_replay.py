@@ -180,9 +180,9 @@ def test_rules_accept_more_in_their_known_order(stores):
     assert tokens["classical_rejection"] < tokens["rejection"]
 
 
-def forbid_last(values, logits, prefix):
+def forbid_last(values, logits, preceding):
     """Bans the token that the memory holds."""
-    is_last = prefix.memory[..., None] == jnp.arange(logits.shape[-1])[None, None, :]
+    is_last = preceding.memory[..., None] == jnp.arange(logits.shape[-1])[None, None, :]
     return jnp.where(is_last, -jnp.inf, logits)
 
 

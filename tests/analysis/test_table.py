@@ -11,7 +11,7 @@ from jaxspec.analysis.result import (
     Costs,
     Drafts,
     Latency,
-    Memory,
+    MemoryUse,
     Predicted,
     Rate,
     SettingSummary,
@@ -40,7 +40,7 @@ SMALL = changed(PLAIN, drafter="debian-t5-small", rule="rejection", gamma=3)._re
     costs=Costs(Spread(0.01, 0.01, 0.02), ONE, 0.0, ONE, ONE, ONE),
     predicted=Predicted(2.5, 3.0),
     latency=Latency(ONE, ONE, ONE),
-    memory=Memory(2_000_000, 500_000, 1_000_000, 250_000, 0),
+    memory=MemoryUse(2_000_000, 500_000, 1_000_000, 250_000, 0),
 )
 COPIED = changed(SMALL, drafter="prompt_lookup", gamma=7)._replace(alpha=None)
 EVERY = (*table.BENCH, table.DRAFTS)

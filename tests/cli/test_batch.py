@@ -23,7 +23,7 @@ from jaxspec.cli.prompts import heldout
 from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 from jaxspec.files import folders
 from jaxspec.jobs import chunks as job_chunks
-from jaxspec.jobs.files import Output, Shard, Source
+from jaxspec.jobs.files import InputShard, Output, Source
 
 PROMPTS = heldout("translation", 7)
 
@@ -670,7 +670,7 @@ def test_ids_that_stand_twice_are_noticed(loading, tmp_path):
 def test_a_second_process_on_one_part_of_a_folder_is_refused(loading, tmp_path):
     """Another part is not; and the lock ends with the process."""
     arguments = lines_of(tmp_path, {"prompt": "a file"}, {"prompt": "a file"})
-    output = Output(tmp_path / "out", Shard(0, 2), 1024)
+    output = Output(tmp_path / "out", InputShard(0, 2), 1024)
     part = ("--num-shards", "2", "--shard")
     with output.locked():
         result = run(arguments, *part, "0")

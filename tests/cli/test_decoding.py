@@ -48,7 +48,7 @@ def test_text_ends_before_a_stop_string(report, run):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_stop_string_and_a_shorter_last_batch_compile_nothing_that_is_timed(zoo, loading, caplog, batch):
-    settings = generate.Settings(Pair(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12), batch=batch)
+    settings = generate.GenerateSettings(Pair(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12), batch=batch)
     _, prepared = generate._load(settings, pair.checked_options(settings.pair, {}), [], 3)
     generate._warm_up(prepared, settings, streamed=False)
     parts = [part.prepared for part in in_batches(prepared, batch)]
@@ -84,13 +84,13 @@ def test_the_reading_of_a_long_prompt_is_watched(zoo, target, draft, seen, monke
     monkeypatch.setattr(prefill, "LONG", 8)
     moved = []
     monkeypatch.setattr(Progress, "update", lambda self, task, completed: moved.append(completed))
-    settings = generate.Settings(Pair(target, draft, max_new_tokens=6))
+    settings = generate.GenerateSettings(Pair(target, draft, max_new_tokens=6))
     ids = [5, 6, 7, 8, 9, 10] * 2
     drafter = None if draft == "none" else zoo[draft]
     prepared = prepare(zoo[target], [ids], drafter=drafter, max_new_tokens=6)
     err = Console(file=io.StringIO(), force_terminal=True)
-    begin = prefill.Prefill(prepared, err)
-    assert begin.is_watched and not prefill.Prefill(prepared, Console(file=io.StringIO())).is_watched
+    begin = prefill.WatchedPrefill(prepared, err)
+    assert begin.is_watched and not prefill.WatchedPrefill(prepared, Console(file=io.StringIO())).is_watched
     generate._warm_up(prepared, settings, False, begin.quietly)
     assert moved == []
     ((record,),) = generate._decoded(prepared, settings, True, False, err)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import drafters, sampling
-from jaxspec.core import BoundProcessor, Prefix, Processor, Prompt, tree
+from jaxspec.core import BoundProcessor, Preceding, Processor, Prompt, tree
 from jaxspec.core.processor import fold
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -28,7 +28,7 @@ def add_digit(values, memory, token):  # depends on the order of tokens
 def test_memories_follow_every_path_of_a_tree(parents):
     tokens, parent = jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), jnp.array([parents] * 2)
     seen = tree.ancestors(tree.fed(parent))[:, :, 1:]
-    folded = fold(add_digit, jnp.array([10, 10]), jnp.array([9, 8]), Prefix(ROWS, START, tokens, seen), 5)
+    folded = fold(add_digit, jnp.array([10, 10]), jnp.array([9, 8]), Preceding(ROWS, START, tokens, seen), 5)
     for row, memory in enumerate([9, 8]):
         expected = [memory]
         for token, above in zip(tokens[row].tolist(), parents, strict=True):
@@ -63,7 +63,7 @@ def test_without_options_that_remember_a_state_has_no_memory():
 
 
 def test_a_chain_before_a_chain_is_one_chain():
-    process = Processor(lambda values, logits, prefix: logits)
+    process = Processor(lambda values, logits, preceding: logits)
     inner = chain(sampling.repetition_penalty, to=greedy())
     assert chain(process, to=inner) == chain(process, sampling.repetition_penalty, to=greedy())
     assert samplers.follower(inner, 5) and not samplers.follower(chain(process, to=greedy()), 5)
@@ -71,25 +71,25 @@ def test_a_chain_before_a_chain_is_one_chain():
 
 def test_values_are_those_of_each_row():
     process = Processor(
-        lambda values, logits, prefix: logits + values["bias"][:, None, None] * prefix.memory[..., None],
+        lambda values, logits, preceding: logits + values["bias"][:, None, None] * preceding.memory[..., None],
         lambda values, row, start, vocab: row.length.astype(jnp.float32),
         lambda values, memory, token: memory + 1,
     )
     bound = BoundProcessor(process, {"bias": np.array([1.0, 2.0], np.float32)})
     prepared = prepare(TARGET, [[3, 1], [2]], logits_processors=bound)
     distribution = prepared.sampler(
-        prepared.request.sampling_params, jnp.zeros((2, 1, 5)), Prefix(prepared.prompt, prepared.prompt.length)
+        prepared.request.sampling_params, jnp.zeros((2, 1, 5)), Preceding(prepared.prompt, prepared.prompt.length)
     )
     assert distribution.logits[:, 0, 0].tolist() == [2.0, 2.0]
 
 
-KEEP = Processor(lambda values, logits, prefix: logits)
+KEEP = Processor(lambda values, logits, preceding: logits)
 NOTHING = dict(init=lambda values, row, start, vocab: row.length, advance=lambda values, memory, token: memory)
 BAD = {
     "text": ("banned", TypeError, "is 'banned': expected a tuple of core.Processor"),
     "a number in it": ((KEEP, 3), TypeError, r"logits_processors\[1\] is 3: expected core.Processor"),
     "one function of two": (Processor(KEEP.apply, NOTHING["init"]), ValueError, "one of init and advance"),
-    "other logits": (lambda values, logits, prefix: logits[..., :2], ValueError, r"logits of float32\[2, 1, 2\]"),
+    "other logits": (lambda values, logits, preceding: logits[..., :2], ValueError, r"logits of float32\[2, 1, 2\]"),
     "a memory of one row": (
         Processor(KEEP.apply, lambda values, row, start, vocab: row.length[:1], NOTHING["advance"]),
         ValueError, r"makes a memory of int32\[1\]: expected 2 rows",

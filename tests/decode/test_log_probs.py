@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, rules
-from jaxspec.core import Failure, Finish, Prefix, Prompt, Room, token_rows
+from jaxspec.core import Failure, Finish, Preceding, Prompt, Room, token_rows
 from jaxspec.decode import batches, log_probs, loop
 from jaxspec.decode import state as states
 from jaxspec.decode.generate import complete
@@ -43,8 +43,8 @@ def forced_logits(lm, params, prompt, new):
 
 
 @functools.partial(jax.jit, static_argnames=("sampler",))
-def law(sampler, sampling_params, logits, prefix):
-    return sampler(sampling_params, logits, prefix)
+def law(sampler, sampling_params, logits, preceding):
+    return sampler(sampling_params, logits, preceding)
 
 
 def forced(prepared, tokens):
@@ -57,8 +57,8 @@ def forced(prepared, tokens):
     row = token_rows.append(jnp.pad(read.tokens, ((0, 0), (0, width))), read.length, new)
     sampled = []
     for place in range(tokens.shape[1]):
-        prefix = Prefix(Prompt(row, read.length + place), read.length)
-        here = law(prepared.sampler, prepared.request.sampling_params, logits[:, place : place + 1], prefix)
+        preceding = Preceding(Prompt(row, read.length + place), read.length)
+        here = law(prepared.sampler, prepared.request.sampling_params, logits[:, place : place + 1], preceding)
         point = here.tokens is not None
         sampled.append(jnp.log(jax.nn.one_hot(here.tokens, lm.vocab_size)) if point else here.log_probs)
     return np.asarray(jax.nn.log_softmax(logits)), np.concatenate(sampled, axis=1)

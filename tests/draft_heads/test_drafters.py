@@ -23,7 +23,7 @@ from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
-from jaxspec.training.data import Batch
+from jaxspec.training.data import TrainingBatch
 from jaxspec.training.recipes import Learn
 from tests.marks import marked
 
@@ -461,7 +461,7 @@ def test_training_sees_the_distributions_of_decoding(name, target):
     none = np.zeros((4, 0), np.int32), np.zeros(4, np.int32)
     source = (TEXT[:, :WIDTH], LENGTH.astype(np.int32)) if encoder else none
     target_rows, ends = (rows[:, 1:], length + GAMMA) if encoder else (rows, length + GAMMA + 1)
-    lesson = head_loss.Lesson(Batch(*source, target_rows, ends.astype(np.int32)), drafter.target.params)
+    lesson = head_loss.Lesson(TrainingBatch(*source, target_rows, ends.astype(np.int32)), drafter.target.params)
     head_params = drafter.params.adapter if name == "kangaroo" else drafter.params
     frozen = {name: x for name, x in head_params.items() if name == "vocabulary"}
     trained = {name: x for name, x in head_params.items() if name != "vocabulary"}

@@ -124,8 +124,8 @@ def test_the_distribution_of_plain_sampling_knows_them_too(name):
 
 @pytest.mark.slow
 def test_a_processor_that_forgets_the_draft_tokens_is_caught():
-    def blind(sampling_params, logits, prefix):
-        return sampling.repetition_penalty(sampling_params, logits, prefix._replace(draft_tokens=None, seen=None))
+    def blind(sampling_params, logits, preceding):
+        return sampling.repetition_penalty(sampling_params, logits, preceding._replace(draft_tokens=None, seen=None))
 
     sampling_params = SAMPLING["repetition"]._replace(repetition=3.0 * ONE)
     options = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, sampling_params=sampling_params, steps=3)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import Output, Shard
+from jaxspec.jobs.files import InputShard, Output
 
 ROWS = [{"number": number, "text": f"{number}: \u00fc\u2028", "log_probs": [-0.1, None]} for number in (5, 1, 7, 3)]
 
@@ -18,7 +18,7 @@ def write(path, rows):
 @pytest.fixture
 def output(tmp_path):
     """A job of one chunk of eight lines, four of which are in its journal."""
-    output = Output(tmp_path, Shard(), 8)
+    output = Output(tmp_path, InputShard(), 8)
     write(output.journal(0), ROWS)
     return output
 
@@ -63,7 +63,7 @@ def test_a_line_that_is_damaged_anywhere_is_dropped(output):
 
 def test_a_chunk_is_written_when_all_its_lines_are_done(tmp_path):
     """In any order; lines that are skipped count as done, and a chunk of these alone is empty."""
-    output, there = Output(tmp_path, Shard(1, 2), 2), []
+    output, there = Output(tmp_path, InputShard(1, 2), 2), []
     chunks = Chunks(output, 7)
     for place, is_skipped in ((2, False), (1, False), (3, True), (6, False), (0, False), (4, True)):
         number = 2 * place + 1
@@ -81,7 +81,7 @@ def test_a_chunk_is_written_when_all_its_lines_are_done(tmp_path):
 
 
 def test_chunks_go_on_with_the_rows_that_are_in_files(tmp_path):
-    output = Output(tmp_path, Shard(), 3)
+    output = Output(tmp_path, InputShard(), 3)
     chunks = Chunks(output, 8)
     for number in (0, 3, 1, 2, 7):
         chunks.add({"number": number})
@@ -103,7 +103,7 @@ def test_chunks_go_on_with_the_rows_that_are_in_files(tmp_path):
 
 def test_a_chunk_that_was_to_be_written_is_written_first(tmp_path):
     """Its rows were all done, and the disk then full, or the process killed."""
-    output = Output(tmp_path, Shard(), 2)
+    output = Output(tmp_path, InputShard(), 2)
     write(output.journal(0), [{"number": 1}, {"number": 0}])
     assert Chunks(output, 3).num_done == 2
     assert [path.name for path in tmp_path.iterdir()] == ["part-00000-of-00001-000000.jsonl"]

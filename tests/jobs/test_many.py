@@ -20,7 +20,7 @@ from jaxspec.core import LanguageModel, Model, Prompt
 from jaxspec.decode import inputs
 from jaxspec.decode.request import prepare
 from jaxspec.jobs import slots
-from jaxspec.jobs.files import Shard, Source
+from jaxspec.jobs.files import InputShard, Source
 from jaxspec.jobs.prompts import limits_of
 from jaxspec.nets import adapters, decoder, t5
 from jaxspec.testing import word_tokenizer
@@ -377,7 +377,7 @@ def test_a_shard_reads_its_lines_wherever_it_begins(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"line {n}\n\n" for n in range(7)))
     for index, numbers in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
-        source = Source([path], shard=Shard(index, 3))
+        source = Source([path], shard=InputShard(index, 3))
         assert source.count(source.survey().lines) == len(numbers)
         lines = list(source.prompts())
         assert [(line.number, line.fields["prompt"]) for line in lines] == [(n, f"line {n}") for n in numbers]

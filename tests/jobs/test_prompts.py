@@ -6,7 +6,7 @@ from tokenizers import processors
 
 import jaxspec
 from jaxspec.core import token_ids
-from jaxspec.jobs.prompts import Limits, Reader
+from jaxspec.jobs.prompts import PromptReader, RowLimits
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.weights import tokenizers
 
@@ -36,7 +36,7 @@ def model_of(around, encoder=False, **options):
 
 
 def read(model, prompt, most, too_long="truncate", prefix=None):
-    return Reader(model, [prompt], Limits(most, None, 4, too_long), 1, {"prefix": prefix}).peek(1)[0]
+    return PromptReader(model, [prompt], RowLimits(most, None, 4, too_long), 1, {"prefix": prefix}).peek(1)[0]
 
 
 @pytest.mark.parametrize("around", AROUND)

@@ -307,9 +307,9 @@ def test_distributions_are_made_where_the_pass_has_read():
     """Softmax and warping of a vocabulary at positions that nobody reads would be a good part of a round."""
     positions = []
 
-    def recorded(sampling_params, logits, prefix=None):
+    def recorded(sampling_params, logits, preceding=None):
         jax.debug.callback(lambda: positions.append(logits.shape[1]))
-        return at_temperature()(sampling_params, logits, prefix)
+        return at_temperature()(sampling_params, logits, preceding)
 
     options = dict(
         drafter=prompt_lookup(), gamma=4, policy=policies.constant(2), temperature=1.0, key=jax.random.key(3)

@@ -45,8 +45,8 @@ def after_row(table, row, start, vocab):
     return jax.lax.scan(step, jnp.zeros_like(start), (places, row.tokens.T))[0]
 
 
-def mask(table, logits, prefix):
-    follows = jax.vmap(lambda table, states: table[states])(table, prefix.memory)  # [B, T, V]
+def mask(table, logits, preceding):
+    follows = jax.vmap(lambda table, states: table[states])(table, preceding.memory)  # [B, T, V]
     return jnp.where(follows == DEAD, -jnp.inf, logits)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import sampling
-from jaxspec.core import Prefix, Prompt
+from jaxspec.core import Preceding, Prompt
 from jaxspec.sampling import SamplingParams, at_temperature, chain, greedy
 
 VOCAB, BATCH, STEP = 9, 3, 4
@@ -58,13 +58,13 @@ SETTINGS = {
 }
 
 
-def prefix(seen=CHAIN):
-    return Prefix(*jax.tree.map(jnp.asarray, (Prompt(TOKENS, LENGTH), START, DRAFT_TOKENS, seen)))
+def preceding(seen=CHAIN):
+    return Preceding(*jax.tree.map(jnp.asarray, (Prompt(TOKENS, LENGTH), START, DRAFT_TOKENS, seen)))
 
 
 @jax.jit
-def log_probs_of(sampling_params, prefix):
-    return WHOLE(sampling_params, LOGITS, prefix).log_probs
+def log_probs_of(sampling_params, before):
+    return WHOLE(sampling_params, LOGITS, before).log_probs
 
 
 def before(row, position, seen=CHAIN):
@@ -80,7 +80,7 @@ def test_agrees_with_transformers(name):
     hf = pytest.importorskip("transformers.generation.logits_process")
     sampling_params = SETTINGS[name]
     for seen in (CHAIN, TREE):
-        ours = np.asarray(log_probs_of(sampling_params, prefix(seen)))
+        ours = np.asarray(log_probs_of(sampling_params, preceding(seen)))
         for row, position in np.ndindex(BATCH, STEP):
             params = jax.tree.map(lambda x, row=row: np.asarray(x[row]), sampling_params)
             bias = {(i,): float(x) for i, x in enumerate(params.bias) if x}
@@ -103,7 +103,7 @@ def test_agrees_with_transformers(name):
 def test_presence_and_frequency_count_what_was_generated(seen):
     presence, frequency = np.array([0.5, -0.3, 2.0]), np.array([0.25, 0.7, -0.4])
     sampling_params = OFF._replace(presence=jnp.asarray(presence), frequency=jnp.asarray(frequency))
-    ours = np.exp(log_probs_of(sampling_params, prefix(seen)))
+    ours = np.exp(log_probs_of(sampling_params, preceding(seen)))
     for row, position in np.ndindex(BATCH, STEP):
         count = np.bincount(before(row, position, seen)[1], minlength=VOCAB)
         logits = np.asarray(LOGITS[row, position]) - presence[row] * (count > 0) - frequency[row] * count
@@ -112,15 +112,15 @@ def test_presence_and_frequency_count_what_was_generated(seen):
 
 def test_without_draft_tokens_every_position_sees_the_row():
     sampling_params = SETTINGS["repetition"]
-    alone = jax.jit(WHOLE)(sampling_params, LOGITS[:, :1], prefix()._replace(draft_tokens=None, seen=None)).log_probs
-    np.testing.assert_allclose(alone[:, 0], log_probs_of(sampling_params, prefix())[:, 0], atol=1e-6)
+    alone = jax.jit(WHOLE)(sampling_params, LOGITS[:, :1], preceding()._replace(draft_tokens=None, seen=None)).log_probs
+    np.testing.assert_allclose(alone[:, 0], log_probs_of(sampling_params, preceding())[:, 0], atol=1e-6)
 
 
 def test_processors_run_in_order_and_may_be_of_ones_own():
-    def double(sampling_params, logits, prefix):
+    def double(sampling_params, logits, preceding):
         return 2 * logits
 
-    def shift(sampling_params, logits, prefix):
+    def shift(sampling_params, logits, preceding):
         return logits + sampling_params.bias[:, None, :]
 
     sampling_params = OFF._replace(bias=BIAS)
@@ -140,7 +140,7 @@ def test_a_penalty_without_a_prefix_is_refused():
 
 def test_a_greedy_chain_has_no_softmax_no_sort_and_no_counts_per_position():
     processors = (sampling.logit_bias, sampling.repetition_penalty, sampling.presence_and_frequency_penalties)
-    program = str(jax.make_jaxpr(lambda p: chain(*processors, to=greedy())(OFF, LOGITS, p))(prefix()))
+    program = str(jax.make_jaxpr(lambda p: chain(*processors, to=greedy())(OFF, LOGITS, p))(preceding()))
     assert not any(word in program for word in ("exp ", "log ", "sort[", "top_k"))
     assert f"i32[{BATCH},{VOCAB}]" in program
     added = [line for line in program.splitlines() if "scatter-add" in line or "cumsum" in line]

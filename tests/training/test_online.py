@@ -17,7 +17,7 @@ from jaxspec.decode import loop
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import certify, table_model
 from jaxspec.training import online, top_tokens
-from jaxspec.training.data import Batch
+from jaxspec.training.data import TrainingBatch
 from jaxspec.training.losses import logits_and_labels
 from jaxspec.training.online_distillation import to_learn
 from jaxspec.weights import quantisation
@@ -201,7 +201,7 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
         return jnp.sum(weight * top_tokens.log_probs_of(lm, params, prompt, tokens, every))
 
     def in_one(params):
-        logits = logits_and_labels(config)(params, Batch(source, length, rows, np.full(2, rows.shape[1])))[0]
+        logits = logits_and_labels(config)(params, TrainingBatch(source, length, rows, np.full(2, rows.shape[1])))[0]
         return jnp.stack([jax.nn.log_softmax(row[at : at + 8]) for row, at in zip(logits, start, strict=True)])
 
     if config is GPT:

@@ -34,7 +34,7 @@ class DatastoreError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class DatastoreManifest:
     """The contents of manifest.toml.
 
     Attributes:
@@ -62,7 +62,7 @@ class Datastore(NamedTuple):
         tokens: each token plus 1, each document followed by a 0; of the smallest type that holds them.
         suffixes: the positions of tokens, in the order of what stands from there on.
         vocab_size: number of token ids.
-        vocabulary: see `Manifest`.
+        vocabulary: see `DatastoreManifest`.
     """
 
     tokens: Int[np.ndarray, " N"]
@@ -85,7 +85,7 @@ def build(
         rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
         vocab_size: number of token ids.
         start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
-        vocabulary: see `Manifest`.
+        vocabulary: see `DatastoreManifest`.
         advance: called when the tokens are in place, and when they are sorted: twice.
 
     Raises:
@@ -125,13 +125,15 @@ def build(
     return Datastore(tokens, suffixes, vocab_size, vocabulary)
 
 
-def save(folder: str | Path, store: Datastore, provenance: dict[str, Any], *, overwrite: bool = False) -> Manifest:
+def save(
+    folder: str | Path, store: Datastore, provenance: dict[str, Any], *, overwrite: bool = False
+) -> DatastoreManifest:
     """Writes a datastore: the whole folder, or nothing.
 
     Args:
         folder: where to.
         store: the result of `build`.
-        provenance: `Manifest.about`: strings, numbers, booleans and lists of these.
+        provenance: `DatastoreManifest.about`: strings, numbers, booleans and lists of these.
         overwrite: whether a datastore that is there already may be replaced.
 
     Raises:
@@ -145,7 +147,7 @@ def save(folder: str | Path, store: Datastore, provenance: dict[str, Any], *, ov
             np.save(beside / file, array, allow_pickle=False)
         documents = len(store.tokens) - len(store.suffixes)
         counts = store.vocab_size, documents, len(store.suffixes), store.vocabulary
-        manifest = Manifest(FORMAT, *counts, folders.fingerprints(beside), provenance)
+        manifest = DatastoreManifest(FORMAT, *counts, folders.fingerprints(beside), provenance)
         text = folders.to_toml(dataclasses.asdict(manifest))
         (beside / MANIFEST).write_text(text, encoding="utf-8", newline="\n")
     return manifest
@@ -177,7 +179,7 @@ def load(folder: str | Path) -> Datastore:
     return Datastore(tokens, suffixes, manifest.vocab_size, manifest.vocabulary)
 
 
-def read_manifest(folder: str | Path) -> Manifest:
+def read_manifest(folder: str | Path) -> DatastoreManifest:
     """Reads a datastore's manifest, and checks it.
 
     Raises:
@@ -187,14 +189,14 @@ def read_manifest(folder: str | Path) -> Manifest:
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise DatastoreError(f"no datastore at {folder}: expected a folder that `jaxspec datastore` wrote")
-    fields = [field.name for field in dataclasses.fields(Manifest)]
+    fields = [field.name for field in dataclasses.fields(DatastoreManifest)]
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if "family" in table:
             raise ValueError("it is a checkpoint's, and not a datastore's")
         if sorted(table) != sorted(fields):
             raise ValueError(f"it has {sorted(table)}, expected {sorted(fields)}")
-        manifest = Manifest(**table)
+        manifest = DatastoreManifest(**table)
         if manifest.format != FORMAT:
             raise ValueError(f"format is {manifest.format!r}, this version of jaxspec reads format {FORMAT}")
         for name, kind in (("vocab_size", int), ("documents", int), ("tokens", int), ("files", dict)):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core import Model
-from jaxspec.drafters.lookups.ngram_model import Level, NGramConfig, Tables, language_model
+from jaxspec.drafters.lookups.ngram_model import ContextLevel, NGramConfig, Tables, language_model
 from jaxspec.files.corpus import token_rows
 
 Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
@@ -169,7 +169,7 @@ def count(
         levels.append(((keys % vocab_size).astype(np.int32), first, *after))
         advance()
     config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
-    return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
+    return config, Tables(tuple(ContextLevel(*map(jnp.asarray, level)) for level in levels))
 
 
 def _followers(

@@ -40,7 +40,7 @@ class NGramConfig:
     dtype: str = "float32"
 
 
-class Level(NamedTuple):
+class ContextLevel(NamedTuple):
     """The contexts of one length, sorted by (parent, token).
 
     Attributes:
@@ -60,10 +60,10 @@ class Level(NamedTuple):
 class Tables(NamedTuple):
     """Levels by length of context, the empty context first."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[ContextLevel, ...]
 
 
-class Rows(NamedTuple):
+class NGramCache(NamedTuple):
     """The cache.
 
     Attributes:
@@ -80,7 +80,7 @@ class Rows(NamedTuple):
 def language_model(config: NGramConfig) -> LanguageModel:
     """Makes a language model of the tables: of their followers; every other token has probability 0.
 
-    It has no features; how long a context the logits are from is in its cache (`Rows.context`).
+    It has no features; how long a context the logits are from is in its cache (`NGramCache.context`).
 
     >>> from jaxspec.drafters.lookups.ngram import count
     >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3, followers=2)
@@ -101,23 +101,23 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         follower, times, depth = _followers(params, config.vocab_size, token_rows.tokens_at(rows, at))
         return _log_probs(follower, times, config.vocab_size), depth[:, -1]
 
-    def prefill(params: Tables, prompt: Prompt, room: Room) -> tuple[Forward, Rows]:
+    def prefill(params: Tables, prompt: Prompt, room: Room) -> tuple[Forward, NGramCache]:
         if config.start_token is not None:
             batch, zero = prompt.tokens.shape[0], jnp.zeros_like(prompt.length)
-            empty = Rows(jnp.zeros((batch, room.tokens), jnp.int32), zero, zero)
+            empty = NGramCache(jnp.zeros((batch, room.tokens), jnp.int32), zero, zero)
             return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
         width = prompt.tokens.shape[1]
         rows = jnp.pad(prompt.tokens, ((0, 0), (0, room.tokens - width)))
         logits, context = read(params, rows, positions_up_to(prompt.length[:, None] - 1, longest))
-        return Forward(logits), Rows(rows, prompt.length, context)
+        return Forward(logits), NGramCache(rows, prompt.length, context)
 
     def extend(
         params: Tables,
-        cache: Rows,
+        cache: NGramCache,
         tokens: Int[Array, "B T"],
         parent: Int[Array, "B N"] | None = None,
         real: Int[Array, " B"] | None = None,  # whoever gives it rewinds to it
-    ) -> tuple[Forward, Rows]:
+    ) -> tuple[Forward, NGramCache]:
         step = tokens.shape[1]
         rows = token_rows.append(cache.tokens, cache.length, tokens)
         if parent is None:
@@ -127,12 +127,12 @@ def _language_model(config: NGramConfig) -> LanguageModel:
             at = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
         logits, context = read(params, rows, at)
         length = cache.length + jnp.asarray(step, cache.length.dtype)
-        return Forward(logits), Rows(rows, length, context)
+        return Forward(logits), NGramCache(rows, length, context)
 
-    def rewind(cache: Rows, length: Int[Array, " B"]) -> Rows:
+    def rewind(cache: NGramCache, length: Int[Array, " B"]) -> NGramCache:
         return cache._replace(length=length)
 
-    def select(cache: Rows, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Rows:
+    def select(cache: NGramCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> NGramCache:
         accepted = jnp.take_along_axis(cache.tokens, start[:, None] + path, axis=1)
         return cache._replace(tokens=token_rows.append(cache.tokens, start, accepted))
 
@@ -147,7 +147,7 @@ def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
     for contexts in (1, *config.contexts):
         children = parents + 1 if levels else 2
         sizes = (contexts,), (children,), (contexts, config.followers), (contexts, config.followers)
-        levels.append(Level(*(jnp.zeros(size, jnp.int32) for size in sizes)))
+        levels.append(ContextLevel(*(jnp.zeros(size, jnp.int32) for size in sizes)))
         parents = contexts
     return Tables(tuple(levels))
 
@@ -210,7 +210,7 @@ def _log_probs(follower: Int[Array, "B T F"], times: Int[Array, "B T F"], vocab:
 
 
 def _child(
-    level: Level, parent: Int[Array, "B T"], token: Int[Array, "B T"], vocab: int
+    level: ContextLevel, parent: Int[Array, "B T"], token: Int[Array, "B T"], vocab: int
 ) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
     """Finds, by bisection, the context that puts a token before its parent's, and whether there is one (else any)."""
     end = level.first[parent + 1]

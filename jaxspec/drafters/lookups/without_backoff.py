@@ -8,7 +8,7 @@ from collections.abc import Callable
 from jaxtyping import Array, Bool
 
 from jaxspec.core import BoundDrafter, Model
-from jaxspec.drafters.lookups.ngram_model import Rows, Tables
+from jaxspec.drafters.lookups.ngram_model import NGramCache, Tables
 from jaxspec.drafters.model import model
 
 
@@ -57,8 +57,8 @@ def without_backoff(tables: Model, min_context: int | None = None) -> BoundDraft
 
 
 @functools.lru_cache
-def _deep_enough(least: int) -> Callable[[Rows], Bool[Array, " B"]]:
-    def can_continue(cache: Rows) -> Bool[Array, " B"]:
+def _deep_enough(least: int) -> Callable[[NGramCache], Bool[Array, " B"]]:
+    def can_continue(cache: NGramCache) -> Bool[Array, " B"]:
         return cache.context >= least
 
     return can_continue
