@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jaxspec.nets.experts import ExpertsShape
 from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
 from jaxspec.nets.shapes import AttentionShape, FeedForwardShape
 
 BLOCKS: dict[str, type] = {
     "attention": AttentionShape,
     "dense": FeedForwardShape,
+    "experts": ExpertsShape,
     "per_layer": PerLayerShape,
     "layer_end": LayerEndShape,
 }

@@ -1,0 +1,271 @@
+"""Mixtures of experts: of many small feed-forward blocks, each token is given to few, which a router chooses for it.
+
+A pass reads the experts that any of its tokens chose, and no others. Pairs (token, expert) are sorted by expert, and
+blocks of pairs with one expert are multiplied in turn (`by_blocks`). On an accelerator a pass over many tokens is one
+ragged product instead (`at_once`), in which nearly all experts are read anyway.
+
+The choice is made in float32, of a router that stays float32, so that a token's experts in a pass over several tokens
+are those in a pass over it alone. A token's experts are summed in the order of their numbers, in float32.
+
+Shapes: B batch, T step, N = B T tokens, E experts, k of them for each token, M model dimension, F hidden units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core.checks import at_least, one_of
+from jaxspec.nets import quantised
+from jaxspec.nets.attention import ACTIVATIONS
+from jaxspec.nets.dense import FEW, parameter, precision, product
+
+if TYPE_CHECKING:
+    from jaxspec.nets.shapes import DecoderConfig
+
+CLAMPED = "clamped"  # gpt-oss' activation: see `ExpertsShape`
+ROWS_WITH_STACK = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])  # [n, in] with [E, out, in]
+Projection = tuple[Any, Array | None]
+"""Matrices [E, out, in], quantised or not, and biases [E, out] or None; of a single expert without their first axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsShape:
+    """A router, and the experts that it chooses among: gated feed-forward blocks.
+
+    Attributes:
+        count: number of experts.
+        top: number of experts that each token is given to.
+        dim: hidden units of an expert.
+        activation: one of those of `FeedForwardShape`, or "clamped": for g the gate's output up to `limit`, and u the
+            other projection's from -limit to limit, (u + 1) g sigmoid(alpha g) (gpt-oss).
+        interleaved: whether rows of the gate and of the other projection alternate; if not, the gate's come first.
+        bias: whether the router and the experts' projections have biases.
+        renormalised: whether the weights of a token's experts add up to 1; if not, those of all experts would.
+        alpha, limit: numbers of "clamped".
+    """
+
+    count: int
+    top: int
+    dim: int
+    activation: str = "silu"
+    interleaved: bool = False
+    bias: bool = False
+    renormalised: bool = True
+    alpha: float = 1.702
+    limit: float = 7.0
+
+    def __post_init__(self):
+        one_of(self.activation, "activation", (*ACTIVATIONS, CLAMPED))
+        at_least(1, top=self.top)
+        if self.top > self.count:
+            raise ValueError(f"each token is given to {self.top} experts of {self.count}: expected at most all")
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """See `shapes.Block`."""
+        return {"ff": self.dim}
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[str, ...]]:
+        """See `shapes.Block`."""
+        return MappingProxyType({})
+
+    def share(self, path: str) -> float:
+        """See `shapes.Block`."""
+        return self.top / self.count if path.startswith("experts/") else 1.0
+
+    def module(self, config: DecoderConfig) -> Mixture:
+        """See `shapes.Block`."""
+        return Mixture(self, config.dim, jnp.dtype(config.dtype), parent=None)
+
+    def act(self, hidden: Float[Array, "n _"]) -> Float[Array, "n F"]:
+        """Makes F hidden units of the 2 F outputs of the gate and of the other projection."""
+        if self.interleaved:
+            gate, up = hidden[:, 0::2], hidden[:, 1::2]
+        else:
+            gate, up = jnp.split(hidden, 2, axis=1)
+        if self.activation != CLAMPED:
+            return ACTIVATIONS[self.activation](gate) * up
+        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return (up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
+
+
+def choose(
+    logits: Float[Array, "*shape E"], top: int, renormalised: bool = True
+) -> tuple[Int[Array, "*shape k"], Float[Array, "*shape k"]]:
+    """Chooses the experts of each token, and the weights that these have: a softmax, of theirs or of all.
+
+    >>> ids, weights = choose(jnp.log(jnp.array([1.0, 5.0, 4.0])), top=2, renormalised=False)
+    >>> ids.tolist(), [f"{x:.2f}" for x in weights]
+    ([1, 2], ['0.50', '0.40'])
+    """
+    best, ids = jax.lax.top_k(logits, top)
+    # A softmax over all whose largest entries are divided by their sum is a softmax over these.
+    total = jax.nn.logsumexp(best if renormalised else logits, axis=-1, keepdims=True)
+    return ids, jnp.exp(best - total)
+
+
+class Router(nn.Module):
+    """Computes a score of each expert for each token, in float32 whatever the stream is."""
+
+    count: int
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T E"]:
+        init = nn.initializers.lecun_normal(in_axis=-1, out_axis=-2)
+        # "matrix", and no "weight": it is never rounded to bfloat16 or int8.
+        scores = product(x.astype(jnp.float32), parameter(self, "matrix", init, (self.count, x.shape[-1])))
+        if not self.use_bias:
+            return scores
+        return scores + parameter(self, "bias", nn.initializers.zeros, (self.count,))[None, None, :]
+
+
+class Stacked(nn.Module):
+    """The same projection of every expert: matrices [E, out, in] and perhaps biases [E, out]."""
+
+    count: int
+    features: int
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self, width: int) -> Projection:
+        init = nn.initializers.lecun_normal(in_axis=-1, out_axis=-2, batch_axis=0)
+        matrices = parameter(self, "weight", init, (self.count, self.features, width))
+        if not self.use_bias:
+            return matrices, None
+        return matrices, parameter(self, "bias", nn.initializers.zeros, (self.count, self.features))
+
+
+class Experts(nn.Module):
+    """The experts without a router: each token goes through those that it is given to."""
+
+    shape: ExpertsShape
+    dim: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T M"], ids: Int[Array, "B T k"], weights: Float[Array, "B T k"]
+    ) -> Float[Array, "B T M"]:
+        """Computes the weighted sum of what the experts `ids` make of each token."""
+        count, hidden, use_bias = self.shape.count, self.shape.dim, self.shape.bias
+        inwards = Stacked(count, 2 * hidden, use_bias, name="inwards")(self.dim)
+        outwards = Stacked(count, self.dim, use_bias, name="outwards")(hidden)
+        flat = [array.reshape(-1, array.shape[-1]) for array in (x.astype(self.dtype), ids, weights)]
+        return _mix(self.shape.act, *flat, inwards, outwards).astype(self.dtype).reshape(x.shape)
+
+
+class Mixture(nn.Module):
+    """A router and its experts: what `ExpertsShape` says."""
+
+    shape: ExpertsShape
+    dim: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        scores = Router(self.shape.count, self.shape.bias, name="router")(x)
+        ids, weights = choose(scores, self.shape.top, self.shape.renormalised)
+        return Experts(self.shape, self.dim, self.dtype, name="experts")(x, ids, weights)
+
+
+def _mix(act: Callable[[Array], Array], *arrays: Any) -> Float[Array, "N M"]:
+    x, inwards = arrays[0], arrays[3]
+    in_turn = functools.partial(by_blocks, act)
+    # Without a condition inside: a GPU asks its host about each, which takes longer than it multiplies.
+    elsewhere = functools.partial(by_blocks, act, skips=False)
+    if len(x) > FEW and not isinstance(inwards[0], Mapping):
+        elsewhere = functools.partial(at_once, act)
+    return jax.lax.platform_dependent(*arrays, cpu=in_turn, default=elsewhere)
+
+
+def by_blocks(
+    act: Callable[[Array], Array],
+    x: Float[Array, "N M"],
+    ids: Int[Array, "N k"],
+    weights: Float[Array, "N k"],
+    inwards: Projection,
+    outwards: Projection,
+    skips: bool = True,
+) -> Float[Array, "N M"]:
+    """Multiplies block by block, each of at most `FEW` tokens of one expert; the sum is float32.
+
+    Up to `FEW` tokens each expert that is used has one block: its matrices are read once, and no other's.
+
+    Args:
+        act: what is between the two projections.
+        x, ids, weights: tokens, their experts, and the weights of these.
+        inwards, outwards: the experts' projections.
+        skips: whether blocks without tokens are left out, by a condition.
+    """
+    (tokens, top), count = ids.shape, quantised.shape(inwards[0])[0]
+    size = min(tokens, FEW)
+    expert_of = ids.reshape(-1)
+    order = jnp.argsort(expert_of, stable=True).astype(jnp.int32)  # pairs (token, expert) by expert
+    sizes = jnp.bincount(expert_of, length=count).astype(jnp.int32)  # [E], each expert's pairs
+    starts, blocks = jnp.cumsum(sizes) - sizes, -(-sizes // size)
+    ends = jnp.cumsum(blocks)
+    # An expert's last block may be short: there are at most so many more than full ones.
+    most = min(count, tokens * top) if tokens <= FEW else tokens * top // size + min(count, tokens * top)
+    number = jnp.arange(most, dtype=jnp.int32)
+    expert = jnp.minimum(jnp.searchsorted(ends, number, side="right"), count - 1).astype(jnp.int32)
+    done = (number - (ends - blocks)[expert]) * size  # the expert's pairs in blocks before
+    present = jnp.clip(sizes[expert] - done, 0, size)  # in a block after the last there are none
+
+    def add(total: Array, expert: Array, first: Array, present: Array) -> Array:
+        place_in = jnp.arange(size, dtype=jnp.int32)
+        pairs = order[jnp.minimum(first + place_in, len(order) - 1)]
+        token = pairs // top
+        weight = jnp.where(place_in < present, weights.reshape(-1)[pairs], 0.0)
+        alone = jax.tree.map(
+            lambda array: jax.lax.dynamic_index_in_dim(array, expert, 0, keepdims=False), (inwards, outwards)
+        )
+        outputs = _project(act(_project(x[token], *alone[0])), *alone[1])
+        return total.at[token].add(outputs.astype(jnp.float32) * weight[:, None])
+
+    def step(total: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        if not skips:
+            return add(total, *block), None
+        return jax.lax.cond(block[2] > 0, add, lambda total, *block: total, total, *block), None
+
+    fed = expert, starts[expert] + done, present
+    return jax.lax.scan(step, jnp.zeros(x.shape, jnp.float32), fed)[0]
+
+
+def _project(x: Float[Array, "n in"], matrix: Any, bias: Float[Array, " out"] | None) -> Float[Array, "n out"]:
+    y = product(x[None], matrix)[0]
+    return y if bias is None else y + bias.astype(x.dtype)[None, :]
+
+
+def at_once(
+    act: Callable[[Array], Array],
+    x: Float[Array, "N M"],
+    ids: Int[Array, "N k"],
+    weights: Float[Array, "N k"],
+    inwards: Projection,
+    outwards: Projection,
+) -> Float[Array, "N M"]:
+    """Multiplies all pairs in two ragged products; see `by_blocks`."""
+    top, count = ids.shape[1], inwards[0].shape[0]
+    expert_of = ids.reshape(-1)
+    order = jnp.argsort(expert_of, stable=True).astype(jnp.int32)
+    token, expert = order // top, expert_of[order]
+    sizes = jnp.bincount(expert_of, length=count).astype(jnp.int32)
+
+    def project(rows: Array, matrices: Array, biases: Array | None) -> Array:
+        stack = matrices.astype(rows.dtype)
+        y = jax.lax.ragged_dot_general(rows, stack, sizes, ROWS_WITH_STACK, precision=precision(rows.dtype))
+        return y if biases is None else y + biases.astype(rows.dtype)[expert]
+
+    outputs = project(act(project(x[token], *inwards)), *outwards).astype(jnp.float32)
+    return jnp.zeros(x.shape, jnp.float32).at[token].add(outputs * weights.reshape(-1)[order][:, None])

@@ -1,0 +1,149 @@
+"""Mixtures of experts: what is computed, and that a token's experts do not depend on the tokens beside it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.core import Model, Prompt, Room
+from jaxspec.nets import decoder, experts, net_of
+from jaxspec.nets.dense import FEW
+from jaxspec.nets.experts import ExpertsShape
+
+DIM = 16
+MIXTURES = {
+    "Qwen 3": ExpertsShape(8, 3, 6, renormalised=False),
+    "gpt-oss": ExpertsShape(6, 2, 10, "clamped", interleaved=True, bias=True, limit=0.5),
+}
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1]]
+
+
+def config(name, dtype="float32"):
+    plain = decoder.decoder_config(31, DIM, 24, layers=3, heads=4, kv_heads=2, head_dim=4, dtype=dtype)
+    mixed = [dataclasses.replace(layer, ff=MIXTURES[name]) for layer in plain.layers]
+    return dataclasses.replace(plain, layers=(plain.layers[0], *mixed[1:]))  # the first layer is dense
+
+
+@functools.cache
+def model(name, seed=0, dtype="float32"):
+    shape = config(name, dtype)
+    params = decoder.init(shape, jax.random.key(seed))
+    noisy = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)  # biases, too
+    return Model(decoder.language_model(shape), noisy, config=shape)
+
+
+def one_by_one(shape, params, x):
+    """Every expert of every token, in NumPy."""
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    inwards, outwards, rows = params["experts"]["inwards"], params["experts"]["outwards"], []
+    for token in np.asarray(x, np.float64).reshape(-1, x.shape[-1]):
+        scores = params["router"]["matrix"] @ token + params["router"].get("bias", 0.0)
+        chances, row = np.exp(scores - scores.max()), np.zeros_like(token)
+        best = np.argsort(-scores)[: shape.top]
+        total = chances[best].sum() if shape.renormalised else chances.sum()
+        for e in best:
+            hidden = inwards["weight"][e] @ token + (inwards["bias"][e] if shape.bias else 0.0)
+            gate, up = (hidden[0::2], hidden[1::2]) if shape.interleaved else np.split(hidden, 2)
+            if shape.activation == "clamped":
+                gate, up = np.minimum(gate, shape.limit), np.clip(up, -shape.limit, shape.limit) + 1
+            rate = shape.alpha if shape.activation == "clamped" else 1.0
+            outputs = outwards["weight"][e] @ (up * gate / (1 + np.exp(-rate * gate)))
+            row += chances[e] / total * (outputs + (outwards["bias"][e] if shape.bias else 0.0))
+        rows.append(row)
+    return np.array(rows).reshape(x.shape)
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 2 * FEW + 5])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_each_token_goes_through_its_experts(name, tokens):
+    shape, params = MIXTURES[name], model(name).params["layers_1"]["ff"]
+    x = jax.random.normal(jax.random.key(tokens), (1, tokens, DIM))
+    expected = one_by_one(shape, params, x)
+    module = experts.Mixture(shape, DIM)
+    np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), expected, rtol=1e-4, atol=1e-5)
+    # What other machines do: blocks without a condition, and a ragged product.
+    scores = experts.Router(shape.count, shape.bias).apply({"params": params["router"]}, x)
+    chosen = [array[0] for array in experts.choose(scores, shape.top, shape.renormalised)]
+    stacks = [(params["experts"][end]["weight"], params["experts"][end].get("bias")) for end in ("inwards", "outwards")]
+    for way in (functools.partial(experts.by_blocks, skips=False), experts.at_once):
+        y = jax.jit(functools.partial(way, shape.act))(x[0], *chosen, *stacks)
+        np.testing.assert_allclose(y, expected[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_experts_of_a_token_are_the_same_in_a_wide_pass_and_in_narrow_ones(dtype, monkeypatch):
+    target, chosen, choose = model("gpt-oss", dtype=dtype), [], experts.choose
+
+    def recorded(*arguments):
+        ids, weights = choose(*arguments)
+        chosen.append(np.asarray(ids))
+        return ids, weights
+
+    monkeypatch.setattr(experts, "choose", recorded)
+    tokens = jax.random.randint(jax.random.key(1), (3, 9), 0, 31)
+    _, cache = target.lm.prefill(target.params, Prompt(tokens[:, :1], jnp.ones(3, jnp.int32)), Room(16))
+    chosen.clear()
+    target.lm.extend(target.params, cache, tokens[:, 1:])  # a pass over 8 tokens
+    wide, narrow = np.stack(chosen), []
+    for i in range(1, 9):
+        chosen.clear()
+        _, cache = target.lm.extend(target.params, cache, tokens[:, i : i + 1])
+        narrow.append(np.stack(chosen))
+    assert wide.shape == (2, 3, 8, 2)  # layers, rows, tokens, experts
+    np.testing.assert_array_equal(wide, np.concatenate(narrow, axis=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MIXTURES)
+def test_drafted_text_is_plain_text(name):
+    target, draft, options = model(name), model(name, 1), {"max_new_tokens": 14}
+    plain = jaxspec.generate(target, ROWS, **options)
+    for drafter in (draft, drafters.tree(draft, (2, 1))):
+        drafted = jaxspec.generate(target, ROWS, drafter=drafter, gamma=3, **options)
+        np.testing.assert_array_equal(drafted.tokens, plain.tokens)
+
+
+def test_gradients_reach_the_router_and_the_experts_that_were_used():
+    shape, params = MIXTURES["gpt-oss"], model("gpt-oss").params["layers_1"]["ff"]
+    x = jax.random.normal(jax.random.key(3), (1, 1, DIM))
+
+    def size(way, params):
+        scores = experts.Router(shape.count, True).apply({"params": params["router"]}, x)
+        stacks = [(params["experts"][end]["weight"], params["experts"][end]["bias"]) for end in ("inwards", "outwards")]
+        chosen = [array[0] for array in experts.choose(scores, shape.top)]
+        return jnp.square(way(shape.act, x[0], *chosen, *stacks)).sum()
+
+    ways = experts.by_blocks, experts.at_once
+    in_turn, ragged = (jax.jit(jax.grad(functools.partial(size, way)))(params) for way in ways)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), in_turn, ragged)
+    assert np.abs(in_turn["router"]["matrix"]).max() > 0
+    assert (np.abs(in_turn["experts"]["outwards"]["weight"]).max(axis=(1, 2)) > 0).sum() == shape.top
+
+
+def test_a_pass_reads_the_experts_that_its_tokens_choose():
+    shape = config("Qwen 3")
+    load = net_of(shape).load(shape)
+    assert load.experts == ((3 / 8, 2 * 8 * 3 * 6 * DIM),)
+    assert load.bytes_read(1) == 4 * (load.parameters + load.experts[0][1] * 3 / 8)
+    router = 2 * 8 * DIM
+    dense = dataclasses.replace(shape, layers=(shape.layers[0],) * 3)
+    assert load.parameters == net_of(dense).load(dense).parameters - 2 * 3 * 24 * DIM + router
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": 9}, "given to 9 experts of 8: expected at most all"),
+        ({"top": 0}, "top is 0: expected at least 1"),
+        ({"activation": "swiglu"}, "activation is 'swiglu': expected one of .*clamped"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(MIXTURES["Qwen 3"], **options)
