@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from jaxspec import sampling
-from jaxspec.core import Caches, Room, noise, token_rows, tree
+from jaxspec.core import Caches, Room, layer_caches, noise, token_rows, tree
 from jaxspec.core import kv_cache as kv
 from tests.marks import marked
 
@@ -77,7 +77,7 @@ def test_ragged_write_and_rewind():
     at = kv.Pass(cache.length, step=3)
     (layer,) = cache.layers
     cache = kv.rewind(cache.grown([layer.after(layer.read(at, (), first, first), at)], at), jnp.array([1, 3]))
-    keys = kv.write(cache.keys[0], jnp.array([[[[8.0], [9.0]]]] * 2), cache.length)
+    keys = layer_caches.write(cache.keys[0], jnp.array([[[[8.0], [9.0]]]] * 2), cache.length)
     assert keys[:, 0, :, 0].tolist() == [[1, 8, 9, 0, 0], [4, 5, 6, 8, 9]]
 
 
@@ -85,7 +85,7 @@ def test_ragged_write_and_rewind():
 def test_write_ends_exactly_at_capacity(batch):
     buffer = jnp.zeros((batch, 2, 6, 3))
     new = jnp.ones((batch, 2, 2, 3))
-    written = kv.write(buffer, new, jnp.full((batch,), 4))
+    written = layer_caches.write(buffer, new, jnp.full((batch,), 4))
     assert (written[:, :, 4:] == 1).all()
     assert (written[:, :, :4] == 0).all()
 
@@ -103,7 +103,7 @@ def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
 def numbered(lengths, capacity=7):
     """A cache whose entries say where they are."""
     entries = jnp.broadcast_to(jnp.arange(float(capacity))[None, None, :, None], (len(lengths), 1, capacity, 1))
-    return kv.KVCache((kv.Whole(entries, 10 + entries),), jnp.array(lengths), None)
+    return kv.KVCache((layer_caches.Whole(entries, 10 + entries),), jnp.array(lengths), None)
 
 
 def test_select_moves_each_rows_path_and_nothing_before_it():

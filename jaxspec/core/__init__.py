@@ -16,7 +16,9 @@ Import the types from `jaxspec.core`. What follows uses nothing but the types; i
 
     noise           random numbers, addressed by a row's key, a position and a purpose
     tree            token trees: parents, depths, ancestors
-    kv_cache        the cache, a kind for each layer; one length per row, the mask of a chain or a tree, rewind, select
+    passes          a pass over some tokens: their positions, the mask of a chain or a tree
+    layer_caches    the cache of a layer, of any kind
+    kv_cache        the cache of all layers; one length per row, rewind, select
     branches        what is done or not done, with caches that stay in place
     chunks          long prompts, read chunk by chunk through a model's `extend`
     token_rows      right-padded rows of tokens: buckets, windows, repeated rows

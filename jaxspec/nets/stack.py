@@ -22,8 +22,8 @@ from jaxspec.nets.mismatch import Init, named_mismatch
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 Read = Callable[..., Any]
-"""`kv_cache.LayerCache.read` of a pass: attention gives it the keys and values of this pass, and gets all that it may
-attend to; other kinds have their own arguments."""
+"""`layer_caches.LayerCache.read` of a pass: attention gives it the keys and values of this pass, and gets all that it
+may attend to; other kinds have their own arguments."""
 Layer = Callable[..., tuple[Any, ...]]
 """(x, read) -> (x, record), where the record is what `read` returned: keys and values, for attention. A layer that can
 be run in part also takes `attention` and `mlp`, both True where it runs as a whole; without its attention the record
@@ -96,7 +96,7 @@ def with_cache(
         else:
             x = layer(x, read, attention=False)[0] if i in parts.mlp else x
             # A later layer may share its keys, which an earlier call has written for these tokens.
-            records.append((old.keys, old.values) if isinstance(old, kv.Whole | kv.Window) else None)
+            records.append(old.own)
             caches.append(old)
         after.append(x)
     tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
@@ -310,7 +310,7 @@ def decoder_only(
 
     # Whether trees are taken follows from the kinds of cache: the smallest one is asked, and not made.
     sizes = jax.eval_shape(lambda: empty(1, Room(2, rewind=1)))
-    sources = [(i, layer.source) for i, layer in enumerate(sizes.layers) if isinstance(layer, kv.Shared)]
+    sources = [(i, layer.source) for i, layer in enumerate(sizes.layers) if layer.source is not None]
     return LanguageModel(
         prefill,
         extend,

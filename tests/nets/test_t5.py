@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Prompt, Room
-from jaxspec.core import kv_cache as kv
+from jaxspec.core import Prompt, Room, layer_caches
 from jaxspec.nets import t5
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
@@ -57,7 +56,7 @@ def test_garbage_after_the_length_is_masked(config, compiled):
     clean, _ = lm.extend(params, cache, TOKENS[:, 1:4])  # ends exactly at capacity
     real = (jnp.arange(4) < 1)[None, None, :, None]
     pairs = zip(cache.decoder.keys, cache.decoder.values, strict=True)
-    layers = tuple(kv.Whole(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30)) for k, v in pairs)
+    layers = tuple(layer_caches.Whole(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30)) for k, v in pairs)
     poisoned = cache._replace(decoder=cache.decoder._replace(layers=layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 1:4])
     np.testing.assert_array_equal(forward.logits, clean.logits)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxspec import nets
-from jaxspec.core import LanguageModel, Prompt, Room, token_rows
+from jaxspec.core import LanguageModel, Prompt, Room, layer_caches, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import adapters, decoder, t5
 from jaxspec.nets.decoder import decoder_config, gpt_config
@@ -274,9 +274,9 @@ def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
         start = length - slots.shape[1]
 
         def compact(buffer):
-            return kv.write(buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2), start)
+            return layer_caches.write(buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2), start)
 
-        layers = (kv.Whole(compact(layer.keys), compact(layer.values)) for layer in cache.layers)
+        layers = (layer_caches.Whole(compact(layer.keys), compact(layer.values)) for layer in cache.layers)
         return cache._replace(layers=tuple(layers), length=length)
 
     network = networks(name)

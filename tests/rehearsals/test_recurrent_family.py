@@ -17,7 +17,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets
-from jaxspec.core import chunks
+from jaxspec.core import chunks, layer_caches
 from jaxspec.core import kv_cache as kv
 from jaxspec.files.strict_tables import RecipeError
 from jaxspec.nets import blocks, decoder
@@ -182,8 +182,8 @@ def test_a_chat_logs_a_round_and_no_answer():
     words = [*test_chat.WORDS, "five"]
     target = model()._replace(tokenizer=word_tokenizer(words, chat_template=test_chat.FORGETS))
     talk, _ = test_chat.talk_through(target, None, test_chat.MESSAGES[:3])
-    layers = jax.tree.leaves(talk._state.caches, is_leaf=lambda x: isinstance(x, kv.Recurrent))
-    assert {x.size for x in layers if isinstance(x, kv.Recurrent)} == {2}
+    layers = jax.tree.leaves(talk._state.caches, is_leaf=lambda x: isinstance(x, layer_caches.Recurrent))
+    assert {x.size for x in layers if isinstance(x, layer_caches.Recurrent)} == {2}
 
 
 @pytest.mark.slow

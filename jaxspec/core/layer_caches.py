@@ -1,0 +1,450 @@
+"""The cache of a layer, of any kind: keys and values of all entries or of the last, those of another layer, or a state.
+
+    Whole       keys and values of all entries
+    Window      keys and values of the last entries, for a layer that attends to a window
+    Shared      nothing: the layer attends to what an earlier layer has
+    Recurrent   a state, and what the last few tokens did to it
+
+Another kind is a class with the methods of `LayerCache`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import token_rows
+from jaxspec.core.language_model import Room
+from jaxspec.core.passes import Pass, View, last_entries
+
+Layer = Float[Array, "batch kv_heads capacity head_dim"]
+New = Float[Array, "batch kv_heads step head_dim"]
+KeysValues = tuple[Layer, Layer]
+
+
+class LayerCache:
+    """The cache of one layer; every leaf has the batch first, and what is static is in the type.
+
+    What is here is a cache without keys, in which nothing is ever lost.
+
+    Attributes:
+        source: the number of the layer whose keys it reads in place of its own; None: it reads no other.
+        wraps: whether it loses entries, as a ring does.
+        keeps_state: whether it has one state for each row: it follows chains only, and rewinds by doing tokens again.
+    """
+
+    source: int | None = None
+    wraps: bool = False
+    keeps_state: bool = False
+
+    @property
+    def own(self) -> KeysValues | None:
+        """Its own keys and values; None where it has none."""
+        return None
+
+    def view(self, at: Pass) -> View | None:
+        """Returns which entries a pass may read; None where there are none."""
+        return None
+
+    def read(self, at: Pass, records: Sequence[Any], *new: Any) -> Any:
+        """Returns what the tokens of a pass may attend to; a layer calls it with what they add.
+
+        Args:
+            at: the pass.
+            records: the values that the layers before this one have read in this pass.
+            new: the tokens' keys and values, [B, K, T, D] each; another kind of layer has its own.
+        """
+        raise NotImplementedError
+
+    def read_whole(self, records: Sequence[Any], *new: Any) -> Any:
+        """Returns what the tokens of whole rows may attend to, with nothing before them: as `read`, without a cache."""
+        return new
+
+    def after(self, record: Any, at: Pass) -> LayerCache:
+        """Returns the cache after the pass; `record` is what `read` returned."""
+        return self
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> LayerCache:
+        """Moves entries `start + path[:, i]` to `start + i`: see `core.Select`."""
+        return self
+
+    def fitted(self, like: Any, length: Int[Array, " B"]) -> LayerCache:
+        """Returns what it holds of `length` tokens in a cache with the sizes of `like`, of the same kind."""
+        return self
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """Says which rows can be rewound to `length`, of `written` tokens that they had at most."""
+        return length >= 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Whole(LayerCache):
+    """Keys and values of every entry: entry i lies in slot i."""
+
+    keys: Layer
+    values: Layer
+
+    @property
+    def own(self) -> KeysValues:
+        """Its keys and values."""
+        return self.keys, self.values
+
+    def view(self, at: Pass) -> View:
+        """Returns which entries a pass may read."""
+        return at.view(self.keys.shape[2])
+
+    def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
+        """Writes the new entries, and returns all."""
+        return write(self.keys, k, at.length), write(self.values, v, at.length)
+
+    def after(self, record: KeysValues, at: Pass) -> Whole:
+        """Holds what was read."""
+        return Whole(*record)
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Whole:
+        """Moves entries of a path."""
+        source = start[:, None] + path
+        return Whole(*(write(x, _take(x, source), start) for x in (self.keys, self.values)))
+
+    def fitted(self, like: Whole, length: Int[Array, " B"]) -> Whole:
+        """Adds slots; none are taken away."""
+        return Whole(token_rows.grow(self.keys, like.keys.shape), token_rows.grow(self.values, like.values.shape))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Window(LayerCache):
+    """Keys and values for a layer that attends to the last `window` positions, a token's own included.
+
+    Where rows are longer it is a ring of the last entries: entry i lies in slot i % slots. No slot says which entry it
+    holds: that follows from the row's length (`entries`). It is right for all that a query may read, as long as no row
+    is rewound by more tokens than the ring has slots beyond the window. For suppose that entry w was the last one
+    written, and that its row is then rewound to length n. Slot w % slots is taken for entry w - slots, which lies
+    before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
+
+    Attributes:
+        keys, values: the entries in the slots.
+        window: see above.
+        wraps: whether it is a ring; otherwise entry i lies in slot i.
+    """
+
+    keys: Layer
+    values: Layer
+    window: int = dataclasses.field(metadata={"static": True})
+    wraps: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def slots(self) -> int:
+        """Counts the entries that it holds: the window, and what is ever taken back."""
+        return self.keys.shape[2]
+
+    @property
+    def own(self) -> KeysValues:
+        """Its keys and values."""
+        return self.keys, self.values
+
+    def view(self, at: Pass) -> View:
+        """Returns which entries a pass may read."""
+        return at.view(self.slots, self.window, self.wraps)
+
+    def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
+        """Writes the new entries, and returns all.
+
+        In a ring, new entries overwrite what the first of many tokens still read. So of many the new entries are put
+        after the slots instead.
+        """
+        if self.wraps and at.step > self.slots - self.window:
+            pairs = (self.keys, k), (self.values, v)
+            return tuple(jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs)  # type: ignore[return-value]
+        return self._written(k, v, at)
+
+    def after(self, record: KeysValues, at: Pass) -> Window:
+        """Holds what was read, the last entries of it in a ring."""
+        k, v = record
+        if k.shape[2] != self.slots:  # the new entries stand beside the ring
+            k, v = self._written(k[:, :, -at.step :], v[:, :, -at.step :], at)
+        return dataclasses.replace(self, keys=k, values=v)
+
+    def _written(self, k: New, v: New, at: Pass) -> KeysValues:
+        if self.wraps:
+            return write_ring(self.keys, k, at.length, at.real), write_ring(self.values, v, at.length, at.real)
+        return write(self.keys, k, at.length), write(self.values, v, at.length)
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Window:
+        """Moves entries of a path."""
+        source = start[:, None] + path
+        if not self.wraps:
+            k, v = (write(x, _take(x, source), start) for x in (self.keys, self.values))
+        else:
+            k, v = (write_ring(x, _take(x, source % self.slots), start) for x in (self.keys, self.values))
+        return dataclasses.replace(self, keys=k, values=v)
+
+    def fitted(self, like: Window, length: Int[Array, " B"]) -> Window:
+        """Moves every entry to its slot in a ring of another size; a layer of all entries is never made smaller."""
+        if like.wraps:
+            # Entries that a ring no longer has lie before every window to come: their slots hold garbage.
+            source = jnp.maximum(last_entries(length, like.slots), 0) % self.slots
+        elif self.wraps:
+            slot = jnp.arange(like.slots, dtype=length.dtype)[None, :] % self.slots
+            source = jnp.broadcast_to(slot, (length.shape[0], like.slots))
+        else:
+            grown = (token_rows.grow(x, y.shape) for x, y in ((self.keys, like.keys), (self.values, like.values)))
+            return Window(*grown, window=self.window, wraps=False)
+        if self.wraps and like.wraps and self.slots == like.slots:
+            return self
+        return Window(_take(self.keys, source), _take(self.values, source), self.window, like.wraps)
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """The ring still has the window before `length`."""
+        if not self.wraps or written is None:
+            return length >= 0
+        return written - self.slots <= jnp.maximum(0, length - self.window)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shared(LayerCache):
+    """The cache of a layer without keys of its own: it attends to what an earlier layer attends to.
+
+    Attributes:
+        source: the number of that layer.
+    """
+
+    source: int = dataclasses.field(metadata={"static": True})
+
+    def read(self, at: Pass, records: Sequence[Any]) -> Any:
+        """Returns what the earlier layer has read in this pass."""
+        return records[self.source]
+
+    def read_whole(self, records: Sequence[Any]) -> Any:
+        """Returns what the earlier layer has read."""
+        return records[self.source]
+
+
+class RecurrentRecord(NamedTuple):
+    """The outputs of a recurrent layer's tokens, and its cache after them."""
+
+    outputs: Any
+    after: Recurrent
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Recurrent(LayerCache):
+    """The state of a recurrent layer some tokens ago, and what each token since then does to it.
+
+    A state cannot be masked or rewound. So the one that is kept is as old as a rewind may be long, and each pass begins
+    by doing again what the tokens do that still count. A rewind is then an assignment of a length, as for every kind.
+    It repeats the updates of the state, no projections. Padding and what was taken back leave the state bit for bit.
+
+    Attributes:
+        state: after the first `base` tokens of each row; a pytree of [B, ...], zeros where a row begins.
+        log: the inputs of the layer's step for the tokens from `base` on; a pytree of [B, R, ...].
+        base: how many tokens of each row the state has seen.
+    """
+
+    state: Any
+    log: Any
+    base: Int[Array, " B"]
+
+    @property
+    def size(self) -> int:
+        """The most tokens that are taken back."""
+        return jax.tree.leaves(self.log)[0].shape[1]
+
+    def read(self, at: Pass, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
+        """Runs the layer's recurrence over the tokens that count and the new ones.
+
+        Args:
+            at: the pass, over a chain.
+            records: not read.
+            step: (state [B, ...], one token's entry [B, ...]) -> (state, output [B, ...]).
+            new: the entries of the tokens, a pytree of [B, T, ...].
+
+        Returns:
+            A `RecurrentRecord`, with outputs [B, T, ...].
+        """
+        if at.parent is not None:
+            raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
+        size, length = self.size, at.length
+        is_empty = length == 0  # such rows begin again
+        base = jnp.where(is_empty, 0, self.base)
+        state = jax.tree.map(lambda x: jnp.where(_like(is_empty, x), jnp.zeros_like(x), x), self.state)
+        # The state moves on to `size` tokens before the end: what comes after it can be taken back.
+        new_base = jnp.maximum(base, at.end - size)
+        # [B, R+T]: the logged tokens, at base + i, of which those below the length count; then the new ones.
+        sequence = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
+        index = jnp.arange(size + at.step, dtype=length.dtype)[None, :]
+        position = jnp.where(index < size, base[:, None] + index, length[:, None] + index - size)
+        counts = position < jnp.where(index < size, length[:, None], at.end[:, None])
+
+        def next_token(carry: tuple[Any, Any], fed: tuple[Any, Array, Array]) -> tuple[tuple[Any, Any], Any]:
+            (state, at_base), (entry, counts, position) = carry, fed
+            stepped, output = step(state, entry)
+            state = jax.tree.map(lambda x, y: jnp.where(_like(counts, x), x, y), stepped, state)
+            is_old = jnp.logical_and(counts, position < new_base)
+            at_base = jax.tree.map(lambda x, y: jnp.where(_like(is_old, x), x, y), state, at_base)
+            return (state, at_base), output
+
+        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (sequence, counts, position))
+        (_, at_base), outputs = jax.lax.scan(next_token, (state, state), over_time)
+        outputs = jax.tree.map(lambda x: jnp.moveaxis(x[size:], 0, 1), outputs)
+        # Slot i of the new log has token new_base + i: a logged one below the length, a new one from there on.
+        token = new_base[:, None] + index[:, :size]
+        source = jnp.where(token < length[:, None], token - base[:, None], size + token - length[:, None])
+        source = jnp.clip(source, 0, size + at.step - 1)
+        log = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(source, x), axis=1), sequence)
+        return RecurrentRecord(outputs, Recurrent(at_base, log, new_base))
+
+    def read_whole(self, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
+        """Runs the recurrence from the first token on."""
+        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), new)  # [T, B, ...]
+        batch = jax.tree.leaves(over_time)[0].shape[1]
+        state = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape[1:]), x.dtype), self.state)
+        _, outputs = jax.lax.scan(step, state, over_time)
+        return RecurrentRecord(jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs), self)
+
+    def after(self, record: RecurrentRecord, at: Pass) -> Recurrent:
+        """Holds what the pass has left."""
+        return record.after
+
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Recurrent:
+        """Refuses: one state cannot follow a tree."""
+        raise ValueError("a recurrent layer has one state for each row: it reads chains, no token trees")
+
+    def fitted(self, like: Recurrent, length: Int[Array, " B"]) -> Recurrent:
+        """Makes room for more tokens that may be taken back; never for fewer."""
+        log = jax.tree.map(lambda x, y: token_rows.grow(x, (*x.shape[:1], *y.shape[1:])), self.log, like.log)
+        return dataclasses.replace(self, log=log)
+
+    def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
+        """The state is older."""
+        return self.base <= length
+
+
+def _like(rows: Array, x: Array) -> Array:
+    """Gives an array further axes of size 1, for those of `x`."""
+    return jnp.expand_dims(rows, range(rows.ndim, x.ndim))
+
+
+Maker = Callable[[int, Room], LayerCache]
+"""(batch, room) -> an empty cache."""
+
+
+def whole(kv_heads: int, head_dim: int, dtype: Any = jnp.float32) -> Maker:
+    """Makes empty caches of a layer that attends to all before it."""
+
+    def make(batch: int, room: Room) -> Whole:
+        return Whole(*(jnp.zeros((batch, kv_heads, room.tokens, head_dim), dtype) for _ in range(2)))
+
+    return make
+
+
+def window(kv_heads: int, head_dim: int, width: int, dtype: Any = jnp.float32, *, ring: bool = True) -> Maker:
+    """Makes empty caches of a layer that attends to `width` positions; rings, unless `ring` is False or rows fit."""
+
+    def make(batch: int, room: Room) -> Window:
+        slots = room.tokens if room.rewind is None or not ring else width + room.rewind
+        size = min(slots, room.tokens)
+        arrays = (jnp.zeros((batch, kv_heads, size, head_dim), dtype) for _ in range(2))
+        return Window(*arrays, window=width, wraps=slots < room.tokens)
+
+    return make
+
+
+def shared(source: int) -> Maker:
+    """Makes caches of a layer that attends to what layer `source` attends to."""
+    return lambda batch, room: Shared(source)
+
+
+def recurrent(state: Any, entry: Any) -> Maker:
+    """Makes empty caches of a recurrent layer.
+
+    Args:
+        state: a pytree of shapes and dtypes (`jax.ShapeDtypeStruct`), of one row's state.
+        entry: a pytree of shapes and dtypes, of what one token does to it.
+    """
+
+    def make(batch: int, room: Room) -> Recurrent:
+        size = room.tokens if room.rewind is None else min(room.rewind, room.tokens)
+        zeros = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), state)
+        log = jax.tree.map(lambda x: jnp.zeros((batch, max(size, 1), *x.shape), x.dtype), entry)
+        return Recurrent(zeros, log, jnp.zeros((batch,), jnp.int32))
+
+    return make
+
+
+def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
+    """Writes `step` entries into each row at its own length.
+
+    With lengths (1, 2) and step 1: before [[a . .], [b c .]], after [[a X .], [b c Y]].
+
+    `dynamic_update_slice` clamps a start that does not fit, and so would overwrite committed entries without an error:
+    the maker of the buffer makes it large enough (`token_rows.room`). In a ring nothing is clamped.
+    """
+    new, zero = new.astype(buffer.dtype), jnp.zeros((), length.dtype)
+    if buffer.shape[0] == 1:
+        start = (zero, zero, length[0], zero)
+        if new.shape[2] > 1:
+            return jax.lax.dynamic_update_slice(buffer, new, start)
+        return jax.lax.platform_dependent(buffer, new, start, cpu=_write_twice, default=jax.lax.dynamic_update_slice)
+    return jax.vmap(lambda b, n, at: jax.lax.dynamic_update_slice(b, n, (zero, at, zero)))(buffer, new, length)
+
+
+def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> Layer:
+    """Writes one entry to the only row, by a scatter of the entry and itself.
+
+    On a CPU, XLA computes an update of one slice again for each of its readers, for which it copies the whole buffer; a
+    scatter of two entries it computes once, in place. Beyond the end it writes the last slot, as that update does.
+    """
+    twice = jnp.stack([start[2], start[2]])
+    return buffer.at[:, :, twice].set(jnp.concatenate([new, new], axis=2), mode="clip")
+
+
+def write_ring(
+    buffer: Layer, new: New, length: Int[Array, " batch"], real: Int[Array, " batch"] | None = None
+) -> Layer:
+    """Writes entries to slots length % slots, ..., and on from slot 0; of each row the first `real`, None: all.
+
+    Length 5, three slots, step 2: before [d e c], after [Y e X]; X is entry 5.
+    """
+    slots, step = buffer.shape[2], new.shape[2]
+    if real is not None or step > slots:
+        # Each slot takes the last entry that belongs there, if that is a new one.
+        end = length + (jnp.asarray(step, length.dtype) if real is None else real)
+        source = last_entries(end, slots) - length[:, None]  # [B, slots]: the number of each slot's new entry
+        fresh = _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype)
+        return jnp.where((source >= 0)[:, None, :, None], fresh, buffer)
+    first = length % slots
+    if step == 1:
+        return write(buffer, new, first)
+    # A slice of `step` slots from `first` on, or as near the end as it fits, then one of the first slots. In the slices
+    # slots get the new entry that belongs there, or keep the one that they have.
+    slot = jnp.arange(step, dtype=first.dtype)[None, :]
+    for start in (first, first - slots):  # the slot of the first new entry, counted from this end of the ring
+        begin = jnp.clip(start, 0, slots - step)
+        source = begin[:, None] + slot - start[:, None]  # [B, step]: the number of each slot's new entry
+        is_new = jnp.logical_and(source >= 0, source < step)
+        merged = jnp.where(
+            is_new[:, None, :, None],
+            _take(new, jnp.clip(source, 0, step - 1)).astype(buffer.dtype),
+            _slice(buffer, begin, step),
+        )
+        buffer = write(buffer, merged, begin)
+    return buffer
+
+
+def _slice(buffer: Layer, start: Int[Array, " batch"], step: int) -> New:
+    if buffer.shape[0] == 1:
+        return jax.lax.dynamic_slice_in_dim(buffer, start[0], step, axis=2)
+    return jax.vmap(lambda b, at: jax.lax.dynamic_slice_in_dim(b, at, step, axis=1))(buffer, start)
+
+
+def _take(buffer: Layer, slots: Int[Array, "batch step"]) -> New:
+    return jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2)
