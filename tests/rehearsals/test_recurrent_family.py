@@ -216,5 +216,5 @@ def test_a_manifest_holds_it(monkeypatch):
     table = orbax.without_none(nets.table_of(CONFIG))
     assert nets.from_table("decoder", table, "[model]") == CONFIG
     table["layers"][0]["attention"]["block"] = "mamba"
-    with pytest.raises(RecipeError, match="has block 'mamba': expected one of attention, dense, .*delta"):
+    with pytest.raises(RecipeError, match=r"has block 'mamba': expected one of attention, dense, .*delta"):
         nets.from_table("decoder", table, "[model]")
