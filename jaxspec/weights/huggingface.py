@@ -112,10 +112,20 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     folder = Path(folder)
     # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.
     family, config = read_config(folder)
-    scheme = quantised_files.scheme_of(read_object(folder / CONFIG))
-    by_name = _by_tensor(family.names(config))
+    table = read_object(folder / CONFIG)
+    by_name, scheme = _by_tensor(family.names(config)), quantised_files.scheme_of(table)
     files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in by_name)
+    if "text_config" in table:
+        _tell_of_others(folder, family, files)
     return assemble(folder, family, config, files, dtype, mesh)
+
+
+def _tell_of_others(folder: Path, family: Family, files: list[tensors.Shard]) -> None:
+    """Names what a model that also sees or hears has beside its text half, which alone is read."""
+    names = [name for shard in files for name in shard.shapes if family.canonical(name) is None]
+    if parts := sorted({name.removeprefix("model.").split(".")[0] for name in names}):
+        text = "%s: the text half is read, and not %s (%d tensors): prompts are text"
+        logging.getLogger(__name__).warning(text, folder, ", ".join(parts), len(names))
 
 
 def assemble(
@@ -129,7 +139,8 @@ def assemble(
 ) -> tuple[Params, Any]:
     """Reads the parameters that lie in files of tensors, as `restore` returns them; `described`: what says which."""
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
-    files = [_of_model(shard, config) for shard in shards]
+    unused = frozenset(family.unused(config))
+    files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
     _check(folder, where, config, files, family, copies, described)

@@ -159,6 +159,24 @@ def ernie(draw):
     return decoder(draw) | {"use_bias": draw.random() < 0.5}
 
 
+def gemma4(draw):
+    """Of both widths of head, with and without shared layers, embeddings per layer, and values that are keys."""
+    kinds = [["sliding_attention", "full_attention"] * 2, ["sliding_attention"] * 3 + ["full_attention"]]
+    table = decoder(draw) | {"num_hidden_layers": 4, "layer_types": draw.choice(kinds), "sliding_window": 3}
+    table |= {"hidden_activation": table.pop("hidden_act"), "attention_bias": draw.random() < 0.3}
+    local = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e4])}
+    turns = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": draw.choice([0.25, 0.5])}
+    table |= {"rope_parameters": {"full_attention": turns, "sliding_attention": local}}
+    table |= {"global_head_dim": draw.choice([8, 16]), "final_logit_softcapping": draw.choice([None, 3.0])}
+    table |= {"hidden_size_per_layer_input": draw.choice([0, 4]), "vocab_size_per_layer_input": 61}
+    if draw.random() < 0.5:
+        table |= {"attention_k_eq_v": True, "num_global_key_value_heads": draw.choice([1, 2, 4])}
+    # transformers shares keys only where there are embeddings per layer.
+    if table["layer_types"] == kinds[0] and table["hidden_size_per_layer_input"]:
+        table |= {"num_kv_shared_layers": draw.choice([1, 2]), "use_double_wide_mlp": draw.random() < 0.5}
+    return table
+
+
 def gpt2(draw):
     return LENGTHS | {
         **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 48},
@@ -187,6 +205,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
+    "Gemma4ForCausalLM": gemma4,
     "MinistralForCausalLM": ministral,
     "Phi3ForCausalLM": phi3,
     "Olmo2ForCausalLM": olmo2,
@@ -236,7 +255,7 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
         options = FAMILIES[architecture](draw)
         peer = kind._from_config(kind.config_class(**options), attn_implementation="eager").eval()
         with torch.no_grad():
-            for x in peer.parameters():
+            for x in [*peer.parameters(), *(x for name, x in peer.named_buffers() if "layer_scalar" in name)]:
                 x.normal_(0, 0.4)
             inputs = torch.tensor(tokens)
             fed = {"decoder_input_ids": inputs} if architecture.startswith("T5") else {}

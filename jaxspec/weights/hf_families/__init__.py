@@ -10,6 +10,7 @@ from jaxspec.weights import quantised_files
 from jaxspec.weights.hf_families import (
     cohere,
     gemma,
+    gemma4,
     glm,
     gpt,
     granite,
@@ -37,6 +38,7 @@ FAMILIES: tuple[Family, ...] = (
     gemma.GEMMA2,
     gemma.GEMMA3,
     gemma.GEMMA,
+    gemma4.GEMMA4,
     mistral.MINISTRAL,
     phi.PHI3,
     olmo.OLMO2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ class Family(NamedTuple):
             end tokens beside it, and dtypes are those of the tensors.
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
+        unused: configuration -> names of tensors that a file may hold, and that the network does not use.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Family(NamedTuple):
     sizes: dict[str, Any]
     copies: Mapping[str, str] = MappingProxyType({})
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
+    unused: Callable[[Any], Collection[str]] = lambda config: ()
 
 
 ACTIVATIONS = {

@@ -1,0 +1,260 @@
+"""The text half of Gemma 4 (Google, 2026): layers of two head sizes, of which the last ones may have no keys of their own.
+
+What a folder has for images and sound is not read. Names and equations are those of transformers 5.24.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
+from jaxspec.nets.rotary import RopeScaling, Rotary
+from jaxspec.nets.shapes import AttentionShape, FeedForwardShape, LayerShape, NormShape
+from jaxspec.weights.hf_families import common, decoders
+from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, Tensor, only
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+_DEFAULTS = {
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
+        GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}
+_UNIFIED = {"max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+
+
+def read(table: dict) -> DecoderConfig:
+    """Reads the network of a config.json, with sizes of global layers in either of their two spellings."""
+    if "text_config" in table:  # what both halves share lies outside of it
+        table = {**{key: table[key] for key in ("tie_word_embeddings",) if key in table}, **table["text_config"]}
+    is_unified = str(table.get("model_type")).startswith("gemma4_unified")
+    table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
+    only(table, use_bidirectional_attention="vision", enable_moe_block=False)  # of text "vision" is causal
+    kinds, rotaries = _kinds(table), {kind: table["rope_parameters"].get(kind) for kind in (LOCAL, GLOBAL)}
+    sizes, heads, biases = _sizes(table, kinds), table["num_attention_heads"], bool(table.get("attention_bias", False))
+    first_shared = len(kinds) - table["num_kv_shared_layers"]
+    activation = common.activation(table["hidden_activation"])
+    side = table["hidden_size_per_layer_input"]
+
+    def layer(index: int) -> LayerShape:
+        kind, (head_dim, kv_heads) = kinds[index], sizes[index]
+        is_shared, is_global = index >= first_shared, kind == GLOBAL
+        attention = AttentionShape(
+            heads,
+            kv_heads,
+            head_dim,
+            window=None if is_global else table["sliding_window"],
+            rotary=_rotary(rotaries[kind], kind, head_dim),
+            query_scalar=1.0,
+            qkv_bias=biases,
+            out_bias=biases,
+            head_norms=True,
+            value_norm=True,
+            keys_are_values=is_global and bool(table.get("attention_k_eq_v", False)),
+            shares=_source(kinds, sizes, index, first_shared) if is_shared else None,
+        )
+        width = table["intermediate_size"] * (2 if is_shared and table.get("use_double_wide_mlp", False) else 1)
+        return LayerShape(attention, FeedForwardShape(width, activation), True, LayerEndShape(side, activation))
+
+    try:
+        return DecoderConfig(
+            table["vocab_size"],
+            table["hidden_size"],
+            tuple(map(layer, range(len(kinds)))),
+            NormShape(epsilon=float(table["rms_norm_eps"])),
+            tied_head=bool(table["tie_word_embeddings"]),
+            scale_embedding=True,
+            logits_cap=table.get("final_logit_softcapping"),
+            max_positions=table["max_position_embeddings"],
+            side=PerLayerShape(side, table["vocab_size_per_layer_input"]) if side else None,
+        )
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
+
+
+def _kinds(table: dict) -> list[str]:
+    """Returns the kind of each layer; the last one is global in any case, as in transformers."""
+    count = table["num_hidden_layers"]
+    kinds = list(table.get("layer_types") or [LOCAL if (i + 1) % 6 else GLOBAL for i in range(count)])
+    if others := set(kinds) - {LOCAL, GLOBAL}:
+        raise FamilyError(f"layer_types has {', '.join(map(str, others))}: expected {LOCAL} and {GLOBAL}")
+    if len(kinds) != count:
+        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
+    if not 0 <= table["num_kv_shared_layers"] < count:
+        shared = table["num_kv_shared_layers"]
+        raise FamilyError(f"num_kv_shared_layers is {shared}, and there are {count} layers: expected fewer")
+    return [*kinds[:-1], GLOBAL]
+
+
+def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
+    """Returns the head dimension and the key-value heads of each layer.
+
+    transformers saves `per_layer_config`, by the layers' numbers. Published files have one number for global layers.
+    """
+    usual = {"head_dim": table["head_dim"], "num_key_value_heads": table["num_key_value_heads"]}
+    of_global = {"head_dim": table["global_head_dim"]}
+    if table.get("attention_k_eq_v", False) and table.get("num_global_key_value_heads") is not None:
+        of_global["num_key_value_heads"] = table["num_global_key_value_heads"]
+    named = table.get("per_layer_config")
+    if named is None:
+        named = {str(i): of_global for i, kind in enumerate(kinds) if kind == GLOBAL}
+    sizes = []
+    for i in range(len(kinds)):
+        changes = named.get(str(i), {})
+        if others := set(changes) - set(usual):
+            raise FamilyError(f"per_layer_config has {', '.join(sorted(others))}: expected {', '.join(usual)}")
+        common.check(changes)
+        sizes.append(tuple((usual | changes).values()))
+    return sizes
+
+
+def _source(kinds: list[str], sizes: list[tuple[int, int]], index: int, first_shared: int) -> int:
+    """Returns the layer whose keys a layer reads: the last one of its kind that has its own."""
+    sources = [i for i in range(first_shared) if kinds[i] == kinds[index]]
+    if not sources or sizes[sources[-1]] != sizes[index]:
+        raise FamilyError(f"layer {index} shares keys: expected an earlier {kinds[index]} layer with heads of its size")
+    return sources[-1]
+
+
+def _rotary(scaling: dict | None, kind: str, head_dim: int) -> Rotary:
+    """Reads the rotation of layers of a kind."""
+    scaling = scaling or {}
+    common.check(scaling)
+    form, share = scaling.get("rope_type", "default"), float(scaling.get(decoders.PARTIAL) or 1.0)
+    base, factor = float(common.need(scaling, "rope_theta")), float(scaling.get("factor") or 1.0)
+    if form == "proportional":
+        scale = RopeScaling() if factor == 1.0 else RopeScaling("linear", factor)
+        return Rotary(base, 2 * int(share * head_dim // 2), scale, proportional=True)
+    if form != "default" or share != 1.0:
+        described = f"the rotation of {kind} is {form!r} for a share of {share}"
+        raise FamilyError(f"{described}: expected 'proportional', or 'default' for all of a head")
+    return Rotary(base)
+
+
+def write(config: DecoderConfig) -> dict[str, Any]:
+    """Writes config.json with the keys of published files."""
+    layers = config.layers
+    local = next((layer for layer in layers if layer.attention.window is not None), layers[-1])
+    last, side = layers[-1], config.side
+    shared = [layer for layer in layers if layer.attention.shares is not None]
+    local_rotary, global_rotary = local.attention.rotary or Rotary(), last.attention.rotary or Rotary()
+    proportional = {
+        "rope_type": "proportional",
+        decoders.PARTIAL: (global_rotary.dims or 0) / last.attention.head_dim,
+        "rope_theta": global_rotary.base,
+        "factor": global_rotary.scaling.factor,
+    }
+    default = {"rope_type": "default", "rope_theta": global_rotary.base}
+    return {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": layers[0].ff.dim,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": last.attention.heads,
+        "num_key_value_heads": local.attention.kv_heads,
+        "num_global_key_value_heads": last.attention.kv_heads,
+        "head_dim": local.attention.head_dim,
+        "global_head_dim": last.attention.head_dim,
+        "hidden_activation": THEIRS[layers[0].ff.activation],
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm.epsilon,
+        "sliding_window": local.attention.window or _DEFAULTS["sliding_window"],
+        "layer_types": [GLOBAL if layer.attention.window is None else LOCAL for layer in layers],
+        "final_logit_softcapping": config.logits_cap,
+        "tie_word_embeddings": config.tied_head,
+        "attention_bias": last.attention.qkv_bias,
+        "attention_k_eq_v": last.attention.keys_are_values,
+        "num_kv_shared_layers": len(shared),
+        "use_double_wide_mlp": any(layer.ff.dim != layers[0].ff.dim for layer in shared),
+        "hidden_size_per_layer_input": side.dim if isinstance(side, PerLayerShape) else 0,
+        "vocab_size_per_layer_input": side.vocab_size if isinstance(side, PerLayerShape) else config.vocab_size,
+        "rope_parameters": {
+            LOCAL: {"rope_type": "default", "rope_theta": local_rotary.base},
+            GLOBAL: proportional if global_rotary.proportional else default,
+        },
+    }
+
+
+def names(config: DecoderConfig) -> dict[str, Tensor]:
+    """Says where each parameter lies."""
+    tensors = decoders.names(config)
+    if config.side is not None:
+        tensors |= {
+            "side/table/embedding": Tensor("model.embed_tokens_per_layer.weight"),
+            "side/projection/weight": Tensor("model.per_layer_model_projection.weight"),
+            "side/norm/scale": Tensor("model.per_layer_projection_norm.weight"),
+        }
+    ends = {"scalar": "layer_scalar"}
+    if config.side is not None:
+        ends |= {"gate/weight": "per_layer_input_gate.weight", "out/weight": "per_layer_projection.weight"}
+        ends |= {"norm/scale": "post_per_layer_input_norm.weight"}
+    for i in range(len(config.layers)):
+        tensors |= {f"layers_{i}/last/{path}": Tensor(f"model.layers.{i}.{name}") for path, name in ends.items()}
+    return tensors
+
+
+def unused(config: DecoderConfig) -> set[str]:
+    """Names the tensors that published files hold of layers without keys of their own."""
+    without = [i for i, layer in enumerate(config.layers) if layer.attention.shares is not None]
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.bias", "v_proj.bias")
+    return {f"model.layers.{i}.self_attn.{part}" for i in without for part in parts}
+
+
+def canonical(name: str) -> str | None:
+    """Finds the text half among the tensors of a model that also sees and hears.
+
+    >>> canonical("model.language_model.layers.0.layer_scalar")
+    'model.layers.0.layer_scalar'
+    >>> canonical("model.vision_tower.patch_embedder.input_proj.weight")
+    """
+    if name.removeprefix("model.").startswith(OTHERS):
+        return None
+    return decoders.canonical(name.replace("model.language_model.", "model."))
+
+
+OTHERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
+
+
+def _size(dim: int, ff: int, layers: int, heads: int, kv: int, of_global: int | None = None, **keys: Any):
+    """Makes a published size; `of_global` are the key-value heads of global layers where their keys are values."""
+    table = {"hidden_size": dim, "intermediate_size": ff, "num_hidden_layers": layers, "num_attention_heads": heads}
+    table |= {"num_key_value_heads": kv, "final_logit_softcapping": 30.0, "model_type": "gemma4_text"}
+    if of_global is not None:
+        table |= {"attention_k_eq_v": True, "num_global_key_value_heads": of_global, "sliding_window": 1024}
+        table |= {"hidden_size_per_layer_input": 0}
+    return read(table | keys)
+
+
+SIZES = {
+    "gemma-4-e2b": _size(
+        *(1536, 6144, 35, 8, 1),
+        layer_types=([LOCAL] * 4 + [GLOBAL]) * 7,
+        num_kv_shared_layers=20,
+        use_double_wide_mlp=True,
+    ),
+    "gemma-4-e4b": _size(2560, 10_240, 42, 8, 2, num_kv_shared_layers=18),
+    "gemma-4-12b": _size(3840, 15_360, 48, 16, 8, 1, max_position_embeddings=262_144),
+    "gemma-4-31b": _size(5376, 21_504, 60, 32, 16, 4),
+}
+TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
+GEMMA4 = Family("Gemma 4, text", TYPES, read, write, names, canonical, SIZES, unused=unused)
