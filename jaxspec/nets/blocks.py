@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jaxspec.nets.dense_and_experts import DenseAndExpertsShape
 from jaxspec.nets.experts import ExpertsShape
 from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
 from jaxspec.nets.shapes import AttentionShape, FeedForwardShape
@@ -13,6 +14,7 @@ BLOCKS: dict[str, type] = {
     "attention": AttentionShape,
     "dense": FeedForwardShape,
     "experts": ExpertsShape,
+    "dense_and_experts": DenseAndExpertsShape,
     "per_layer": PerLayerShape,
     "layer_end": LayerEndShape,
 }

@@ -62,6 +62,7 @@ class DecoderLayer(nn.Module):
         ff: the feed-forward block.
         norm: makes norms.
         post_norms, pre_norms, parallel, added_scale: see `shapes.LayerShape`.
+        has_ff_norm: its `ff_norm`.
         last: the block at the end; None for none.
     """
 
@@ -72,13 +73,14 @@ class DecoderLayer(nn.Module):
     pre_norms: bool = True
     parallel: bool = False
     added_scale: float = 1.0
+    has_ff_norm: bool = True
     last: Any = None
 
     def setup(self):
         # Flax names parameters by these attributes, and checkpoints are written by those names.
         if self.pre_norms:
             self.attention_norm = self.norm()
-        if self.pre_norms and not self.parallel:
+        if self.pre_norms and self.has_ff_norm and not self.parallel:
             self.ff_norm = self.norm()
         if self.post_norms:
             self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
@@ -98,7 +100,7 @@ class DecoderLayer(nn.Module):
             added, record = self.attention.mix(of_attention, read, inputs)
             x = x + self._scaled(self.attention_post_norm(added) if self.post_norms else added)
         if mlp:
-            of_ff = of_attention if self.parallel else self.ff_norm(x) if self.pre_norms else x
+            of_ff = of_attention if self.parallel else self.ff_norm(x) if self.pre_norms and self.has_ff_norm else x
             added = self.ff(of_ff)
             x = x + self._scaled(self.ff_post_norm(added) if self.post_norms else added)
         return x if self.last is None else self.last(x, inputs.side), record
@@ -113,7 +115,7 @@ def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = Decod
     shape = config.layers[index]
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
     norms = {name: getattr(shape, name) for name in ("post_norms", "pre_norms", "parallel", "added_scale")}
-    return kind(norm=norm_of(config), **norms, **blocks, **options)
+    return kind(norm=norm_of(config), has_ff_norm=shape.ff_norm, **norms, **blocks, **options)
 
 
 def layers_of(config: DecoderConfig) -> list[DecoderLayer]:

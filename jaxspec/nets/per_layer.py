@@ -9,9 +9,6 @@ Shapes: B batch, T step, M model dimension, P dimension of the embeddings.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,11 +17,11 @@ from jaxtyping import Array, Float, Int
 from jaxspec.nets.attention import ACTIVATIONS, RMSNorm
 from jaxspec.nets.dense import Dense, parameter
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.shapes import LAYOUTS, DecoderConfig
+from jaxspec.nets.shapes import DecoderConfig, WholeBlock
 
 
 @dataclasses.dataclass(frozen=True)
-class PerLayerShape:
+class PerLayerShape(WholeBlock):
     """The table of embeddings of all layers, for `DecoderConfig.side`.
 
     Attributes:
@@ -34,9 +31,6 @@ class PerLayerShape:
 
     dim: int
     vocab_size: int
-
-    parts: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    layouts: ClassVar[Mapping[str, tuple[str, ...]]] = LAYOUTS
 
     def share(self, path: str) -> float:
         """See `shapes.Block`: the table is looked up."""
@@ -73,7 +67,7 @@ class PerLayerEmbedding(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerEndShape:
+class LayerEndShape(WholeBlock):
     """The block at a layer's end, for `LayerShape.last`: it adds the layer's embedding and scales the stream.
 
     Attributes:
@@ -83,13 +77,6 @@ class LayerEndShape:
 
     dim: int = 0
     activation: str = "gelu"
-
-    parts: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    layouts: ClassVar[Mapping[str, tuple[str, ...]]] = LAYOUTS
-
-    def share(self, path: str) -> float:
-        """See `shapes.Block`."""
-        return 1.0
 
     def module(self, config: DecoderConfig) -> LayerEnd:
         """See `shapes.Block`."""

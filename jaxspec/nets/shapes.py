@@ -24,7 +24,7 @@ from jaxspec.nets.rotary import Rotary
 POSITIONS = ("rotary", "relative", "learned")
 NORMS = ("rms", "layer")
 NORMED = ("head", "rotated", "whole")  # what norms of queries and keys are of
-LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # of blocks whose matrices `sharding.LAYERS` has
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Block(Protocol):
@@ -77,8 +77,26 @@ class Mixer(Block, Protocol):
         ...
 
 
+class WholeBlock:
+    """What most blocks have in common: none of their own axes is cut, and each token is multiplied with all of them."""
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """See `Block`."""
+        return NONE
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[str, ...]]:
+        """See `Block`."""
+        return NONE
+
+    def share(self, path: str) -> float:
+        """See `Block`."""
+        return 1.0
+
+
 @dataclasses.dataclass(frozen=True)
-class AttentionShape:
+class AttentionShape(WholeBlock):
     """The attention of a layer.
 
     Attributes:
@@ -132,15 +150,6 @@ class AttentionShape:
         """See `Block`."""
         return {"heads": self.heads, "kv_heads": self.kv_heads}
 
-    @property
-    def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `Block`."""
-        return LAYOUTS
-
-    def share(self, path: str) -> float:
-        """See `Block`."""
-        return 1.0
-
     def module(self, config: DecoderConfig) -> Attention:
         """See `Block`."""
         dtype = jnp.dtype(config.dtype)
@@ -176,7 +185,7 @@ class AttentionShape:
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedForwardShape:
+class FeedForwardShape(WholeBlock):
     """The feed-forward block of a layer.
 
     Attributes:
@@ -199,15 +208,6 @@ class FeedForwardShape:
         """See `Block`."""
         return {"ff": self.dim}
 
-    @property
-    def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `Block`."""
-        return LAYOUTS
-
-    def share(self, path: str) -> float:
-        """See `Block`."""
-        return 1.0
-
     def module(self, config: DecoderConfig) -> FeedForward:
         """See `Block`."""
         options = {"use_bias": self.bias, "dtype": jnp.dtype(config.dtype)}
@@ -222,6 +222,7 @@ class LayerShape:
         attention, ff: the two blocks: an `AttentionShape` and a `FeedForwardShape`, or classes with their methods.
         post_norms: whether what a block adds is normalised (Gemma 2 and 3).
         pre_norms: whether what a block reads is normalised; not in OLMo 2, which has post-norms alone.
+        ff_norm: whether `pre_norms` holds of the feed-forward block; False for one that normalises its input itself.
         parallel: whether both blocks read the same stream, after one norm (Cohere).
         added_scale: a factor of what each block adds (Granite).
         last: a third block, (stream [B, T, M], the layer's side input [B, T, P] or None) -> stream; None for none.
@@ -234,6 +235,7 @@ class LayerShape:
     pre_norms: bool = True
     parallel: bool = False
     added_scale: float = 1.0
+    ff_norm: bool = True
 
     @property
     def blocks(self) -> dict[str, Block]:

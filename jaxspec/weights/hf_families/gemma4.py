@@ -1,4 +1,4 @@
-"""The text half of Gemma 4 (Google, 2026): layers of two head sizes, of which the last ones may have no keys of their own.
+"""The text half of Gemma 4 (Google, 2026): layers of two head sizes, of which the last ones may share earlier keys.
 
 What a folder has for images and sound is not read. Names and equations are those of transformers 5.24.
 """
@@ -9,6 +9,8 @@ import dataclasses
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.dense_and_experts import DenseAndExpertsShape
+from jaxspec.nets.experts import ExpertsShape
 from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import AttentionShape, FeedForwardShape, LayerShape, NormShape
@@ -47,12 +49,13 @@ def read(table: dict) -> DecoderConfig:
         table = {**{key: table[key] for key in ("tie_word_embeddings",) if key in table}, **table["text_config"]}
     is_unified = str(table.get("model_type")).startswith("gemma4_unified")
     table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
-    only(table, use_bidirectional_attention="vision", enable_moe_block=False)  # of text "vision" is causal
+    only(table, use_bidirectional_attention="vision")  # of text "vision" is causal
     kinds, rotaries = _kinds(table), {kind: table["rope_parameters"].get(kind) for kind in (LOCAL, GLOBAL)}
     sizes, heads, biases = _sizes(table, kinds), table["num_attention_heads"], bool(table.get("attention_bias", False))
     first_shared = len(kinds) - table["num_kv_shared_layers"]
     activation = common.activation(table["hidden_activation"])
     side = table["hidden_size_per_layer_input"]
+    experts = _experts(table, activation) if table.get("enable_moe_block", False) else None
 
     def layer(index: int) -> LayerShape:
         kind, (head_dim, kv_heads) = kinds[index], sizes[index]
@@ -72,7 +75,8 @@ def read(table: dict) -> DecoderConfig:
             shares=_source(kinds, sizes, index, first_shared) if is_shared else None,
         )
         width = table["intermediate_size"] * (2 if is_shared and table.get("use_double_wide_mlp", False) else 1)
-        return LayerShape(attention, FeedForwardShape(width, activation), True, LayerEndShape(side, activation))
+        ff: Any = FeedForwardShape(width, activation) if experts is None else DenseAndExpertsShape(width, experts)
+        return LayerShape(attention, ff, True, LayerEndShape(side, activation), ff_norm=experts is None)
 
     try:
         return DecoderConfig(
@@ -88,6 +92,11 @@ def read(table: dict) -> DecoderConfig:
         )
     except ValueError as error:
         raise FamilyError(str(error)) from error
+
+
+def _experts(table: dict, activation: str) -> ExpertsShape:
+    count, top, width = (common.need(table, key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size"))
+    return ExpertsShape(count, top, width, activation)
 
 
 def _kinds(table: dict) -> list[str]:
@@ -175,7 +184,7 @@ def write(config: DecoderConfig) -> dict[str, Any]:
         "num_global_key_value_heads": last.attention.kv_heads,
         "head_dim": local.attention.head_dim,
         "global_head_dim": last.attention.head_dim,
-        "hidden_activation": THEIRS[layers[0].ff.activation],
+        "hidden_activation": THEIRS[getattr(layers[0].ff, "activation", "gelu")],
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm.epsilon,
         "sliding_window": local.attention.window or _DEFAULTS["sliding_window"],
@@ -192,12 +201,19 @@ def write(config: DecoderConfig) -> dict[str, Any]:
             LOCAL: {"rope_type": "default", "rope_theta": local_rotary.base},
             GLOBAL: proportional if global_rotary.proportional else default,
         },
-    }
+    } | _experts_keys(layers[0].ff)
+
+
+def _experts_keys(ff: Any) -> dict[str, Any]:
+    if not isinstance(ff, DenseAndExpertsShape):
+        return {}
+    counts = {"num_experts": ff.experts.count, "top_k_experts": ff.experts.top, "moe_intermediate_size": ff.experts.dim}
+    return {"enable_moe_block": True, "hidden_activation": THEIRS[ff.experts.activation], **counts}
 
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
     """Says where each parameter lies."""
-    tensors = decoders.names(config)
+    tensors = _layers_names(config)
     if config.side is not None:
         tensors |= {
             "side/table/embedding": Tensor("model.embed_tokens_per_layer.weight"),
@@ -210,6 +226,37 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
         ends |= {"norm/scale": "post_per_layer_input_norm.weight"}
     for i in range(len(config.layers)):
         tensors |= {f"layers_{i}/last/{path}": Tensor(f"model.layers.{i}.{name}") for path, name in ends.items()}
+    return tensors
+
+
+EXPERTS = {  # where the tensors of a block of experts and a dense one lie in a layer
+    "dense_norm/scale": "pre_feedforward_layernorm.weight",
+    "dense_post_norm/scale": "post_feedforward_layernorm_1.weight",
+    "experts_norm/scale": "pre_feedforward_layernorm_2.weight",
+    "experts_post_norm/scale": "post_feedforward_layernorm_2.weight",
+    "dense/gate/weight": "mlp.gate_proj.weight",
+    "dense/wi/weight": "mlp.up_proj.weight",
+    "dense/out/weight": "mlp.down_proj.weight",
+    "router/matrix": "router.proj.weight",
+    "router_scale": "router.scale",
+    "expert_scale": "router.per_expert_scale",
+    "experts/inwards/weight": "experts.gate_up_proj",
+    "experts/outwards/weight": "experts.down_proj",
+}
+
+
+def _layers_names(config: DecoderConfig) -> dict[str, Tensor]:
+    """Says where the parameters lie that all sizes have, and those of experts where there are any."""
+    with_experts = [i for i, layer in enumerate(config.layers) if isinstance(layer.ff, DenseAndExpertsShape)]
+    if not with_experts:
+        return decoders.names(config)
+    dense = FeedForwardShape(1)
+    layers = tuple(dataclasses.replace(layer, ff=dense) for layer in config.layers)
+    tensors = decoders.names(dataclasses.replace(config, layers=layers))
+    prefixes = tuple(f"layers_{i}/{part}" for i in with_experts for part in ("ff/", "ff_norm/"))
+    tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith(prefixes)}
+    for i in with_experts:
+        tensors |= {f"layers_{i}/ff/{path}": Tensor(f"model.layers.{i}.{name}") for path, name in EXPERTS.items()}
     return tensors
 
 
@@ -255,6 +302,13 @@ SIZES = {
     "gemma-4-e4b": _size(2560, 10_240, 42, 8, 2, num_kv_shared_layers=18),
     "gemma-4-12b": _size(3840, 15_360, 48, 16, 8, 1, max_position_embeddings=262_144),
     "gemma-4-31b": _size(5376, 21_504, 60, 32, 16, 4),
+    "gemma-4-26b-a4b": _size(
+        *(2816, 2112, 30, 16, 8, 2),
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
 }
 TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
 GEMMA4 = Family("Gemma 4, text", TYPES, read, write, names, canonical, SIZES, unused=unused)
