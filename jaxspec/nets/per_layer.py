@@ -9,6 +9,7 @@ Shapes: B batch, T step, M model dimension, P dimension of the embeddings.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -31,6 +32,16 @@ class PerLayerShape(WholeBlock):
 
     dim: int
     vocab_size: int
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """See `shapes.Block`."""
+        return {"vocab": self.vocab_size}
+
+    @property
+    def layouts(self) -> Mapping[str, tuple[str, ...]]:
+        """See `shapes.Block`."""
+        return {"side/table": ("vocab", "dim")}
 
     def share(self, path: str) -> float:
         """See `shapes.Block`: the table is looked up."""

@@ -1,0 +1,204 @@
+"""Gemma 4: folders in both spellings, greedy text as transformers writes it, drafted text as plain text."""
+
+import functools
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jaxspec
+from jaxspec import drafters, nets, sharding
+from jaxspec.nets import decoder
+from jaxspec.weights import huggingface, orbax
+from jaxspec.weights.hf_families import FamilyError, gemma4
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+KINDS = [LOCAL] * 2 + [GLOBAL] + [LOCAL] * 2 + [GLOBAL]
+COMMON = {
+    **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6, "layer_types": KINDS},
+    **{
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 5,
+        "model_type": "gemma4_text",
+    },
+    **{"final_logit_softcapping": 30.0, "max_position_embeddings": 128, "hidden_activation": "gelu_pytorch_tanh"},
+}
+KEYS_ARE_VALUES = {"num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
+E2B = COMMON | {"num_key_value_heads": 1, "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8}
+E2B |= {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+TABLES = {
+    "E2B": E2B,
+    "31B": COMMON | KEYS_ARE_VALUES | {"hidden_size_per_layer_input": 0},
+    "26B-A4B": COMMON | KEYS_ARE_VALUES | EXPERTS | {"hidden_size_per_layer_input": 0},
+}
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7]]  # one longer than the window, one shorter
+LENGTH = 14
+
+
+def peer(name, folder):
+    """A model of transformers with random weights, the scalars and norms included, and its folder."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    kind = transformers.Gemma4ForCausalLM
+    options = {key: value for key, value in TABLES[name].items() if key != "model_type"}
+    config = kind.config_class(**options, pad_token_id=0, eos_token_id=None, bos_token_id=None)
+    model = kind._from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    with torch.no_grad():
+        scalars = [x for name, x in model.named_buffers() if "layer_scalar" in name]
+        for x in [*model.parameters(), *scalars]:
+            x.normal_(0, 0.3)
+        for x in [*scalars, *(x for name, x in model.named_parameters() if "norm" in name)]:
+            x += 1
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders by name, made where they are asked for."""
+    root = tmp_path_factory.mktemp("gemma4")
+    return functools.cache(lambda name: (peer(name, root / name), root / name))
+
+
+@functools.cache
+def random(name, seed=0):
+    """A random model of ours, whose norms and scalars are not one."""
+    config = gemma4.read(TABLES[name])
+    params = decoder.init(config, jax.random.key(seed))
+    keys = iter(jax.random.split(jax.random.key(seed + 1), 1000))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+    return jaxspec.core.Model(decoder.language_model(config), params, config=config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_greedy_text_is_that_of_transformers(name, folders):
+    torch = pytest.importorskip("torch")
+    theirs, folder = folders(name)
+    model = jaxspec.load(folder)
+    text = jaxspec.generate(model, PROMPTS, max_new_tokens=LENGTH)
+    drafted = jaxspec.generate(model, PROMPTS, drafter=drafters.prompt_lookup(), gamma=3, max_new_tokens=LENGTH)
+    np.testing.assert_array_equal(drafted.tokens, text.tokens)
+    for prompt, row in zip(PROMPTS, np.asarray(text.tokens), strict=True):
+        options = {"do_sample": False, "max_new_tokens": LENGTH, "eos_token_id": None}
+        expected = theirs.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+        assert row.tolist() == expected.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_drafted_text_is_plain_text(name):
+    """Another model of the family drafts a chain and a tree; a Gemma of fewer layers drafts for itself."""
+    target, draft = random(name), random(name, 7)
+    plain = jaxspec.generate(target, PROMPTS, max_new_tokens=LENGTH)
+    for drafter in (draft, drafters.early_exit(target, 3), drafters.tree(target, (2, 1))):
+        drafted = jaxspec.generate(target, PROMPTS, drafter=drafter, gamma=3, max_new_tokens=LENGTH)
+        np.testing.assert_array_equal(drafted.tokens, plain.tokens)
+    assert drafted.stats.accepted.sum() > 0
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_both_spellings_of_sizes_are_read(name):
+    """transformers writes sizes layer by layer; published files have those of global layers, in their text_config."""
+    pytest.importorskip("transformers")
+    from transformers import Gemma4TextConfig
+
+    published = {key: value for key, value in TABLES[name].items() if key != "model_type"}
+    saved = Gemma4TextConfig(**published).to_dict()
+    assert "global_head_dim" not in saved and set(saved["per_layer_config"]) & {"2", 2}
+    config = gemma4.read(TABLES[name])
+    assert gemma4.read(json.loads(json.dumps(saved))) == config
+    assert gemma4.read({"model_type": "gemma4", "text_config": TABLES[name], "vision_config": {}}) == config
+    assert [layer.attention.head_dim for layer in config.layers] == [8, 8, 16, 8, 8, 16]
+
+
+def test_a_folder_that_also_sees_gives_its_text_half(tmp_path, caplog):
+    """Its names have a prefix; its other parts are named and left out, as are keys of layers that share others'."""
+    model = random("E2B")
+    huggingface.save(model, tmp_path / "text")
+    huggingface.save(model, tmp_path / "all")
+    tensors = load_file(tmp_path / "text" / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
+    renamed["model.vision_tower.patch_embedder.input_proj.weight"] = np.ones((2, 2), np.float32)
+    renamed["model.embed_audio.embedding_projection.weight"] = np.ones((2, 2), np.float32)
+    renamed["model.language_model.layers.4.self_attn.k_proj.weight"] = np.ones((8, 32), np.float32)
+    save_file(renamed, tmp_path / "all" / "model.safetensors")
+    table = json.loads((tmp_path / "text" / "config.json").read_text())
+    (tmp_path / "all" / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": table}))
+    with caplog.at_level(logging.WARNING):
+        loaded = jaxspec.load(tmp_path / "all")
+    assert "the text half is read, and not embed_audio, vision_tower (2 tensors)" in caplog.text
+    assert loaded.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_narrow_weights_load(dtype, tmp_path):
+    """Log-probabilities near those of float32: within what rounding every matrix leaves."""
+    model = random("E2B")
+    huggingface.save(model, tmp_path / "it")
+    narrow = jaxspec.load(tmp_path / "it", dtype=dtype)
+    prompt = jaxspec.Prompt(jnp.array(PROMPTS[:1]), jnp.array([9]))
+    logits = [x.lm.prefill(x.params, prompt, jaxspec.core.Room(9))[0].logits for x in (model, narrow)]
+    of_float, of_narrow = (np.asarray(jax.nn.log_softmax(x.astype(jnp.float32))) for x in logits)
+    off = np.abs(of_float - of_narrow).mean()
+    assert 0 < off < {"bfloat16": 0.2, "int8": 0.2, "int4": 1.5}[dtype]
+
+
+def test_a_manifest_holds_its_blocks():
+    for name in TABLES:
+        config = gemma4.read(TABLES[name])
+        assert nets.from_table("decoder", orbax.without_none(nets.table_of(config)), "[model]") == config
+
+
+def test_matrices_are_split_over_a_mesh():
+    """Heads and hidden units of every block are, and the table of embeddings per layer by its rows."""
+    config = gemma4.read(TABLES["26B-A4B"] | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 61})
+    axes = nets.axes_of(config)
+    names = {path: sharding.logical(path, axes.layers) for path in gemma4.names(config)}
+    assert names["layers_0/ff/dense/out/weight"] == ("dim", "ff") and names["side/table/embedding"] == ("vocab", "dim")
+    assert axes.parts["heads"] == 4 and axes.parts["kv_heads"] == 1 and axes.parts["ff"] == 12
+
+
+PUBLISHED = {"e2b": 4.63e9, "e4b": 7.46e9, "12b": 11.91e9, "31b": 30.70e9, "26b-a4b": 25.2e9}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_have_their_number_of_parameters(name):
+    """Of the text half: 5.1, 8.0, 12, 30.7 and 25.2 thousand million with what sees and hears."""
+    config = gemma4.SIZES[f"gemma-4-{name}"]
+    network = nets.net_of(config)
+    total = network.total(config, lambda small: sum(x.size for x in jax.tree.leaves(network.shapes(small))))
+    assert total == pytest.approx(PUBLISHED[name], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': only 'vision'"),
+        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6, and there are 6 layers: expected fewer"),
+        ({"num_kv_shared_layers": 4}, "layer 2 shares keys: expected an earlier full_attention layer"),
+        ({"layer_types": [LOCAL] * 5}, "layer_types has 5 layers, num_hidden_layers is 6"),
+        ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention: expected sliding_attention"),
+        ({"per_layer_config": {"2": {"hidden_size": 4}}}, "per_layer_config has hidden_size: expected head_dim"),
+        ({"per_layer_config": {"2": {"head_dim": -4}}}, "head_dim is -4: expected a positive integer"),
+        ({"enable_moe_block": True}, "it lacks 'num_experts'"),
+        ({"rope_parameters": {GLOBAL: {"rope_type": "yarn", "rope_theta": 1e4}}}, "lacks 'rope_theta'"),
+        (
+            {"rope_parameters": {kind: {"rope_type": "yarn", "rope_theta": 1e4} for kind in (LOCAL, GLOBAL)}},
+            "the rotation of sliding_attention is 'yarn' for a share of 1.0: expected 'proportional'",
+        ),
+    ],
+)
+def test_other_networks_are_refused(changes, message):
+    with pytest.raises(FamilyError, match=message):
+        gemma4.read(E2B | changes)
