@@ -38,7 +38,6 @@ FAMILIES: tuple[Family, ...] = (
     gemma.GEMMA2,
     gemma.GEMMA3,
     gemma.GEMMA,
-    gemma4.GEMMA4,
     mistral.MINISTRAL,
     phi.PHI3,
     olmo.OLMO2,
@@ -58,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     ungated.STARCODER2,
     ungated.NEMOTRON,
     ungated.ARCEE,
+    gemma4.GEMMA4,
 )
 
 
