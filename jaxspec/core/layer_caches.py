@@ -253,6 +253,8 @@ class Recurrent(LayerCache):
     log: Any
     base: Int[Array, " B"]
 
+    keeps_state = True
+
     @property
     def size(self) -> int:
         """The most tokens that are taken back."""

@@ -78,7 +78,7 @@ class Mixer(Block, Protocol):
 
 
 class WholeBlock:
-    """What most blocks have in common: none of their own axes is cut, and each token is multiplied with all of them."""
+    """A block of which no axis is cut, and whose matrices each token is multiplied with; others say what differs."""
 
     @property
     def parts(self) -> Mapping[str, int]:

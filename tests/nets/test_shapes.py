@@ -14,7 +14,7 @@ from jaxspec.nets import decoder
 from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.weights import orbax
-from jaxspec.weights.hf_families import FAMILIES, olmo
+from jaxspec.weights.hf_families import FAMILIES, gemma4, olmo
 
 LOCAL = AttentionShape(2, 2, 4, window=3, rotary=Rotary(10.0), head_norms=True, value_norm=True, query_scalar=1.0)
 GLOBAL = AttentionShape(
@@ -81,13 +81,11 @@ def test_a_table_of_one_number_for_all_layers():
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.sizes], ids=lambda family: family.title)
 def test_published_shapes_have_a_short_form(family):
-    """But for OLMo, whose norms none has: a manifest holds its layers."""
+    """But for OLMo's norms, and for Gemma 4's layers, which none has: a manifest holds their layers."""
     for config in family.sizes.values():
         name, form = nets.form_of(config)
-        if family is olmo.OLMO2:
-            assert (
-                form is config and nets.from_table(name, orbax.without_none(dataclasses.asdict(config)), "") == config
-            )
+        if family in (olmo.OLMO2, gemma4.GEMMA4):
+            assert form is config and nets.from_table(name, orbax.without_none(nets.table_of(config)), "") == config
             continue
         assert form is config or nets.FORMS[name].config(form) == config
         assert type(form) is nets.FORMS[name].kind

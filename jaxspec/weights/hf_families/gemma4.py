@@ -57,6 +57,7 @@ def read(table: dict) -> DecoderConfig:
     side = table["hidden_size_per_layer_input"]
     experts = _experts(table, activation) if table.get("enable_moe_block", False) else None
 
+    # Layers differ in head size, kv heads, window, rotation, width and in whose keys they read: each is made by itself.
     def layer(index: int) -> LayerShape:
         kind, (head_dim, kv_heads) = kinds[index], sizes[index]
         is_shared, is_global = index >= first_shared, kind == GLOBAL
@@ -74,6 +75,7 @@ def read(table: dict) -> DecoderConfig:
             keys_are_values=is_global and bool(table.get("attention_k_eq_v", False)),
             shares=_source(kinds, sizes, index, first_shared) if is_shared else None,
         )
+        # Layers that have no projections of keys and values may have a block twice as wide for it.
         width = table["intermediate_size"] * (2 if is_shared and table.get("use_double_wide_mlp", False) else 1)
         ff: Any = FeedForwardShape(width, activation) if experts is None else DenseAndExpertsShape(width, experts)
         return LayerShape(attention, ff, True, LayerEndShape(side, activation), ff_norm=experts is None)
@@ -118,6 +120,7 @@ def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
 
     transformers saves `per_layer_config`, by the layers' numbers. Published files have one number for global layers.
     """
+    # Only where values are keys does transformers read the other number of heads.
     usual = {"head_dim": table["head_dim"], "num_key_value_heads": table["num_key_value_heads"]}
     of_global = {"head_dim": table["global_head_dim"]}
     if table.get("attention_k_eq_v", False) and table.get("num_global_key_value_heads") is not None:
@@ -150,6 +153,7 @@ def _rotary(scaling: dict | None, kind: str, head_dim: int) -> Rotary:
     form, share = scaling.get("rope_type", "default"), float(scaling.get(decoders.PARTIAL) or 1.0)
     base, factor = float(common.need(scaling, "rope_theta")), float(scaling.get("factor") or 1.0)
     if form == "proportional":
+        # Frequencies are those of a whole head; the pairs beyond the share stand still.
         scale = RopeScaling() if factor == 1.0 else RopeScaling("linear", factor)
         return Rotary(base, 2 * int(share * head_dim // 2), scale, proportional=True)
     if form != "default" or share != 1.0:
@@ -250,6 +254,7 @@ def _layers_names(config: DecoderConfig) -> dict[str, Tensor]:
     with_experts = [i for i, layer in enumerate(config.layers) if isinstance(layer.ff, DenseAndExpertsShape)]
     if not with_experts:
         return decoders.names(config)
+    # Names of layers with an ordinary block, of which those of the block are then replaced.
     dense = FeedForwardShape(1)
     layers = tuple(dataclasses.replace(layer, ff=dense) for layer in config.layers)
     tensors = decoders.names(dataclasses.replace(config, layers=layers))
