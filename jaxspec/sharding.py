@@ -37,7 +37,7 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "positions": None,
     "experts": MODEL,
 }
-LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are the first of them
+LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
     "embedding": ("vocab", "dim"),
     "position": ("positions", "dim"),
     "head": ("vocab", "dim"),
@@ -143,7 +143,8 @@ def of(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> NamedShardi
     """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
     names = logical(path, axes.layers)
     # A matrix's entries by groups are [groups of columns, rows, columns of a group].
-    return _sharding(names[::-1] if len(names) == 2 and len(shape) == 3 else names, shape, axes.parts, mesh)
+    names = (*names[:-2], names[-1], names[-2]) if len(shape) == len(names) + 1 > 2 else names
+    return _sharding(names, shape, axes.parts, mesh)
 
 
 def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
     axes = next((table[end] for end in ends for table in (layers, LAYERS) if end in table), None)
     if axes is None or kind not in ("weight", "embedding", "bias"):
         return ()
-    return axes[:1] if kind == "bias" else axes
+    return axes[:-1] if kind == "bias" else axes
 
 
 def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:

@@ -6,6 +6,9 @@ with zero points z, "zero", for w = s (q - z):
     a scale per output      entries [out, in]         scale [out, 1]        zero [out, 1]
     a scale per group       entries [G, out, width]   scale [out, G]        zero [out, G]
 
+Stacks of matrices, experts', have one more axis in front of entries, scales and zero points alike; they are multiplied
+one by one.
+
 A group is `width` neighbouring columns of a row, so a matrix of G groups is G matrices of one scale per output, side by
 side. A scale belongs to an output, so x @ (s q)^T = s (x @ q^T): the entries are widened where they are multiplied, to
 the dtype of x, sums are float32, and the product is scaled before it is rounded; of groups, the sum of the scaled
@@ -29,6 +32,7 @@ Shapes: B batch, T step, N = B T, G groups of `width` columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,26 +66,33 @@ def entries_of(matrix: Quantised) -> Array:
 
 
 def shape(matrix: Matrix) -> tuple[int, ...]:
-    """Returns [out, in], of a quantised matrix too; the shape of any other array is its own.
+    """Returns [out, in], of a quantised matrix too, or [experts, out, in]; the shape of any other array is its own.
 
     >>> shape({"int4": jnp.zeros((2, 5, 32), jnp.int4), "scale": jnp.ones((5, 2))})
     (5, 64)
     """
     if not isinstance(matrix, Mapping):
         return jnp.shape(matrix)
-    *groups, rows, width = entries_of(matrix).shape
-    return rows, width * (groups[0] if groups else 1)
+    *stack, rows, _ = matrix["scale"].shape
+    return (*stack, rows, math.prod(entries_of(matrix).shape) // math.prod((*stack, rows)))
 
 
 def is_whole(matrix: Quantised) -> bool:
     """Tells whether shapes and types of entries, scales and zero points belong together."""
     entries, scale, zero = entries_of(matrix), matrix["scale"], matrix.get("zero", matrix["scale"])
-    # Two forms: [out, in] with a scale a row, or [G, out, width] with a scale a row and group.
-    groups = entries.shape[0] if len(entries.shape) == 3 else 1
+    # Two forms: [out, in] with a scale a row, or [G, out, width] with a scale a row and group; either in a stack.
+    *stack, _, _ = scale.shape
+    groups = entries.shape[len(stack)] if len(entries.shape) == len(stack) + 3 else 1
     name = "int4" if "int4" in matrix else "int8"
-    shapes = {tuple(scale.shape), tuple(zero.shape)} == {(entries.shape[-2], groups)}
+    shapes = {tuple(scale.shape), tuple(zero.shape)} == {(*entries.shape[: len(stack)], entries.shape[-2], groups)}
     kinds = jnp.dtype(entries.dtype).name == name and jnp.dtype(scale.dtype) == jnp.float32
-    return len(entries.shape) in (2, 3) and shapes and kinds and ("zero" not in matrix or zero.dtype == jnp.int8)
+    return (
+        len(stack) < 2
+        and len(entries.shape) - len(stack) in (2, 3)
+        and shapes
+        and kinds
+        and ("zero" not in matrix or zero.dtype == jnp.int8)
+    )
 
 
 def take_rows(matrix: Matrix, rows: Int[Array, " n"]) -> Matrix:
@@ -91,13 +102,15 @@ def take_rows(matrix: Matrix, rows: Int[Array, " n"]) -> Matrix:
     return {name: jnp.take(x, rows, axis=x.ndim - 2 if name in ENTRIES else 0) for name, x in matrix.items()}
 
 
-def widen(matrix: Quantised) -> Float[Array, "out in"]:
-    """Computes the float32 matrix that a quantised one stands for.
+def widen(matrix: Quantised) -> Float[Array, "*experts out in"]:
+    """Computes the float32 matrix that a quantised one stands for, or the stack of matrices.
 
     >>> matrix = {"int4": jnp.array([[[3, 4]], [[-1, 2]]], jnp.int4), "scale": jnp.array([[0.5, 2]])}
     >>> widen(matrix | {"zero": jnp.array([[1, 0]], jnp.int8)})
     Array([[ 1. ,  1.5, -2. ,  4. ]], dtype=float32)
     """
+    if matrix["scale"].ndim == 3:  # experts, one by one
+        return jax.lax.map(widen, dict(matrix))
     by_group = _groups_first(matrix["scale"])
     values = entries_of(matrix).astype(jnp.float32).reshape(*by_group.shape[:2], -1)  # [G, out, width]
     if "zero" in matrix:

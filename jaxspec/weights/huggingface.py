@@ -25,7 +25,7 @@ from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
 from jaxspec.nets import dtype_of, net_of
-from jaxspec.weights import hf_families, parameters, quantisation, quantised_files, tensors, tokenizers
+from jaxspec.weights import hf_families, parameters, quantisation, quantised_files, stacks, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
@@ -140,6 +140,8 @@ def assemble(
     """Reads the parameters that lie in files of tensors, as `restore` returns them; `described`: what says which."""
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     unused = frozenset(family.unused(config))
+    # Experts that lie apart are presented as stacks before names are compared.
+    shards = stacks.stacked(shards, family.experts)
     files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
@@ -304,8 +306,8 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         # Queries, keys and values of a GPT-2 are one tensor: parts in order, joined along the first axis.
         ordered = sorted(parts, key=lambda item: item[1].part)
         tensor = np.concatenate([read(path) for path, _ in ordered])
-        tensor = tensor.T if ordered[0][1].transposed else tensor
-        yield name, np.ascontiguousarray(tensor, jnp.dtype(_saved_as(model)))
+        tensor = tensor.swapaxes(-1, -2) if ordered[0][1].transposed else tensor
+        yield from stacks.unstacked(name, np.ascontiguousarray(tensor, jnp.dtype(_saved_as(model))), family.experts)
 
 
 def _saved_as(model: Model) -> str:
@@ -350,7 +352,7 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
     rows, *rest = expected[path]
     first, last, count = tensor.part
     shape = (rows * count // (last - first), *rest)
-    return shape[::-1] if tensor.transposed else shape
+    return (*shape[:-2], shape[-1], shape[-2]) if tensor.transposed else shape
 
 
 def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
@@ -361,6 +363,9 @@ def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
     rows = x.shape[1 if tensor.transposed else 0] // count
     if isinstance(x, quantised_files.Quantised) and not tensor.transposed:
         return x.part(first * rows, last * rows)
+    if tensor.transposed and len(x.shape) == 3:  # experts, each of which is turned when it is read
+        turned = (x.shape[0], x.shape[2], x.shape[1])
+        return Stored(turned, x.dtype, lambda start, stop: x[start:stop].swapaxes(1, 2))
     x = np.asarray(x)
     return (x.T if tensor.transposed else x)[first * rows : last * rows]
 

@@ -73,12 +73,20 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
     matrix, kind = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
     if matrix and kind is not None and isinstance(x, Quantised) and f"int{x.bits}" in (kind, "int4"):
         return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in _parts(path, x, kind).items()}
-    y = _converted(x, jnp.dtype("float32" if kind or not matrix else dtype))
-    if matrix and kind is not None:
-        # Waited for, so that one matrix at a time is in float32.
-        parts = jax.block_until_ready(quantisation.quantise_matrix(y, kind))
+    if matrix and kind is not None and len(x.shape) == 3:  # experts, each by itself
+        # One at a time is in float32: all would be twice what a file of bfloat16 has.
+        stack = [_rounded(x[i : i + 1], kind) for i in range(x.shape[0])]
+        parts = {name: np.concatenate([np.asarray(z[name]) for z in stack]) for name in stack[0]}
         return {name: put(f"{path}/{name}", z, axes, mesh) for name, z in parts.items()}
+    if matrix and kind is not None:
+        return {name: put(f"{path}/{name}", z, axes, mesh) for name, z in _rounded(x, kind).items()}
+    y = _converted(x, jnp.dtype(dtype if matrix else "float32"))
     return put(path, y, axes, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
+
+
+def _rounded(x: np.ndarray | Stored, kind: str) -> dict[str, jax.Array]:
+    """Quantises a matrix; waited for, so that one at a time is in float32."""
+    return jax.block_until_ready(quantisation.quantise_matrix(_converted(x, jnp.dtype("float32")), kind))
 
 
 def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
@@ -86,10 +94,10 @@ def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
     if x.columns is not None:
         order = f"{path} is stored with its columns in groups of another order (GPTQ's desc_act)"
         raise CheckpointError(f'{order}: load it with dtype="bfloat16", or a model that was quantised without')
-    # [out, in] -> [G, out, width], as `nets.quantised` multiplies them.
-    entries, groups = _converted(x.entries, jnp.dtype("int8")), x.scale.shape[1]
+    # [..., out, in] -> [..., G, out, width], as `nets.quantised` multiplies them.
+    entries, groups = _converted(x.entries, jnp.dtype("int8")), x.scale.shape[-1]
     if groups > 1:
-        entries = entries.reshape(len(entries), groups, -1).swapaxes(0, 1)
+        entries = entries.reshape(*entries.shape[:-1], groups, -1).swapaxes(-3, -2)
     parts = {kind: entries.astype(kind, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
     return parts if x.zero is None else parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
 

@@ -76,11 +76,6 @@ def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
         leaf = dequantise_matrix(leaf)
     if not is_matrix(path, leaf):
         return leaf
-    if kind is not None and len(leaf.shape) > 2:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        raise ValueError(
-            f"{name} has the shape {list(leaf.shape)}, and {kind} is for matrices: use bfloat16 or float32"
-        )
     return leaf.astype(dtype) if kind is None else quantise_matrix(leaf, kind)
 
 
@@ -168,8 +163,10 @@ def dtype_of(params: Params, computed: str) -> str:
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def quantise_matrix(matrix: Float[Array, "rows columns"], dtype: str = "int8") -> dict[str, Array]:
-    """Quantises one matrix, whose channels are its rows. A channel or group of zeros has scale 1."""
+def quantise_matrix(matrix: Float[Array, "*experts rows columns"], dtype: str = "int8") -> dict[str, Array]:
+    """Quantises one matrix, whose channels are its rows, or a stack. A channel or group of zeros has scale 1."""
+    if matrix.ndim == 3:  # one by one: the search for scales holds several copies
+        return jax.lax.map(functools.partial(quantise_matrix, dtype=dtype), matrix)
     matrix = matrix.astype(jnp.float32)
     if dtype == "int8":
         scale = jnp.max(jnp.abs(matrix), axis=1, keepdims=True) / LARGEST
@@ -205,6 +202,6 @@ def _shortened(scale: Array) -> Array:
 
 
 @jax.jit
-def dequantise_matrix(matrix: Quantised) -> Float[Array, "rows columns"]:
+def dequantise_matrix(matrix: Quantised) -> Float[Array, "*experts rows columns"]:
     """Returns the matrix that a quantised one stands for."""
     return quantised.widen(matrix)

@@ -15,7 +15,7 @@ from jaxspec.core import Room
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import hf_families
 
-COUNT, SEED, STEPS, FED = 56, 21, 12, 4  # FED of the STEPS tokens are read from a cache
+SEED, STEPS, FED = 21, 12, 4  # FED of the STEPS tokens are read from a cache
 LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
@@ -179,6 +179,18 @@ def gemma4(draw):
     return table
 
 
+def qwen3_moe(draw):
+    table = decoder(draw) | {"num_experts": draw.choice([4, 6]), "num_experts_per_tok": draw.choice([1, 2, 3])}
+    table |= {"moe_intermediate_size": 20, "norm_topk_prob": draw.random() < 0.5, "attention_bias": draw.random() < 0.5}
+    table |= draw.choice([{}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
+    return table | draw.choice([{}, {"use_sliding_window": True, "sliding_window": draw.choice([3, 6])}])
+
+
+def mixtral(draw):
+    table = decoder(draw) | {"num_local_experts": draw.choice([4, 8]), "num_experts_per_tok": draw.choice([1, 2])}
+    return table | {"sliding_window": draw.choice([None, 3, 6])}
+
+
 def gpt2(draw):
     return LENGTHS | {
         **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 48},
@@ -227,9 +239,12 @@ FAMILIES = {
     "Starcoder2ForCausalLM": starcoder2,
     "NemotronForCausalLM": nemotron,
     "ArceeForCausalLM": arcee,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "MixtralForCausalLM": mixtral,
     "GPT2LMHeadModel": gpt2,
     "T5ForConditionalGeneration": t5,
 }
+OFTEN = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")  # with more options than two configurations have
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -251,11 +266,11 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
     draw, wrong = random.Random(SEED), []
     torch.manual_seed(SEED)
     tokens = np.random.RandomState(SEED).randint(1, 61, (1, STEPS))
-    for number in range(COUNT):
-        architecture = list(FAMILIES)[number % len(FAMILIES)]
+    for number, architecture in enumerate([*FAMILIES, *FAMILIES, *(8 * OFTEN)]):
         kind = getattr(transformers, architecture)
         options = FAMILIES[architecture](draw)
-        peer = kind._from_config(kind.config_class(**options), attn_implementation="eager").eval()
+        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        peer = kind._from_config(kind.config_class(**options), **plain).eval()
         with torch.no_grad():
             for x in [*peer.parameters(), *(x for name, x in peer.named_buffers() if "layer_scalar" in name)]:
                 x.normal_(0, 0.4)

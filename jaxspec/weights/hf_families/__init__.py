@@ -17,6 +17,7 @@ from jaxspec.weights.hf_families import (
     llama,
     llama_like,
     mistral,
+    mixtures,
     olmo,
     phi,
     qwen,
@@ -58,6 +59,8 @@ FAMILIES: tuple[Family, ...] = (
     ungated.NEMOTRON,
     ungated.ARCEE,
     gemma4.GEMMA4,
+    mixtures.QWEN3_MOE,
+    mixtures.MIXTRAL,
 )
 
 

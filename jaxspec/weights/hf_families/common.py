@@ -20,7 +20,7 @@ class Tensor(NamedTuple):
     """The place of a parameter of ours in a Hugging Face checkpoint."""
 
     name: str
-    transposed: bool = False  # whether it is stored [in, out]; ours are [out, in]
+    transposed: bool = False  # whether it, or each matrix of a stack, is stored [in, out]; ours are [out, in]
     part: tuple[int, int, int] = (0, 1, 1)  # (a, b, n): parts a to b of n on the (untransposed) tensor's first axis
 
 
@@ -41,6 +41,8 @@ class Family(NamedTuple):
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
         unused: configuration -> names of tensors that a file may hold, and that the network does not use.
+        experts: the names of each expert's matrices, gate, other projection and that outwards, where files hold them
+            apart: see `stacks.stacked`.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Family(NamedTuple):
     copies: Mapping[str, str] = MappingProxyType({})
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
     unused: Callable[[Any], Collection[str]] = lambda config: ()
+    experts: tuple[str, ...] = ()
 
 
 ACTIVATIONS = {
@@ -77,7 +80,20 @@ def activation(name: str) -> str:
 
 COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
     *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
-    *("n_embd", "n_inner", "n_layer", "n_head", "d_model", "d_ff", "d_kv", "_buckets", "_distance"),
+    *(
+        "_experts",
+        "_experts_per_tok",
+        "sparse_step",
+        "n_embd",
+        "n_inner",
+        "n_layer",
+        "n_head",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "_buckets",
+        "_distance",
+    ),
 )
 NUMBERS = (
     "_eps",
@@ -93,7 +109,7 @@ NUMBERS = (
     "beta_fast",
     "beta_slow",
 )
-UNREAD = {"order_of_interleaved_layers", "add_classification_head", "org_vocab_size"}  # no sizes, or none of ours
+UNREAD = {"order_of_interleaved_layers", "add_classification_head", "org_vocab_size", "mlp_only_layers"}  # no sizes
 MAY_BE_ZERO = {
     "sliding_window_pattern",
     "num_nextn_predict_layers",

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
+from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
-from jaxspec.nets.shapes import LayerShape, NormShape
+from jaxspec.nets.shapes import FeedForwardShape, LayerShape, NormShape
 from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor, need, only
@@ -196,11 +197,12 @@ def family(
     canonical: Callable[[str], str | None] = canonical,
     more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
     renamed: Mapping[str, str] = MappingProxyType({}),
+    experts: tuple[str, ...] = (),
 ) -> Family:
     """Makes a family of what differs from others of these.
 
     Args:
-        title, model_types, read, sizes, canonical: see `Family`.
+        title, model_types, read, sizes, canonical, experts: see `Family`.
         architecture: the entry of "architectures" in config.json.
         keys: the keys of config.json that it adds, from the numbers that all layers have.
         more_keys: those for which these are not enough, from the layers themselves.
@@ -209,10 +211,29 @@ def family(
     """
 
     def write(config: DecoderConfig) -> dict[str, Any]:
-        form = nearest(config)
+        form = nearest(_dense(config))
         return _write(form, model_types[0], architecture) | keys(form) | more_keys(config)
 
-    return Family(title, model_types, read, write, functools.partial(names, renamed=renamed), canonical, sizes)
+    named = functools.partial(names, renamed=renamed)
+    return Family(title, model_types, read, write, named, canonical, sizes, experts=experts)
+
+
+def mixture(config: DecoderConfig) -> ExpertsShape:
+    """Returns the experts of a configuration's first layer that has any; an error where none has."""
+    return next(layer.ff for layer in config.layers if isinstance(layer.ff, ExpertsShape))
+
+
+def _dense(config: DecoderConfig) -> DecoderConfig:
+    """Puts dense blocks where there are experts, for the numbers that all layers have."""
+    dense = [layer.ff for layer in config.layers if isinstance(layer.ff, FeedForwardShape)]
+
+    def changed(index: int, layer: LayerShape) -> LayerShape:
+        if not isinstance(layer.ff, ExpertsShape):
+            return layer
+        activation = "silu" if layer.ff.activation == CLAMPED else layer.ff.activation
+        return dataclasses.replace(layer, ff=(*dense, FeedForwardShape(layer.ff.dim, activation))[0])
+
+    return with_layers(config, changed)
 
 
 def _write(config: UniformDecoder, model_type: str, architecture: str) -> dict[str, Any]:
@@ -247,6 +268,9 @@ LLAMA = {  # a layer's modules: their names in Llama's files
     "ff/gate": "mlp.gate_proj",
     "ff/wi": "mlp.up_proj",
     "ff/out": "mlp.down_proj",
+    "ff/router": "mlp.gate",
+    "ff/experts/inwards": "mlp.experts.gate_up_proj",
+    "ff/experts/outwards": "mlp.experts.down_proj",
 }
 POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "ff_post_norm": "post_feedforward_layernorm"}
 PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}  # where the name that Llama has for it is a post-norm's
@@ -274,11 +298,13 @@ def _norm(path: str, name: str, norm: NormShape) -> dict[str, Tensor]:
 
 
 def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, Tensor]:
-    attention, ff = layer.attention, layer.ff
+    attention, ff, is_mixture = layer.attention, layer.ff, isinstance(layer.ff, ExpertsShape)
     present = {"attention_norm": layer.pre_norms, "ff_norm": layer.pre_norms and not layer.parallel}
     present |= dict.fromkeys(POST_NORMS, layer.post_norms)
     present |= dict.fromkeys(("attention/query_norm", "attention/key_norm"), attention.head_norms)
-    present |= {"attention/value": not attention.keys_are_values, "ff/gate": ff.gated}
+    present |= dict.fromkeys(("ff/router", "ff/experts/inwards", "ff/experts/outwards"), is_mixture)
+    present |= dict.fromkeys(("ff/wi", "ff/out"), not is_mixture)
+    present |= {"attention/value": not attention.keys_are_values, "ff/gate": not is_mixture and ff.gated}
     if attention.shares is not None:  # it reads another layer's cache, and has no keys or norm of them
         present |= dict.fromkeys(("attention/key", "attention/value", "attention/key_norm"), False)
     modules = {**LLAMA, **(POST_NORMS | PRE_FF if layer.post_norms else {}), **renamed}
@@ -302,6 +328,11 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
         biased = (
             ff.bias if path.startswith("ff/") else attention.out_bias if path == "attention/out" else attention.qkv_bias
         )
-        for kind in ("weight", "bias") if biased else ("weight",):
-            tensors[f"{path}/{kind}"] = Tensor(f"{name}.{kind}", part=part)
+        # Our kinds of parameters, and the ends of their names in files: a router's and experts' are their own.
+        ends = {"weight": ".weight", "bias": ".bias"}
+        ends = {"ff/router": {"matrix": ".weight", "bias": ".bias"}}.get(path, ends)
+        ends = {"weight": "", "bias": "_bias"} if path.startswith("ff/experts/") else ends
+        for kind, end in ends.items():
+            if kind != "bias" or biased:
+                tensors[f"{path}/{kind}"] = Tensor(f"{name}{end}", part=part)
     return tensors

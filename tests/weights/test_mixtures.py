@@ -1,0 +1,214 @@
+"""Mixtures of experts in transformers' folders: both spellings, what is refused, what is written, texts and memory."""
+
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jaxspec
+from jaxspec.core import Room
+from jaxspec.nets import net_of, quantised
+from jaxspec.weights import huggingface, parameters, quantisation, stacks, tensors
+from jaxspec.weights.hf_families import mixtures
+from jaxspec.weights.tensors import CheckpointError
+from tests.weights.folders import assert_same, model_of
+
+STEPS, PROMPTS = 10, [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3]]
+ATTENTION = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SMALL = ATTENTION | {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "max_position_embeddings": 64}
+TABLES = {
+    "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    | {"mlp_only_layers": [0], "norm_topk_prob": True},
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+}
+FAMILY = {"Qwen3MoeForCausalLM": mixtures.QWEN3_MOE, "MixtralForCausalLM": mixtures.MIXTRAL}
+
+
+def config_of(name):
+    return FAMILY[name].read({**SMALL, **TABLES[name], "hidden_act": "silu"})
+
+
+@pytest.fixture(params=TABLES)
+def saved(request, tmp_path):
+    """A model and its folder, which we have written."""
+    model = model_of(config_of(request.param))
+    huggingface.save(model, tmp_path / "folder")
+    return request.param, model, tmp_path / "folder"
+
+
+def test_what_is_written_is_read_again(saved):
+    name, model, folder = saved
+    params, config = huggingface.restore(folder)
+    assert_same(params, model.params)
+    assert config == model.config
+    written = load_file(folder / "model.safetensors")
+    ends = {"Qwen3MoeForCausalLM": "mlp.experts.3.up_proj", "MixtralForCausalLM": "block_sparse_moe.experts.3.w3"}
+    np.testing.assert_array_equal(
+        written[f"model.layers.1.{ends[name]}.weight"],
+        model.params["layers_1"]["ff"]["experts"]["inwards"]["weight"][
+            3, len(written[f"model.layers.1.{ends[name]}.weight"]) :
+        ],
+    )
+
+
+def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(saved):
+    _, model, folder = saved
+    in_memory, apart = {}, {}
+    for shard in stacks.stacked(tensors.shards(folder), FAMILY[saved[0]].experts):
+        for tensor, x in shard.read():
+            in_memory[tensor.replace("block_sparse_moe", "mlp")] = np.asarray(x)
+    for tensor, x in load_file(folder / "model.safetensors").items():
+        apart[tensor] = x
+    (folder / "model.safetensors").unlink()
+    save_file(in_memory, folder / "model.safetensors")
+    assert any(tensor.endswith("mlp.experts.gate_up_proj") for tensor in in_memory)
+    assert_same(huggingface.restore(folder)[0], model.params)
+    (folder / "model.safetensors").unlink()
+    where = {tensor: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, tensor in enumerate(apart)}
+    for file in set(where.values()):
+        save_file({tensor: x for tensor, x in apart.items() if where[tensor] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert_same(huggingface.restore(folder)[0], model.params)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_experts_are_quantised_one_by_one(saved, dtype):
+    _, model, folder = saved
+    params, _ = huggingface.restore(folder, dtype)
+    assert_same(params, quantisation.quantise(model.params, dtype))
+    stack, whole = params["layers_1"]["ff"]["experts"], model.params["layers_1"]["ff"]["experts"]
+    assert params["layers_1"]["ff"]["router"]["matrix"].dtype == np.float32
+    for name in ("inwards", "outwards"):
+        assert quantised.shape(stack[name]["weight"]) == whole[name]["weight"].shape
+        assert quantised.is_whole(stack[name]["weight"])
+        alone = quantisation.quantise_matrix(whole[name]["weight"][2], dtype)
+        assert_same({part: x[2] for part, x in stack[name]["weight"].items()}, alone)
+        values = quantisation.dequantise_matrix(stack[name]["weight"])
+        np.testing.assert_array_equal(values[2], quantised.widen(alone))
+    # They are multiplied as they are: what they stand for gives the same logits.
+    tokens = np.array([[3, 1, 4, 1, 5]])
+    logits = [jaxspec.Model(model.lm, x, config=model.config) for x in (params, quantisation.dequantise(params))]
+    prompt = jaxspec.Prompt(jnp.asarray(tokens), jnp.array([5]))
+    short, wide = (x.lm.prefill(x.params, prompt, Room(8))[0].logits for x in logits)
+    np.testing.assert_allclose(short, wide, rtol=1e-4, atol=1e-4 * np.abs(wide).max())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: {k: v for k, v in x.items() if "experts.2.w3" not in k}, "has 7 matrices of 4 experts.*expected 8"),
+        (lambda x: {k: v[:5].copy() if "experts.1.w1" in k else v for k, v in x.items()}, "expected one shape"),
+        (lambda x: {k: v for k, v in x.items() if "experts.3." not in k}, r"is \[3, 48, 32\], expected \[4, 48, 32\]"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
+    huggingface.save(model_of(config_of("MixtralForCausalLM")), tmp_path / "folder")
+    file = tmp_path / "folder" / "model.safetensors"
+    weights = change(load_file(file))
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=message):
+        huggingface.restore(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
+        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts is 0: expected a positive integer"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["0"]}, "mlp_only_layers is .*expected a list of numbers"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 1.5}, "decoder_sparse_step is 1.5: expected a positive"),
+    ],
+)
+def test_configurations_that_cannot_be_are_refused(tmp_path, name, changes, message):
+    table = {**SMALL, **TABLES[name], "model_type": FAMILY[name].model_types[0], **changes}
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match=message):
+        huggingface.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "total", "active"),
+    [  # as the makers' model cards count them: all, and those of a token
+        (mixtures.QWEN3_MOE, "qwen3-30b-a3b", 30_532_122_624, 3.3e9),
+        (mixtures.MIXTRAL, "mixtral-8x7b", 46_702_792_704, 12.9e9),
+    ],
+)
+def test_published_sizes_have_the_published_numbers_of_parameters(family, size, total, active):
+    config, net = family.sizes[size], net_of(family.sizes[size])
+    assert net.total(config, lambda x: sum(int(np.prod(s)) for s in parameters.shapes(x).values())) == total
+    # An embedding that is only looked up is not multiplied with; the cards count it.
+    assert net.load(config).per_token + config.vocab_size * config.dim == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, name):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    kind = getattr(transformers, name)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    peer = kind._from_config(
+        kind.config_class(**SMALL, **TABLES[name], pad_token_id=0, eos_token_id=None), **plain
+    ).eval()
+    with torch.no_grad():
+        for x in peer.parameters():
+            x.normal_(0, 0.4)
+    peer.save_pretrained(tmp_path / "theirs")
+    target, options = jaxspec.load(tmp_path / "theirs"), dict(max_new_tokens=STEPS, eos_ids=())
+    expected = []
+    for prompt in PROMPTS:
+        ids = peer.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False)
+        expected.append(ids[0, len(prompt) :].tolist())
+    assert jaxspec.generate(target, PROMPTS, **options).tokens.tolist() == expected
+    draft = model_of(config_of(name), seed=3)
+    assert jaxspec.generate(target, PROMPTS, drafter=draft, gamma=3, **options).tokens.tolist() == expected
+    # What we write, transformers reads.
+    huggingface.save(target, tmp_path / "ours")
+    again = kind.from_pretrained(tmp_path / "ours", **plain)
+    with torch.no_grad():
+        ids = torch.tensor([PROMPTS[0]])
+        assert torch.equal(again(ids).logits, peer(ids).logits)
+        logits = peer(ids).logits[0, -1].numpy()
+    # In bfloat16 the logits move by the rounding of that dtype.
+    rounded = jaxspec.load(tmp_path / "theirs", dtype="bfloat16")
+    prompt = jaxspec.Prompt(jnp.array([PROMPTS[0]]), jnp.array([len(PROMPTS[0])]))
+    read, _ = rounded.lm.prefill(rounded.params, prompt, Room(16))
+    np.testing.assert_allclose(np.asarray(read.logits[0, 0]), logits, atol=0.05 * np.abs(logits).max())
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+from jaxspec.weights import huggingface
+import jax
+jax.numpy.zeros(1).block_until_ready()
+def resident(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(name))
+huggingface.read_config(Path(sys.argv[1]))
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+params, _ = huggingface.restore(sys.argv[1])
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+def test_loading_takes_little_more_memory_than_the_folder(tmp_path):
+    table = {
+        **SMALL,
+        **TABLES["MixtralForCausalLM"],
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "hidden_act": "silu",
+    }
+    huggingface.save(model_of(mixtures.MIXTRAL.read(table | {"num_local_experts": 16})), tmp_path / "folder")
+    size = sum(file.stat().st_size for file in (tmp_path / "folder").glob("*.safetensors"))
+    assert size > 300e6
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "folder")]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert size <= grown < 1.2 * size
