@@ -25,7 +25,7 @@ from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.files import digests, folders
 from jaxspec.nets import dtype_of, net_of
-from jaxspec.weights import hf_families, parameters, quantisation, quantised_files, stacks, tensors, tokenizers
+from jaxspec.weights import hf_families, lora, parameters, quantisation, quantised_files, stacks, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
@@ -33,7 +33,6 @@ from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Stored
 
 CONFIG = "config.json"
-ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"  # which tokens begin and end a text, and options of transformers' `generate`
 NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
@@ -45,6 +44,7 @@ NOT_READ = {  # keys that change the text of transformers' `generate` at tempera
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
 WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
+ADAPTER_FILES = ("adapter_model*.safetensors", "adapter_model*.bin")
 DRAFTER_FILES = (*WEIGHT_FILES, "medusa_lm_head*.safetensors", "medusa_lm_head*.pt")
 IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 
@@ -56,26 +56,29 @@ def is_folder(folder: Path) -> bool:
 
 def refuse_adapter(folder: Path, name: str | Path) -> None:
     """Refuses the changes to a model that an adapter is, which are no model by themselves."""
-    if not (folder / ADAPTER).is_file():
+    if not (folder / lora.CONFIG).is_file():
         return
     try:
-        table = read_object(folder / ADAPTER)
+        table = read_object(folder / lora.CONFIG)
     except (FamilyError, ValueError):
         table = {}
     kind, base = table.get("peft_type", "LoRA"), table.get("base_model_name_or_path", "another model")
     raise CheckpointError(
-        f"{name} is an adapter ({kind}, by its {ADAPTER}) of {base}, not a model: merge it into that with peft, "
-        "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(FOLDER), and load the folder"
+        f"{name} is an adapter ({kind}, by its {lora.CONFIG}) of {base}, not a model: load that with "
+        f"adapter={str(name)!r}; what is no LoRA is merged with peft, by merge_and_unload().save_pretrained(FOLDER)"
     )
 
 
-def download(name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES) -> Path:
+def download(
+    name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES, is_adapter: bool = False
+) -> Path:
     """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
     Args:
         name: owner/name.
         revision: a branch, a tag or a commit; None for the main branch.
         files: patterns of what may hold weights. The first that is there is taken.
+        is_adapter: whether it is an adapter that is wanted; if not, one is refused.
     """
     from huggingface_hub import snapshot_download
 
@@ -84,7 +87,8 @@ def download(name: str, revision: str | None = None, files: tuple[str, ...] = WE
         for weights in files:
             patterns: dict[str, Any] = dict(allow_patterns=[*SMALL_FILES, weights], ignore_patterns=IN_FOLDERS)
             folder = Path(snapshot_download(name, revision=revision, **patterns))
-            refuse_adapter(folder, name)
+            if not is_adapter:
+                refuse_adapter(folder, name)
             if list(folder.glob(weights)):
                 return folder
     except (OSError, ValueError) as error:
@@ -94,13 +98,16 @@ def download(name: str, revision: str | None = None, files: tuple[str, ...] = WE
     raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(files)}")
 
 
-def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
+def restore(
+    folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None, adapter: Path | None = None
+) -> tuple[Params, Any]:
     """Reads the parameters of a Hugging Face folder.
 
     Args:
         folder: holds config.json and weights.
         dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4"; other leaves are float32.
         mesh: the devices to place the parameters on (`jaxspec.sharding`); None for the default device.
+        adapter: a LoRA folder to merge into them; None for none.
 
     Returns:
         The parameters and the network's configuration: whether its head is tied is decided by the weights.
@@ -115,6 +122,9 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     table = read_object(folder / CONFIG)
     by_name, scheme = _by_tensor(family.names(config)), quantised_files.scheme_of(table)
     files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in by_name)
+    if adapter is not None:
+        names = family.names(config)[EMBEDDING].name, HEAD
+        files = lora.merge(files, lora.open_folder(adapter), family.canonical, *names)
     if "text_config" in table:
         _tell_of_others(folder, family, files)
     return assemble(folder, family, config, files, dtype, mesh)

@@ -24,9 +24,9 @@ from jaxspec.core.option_names import check_names
 from jaxspec.files import folders
 from jaxspec.nets import axes_of, net_of
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
-from jaxspec.weights import gguf, huggingface, orbax, quantisation, t5x, tokenizers
+from jaxspec.weights import gguf, huggingface, lora, orbax, quantisation, t5x, tokenizers
 from jaxspec.weights.orbax import MANIFEST
-from jaxspec.weights.reader import ModelFormat
+from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
 
 DTYPES = orbax.DTYPES
@@ -76,6 +76,7 @@ def load(
     mesh: Mesh | str | None = None,
     revision: str | None = None,
     chat_template: str | Path | None = None,
+    adapter: str | Path | None = None,
     **others: Any,
 ) -> Model:
     """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
@@ -103,6 +104,8 @@ def load(
         revision: a branch, a tag or a commit of a model of the hub. By default the main branch.
         chat_template: the path of a file with a chat template (Jinja, as transformers has it), or the template's text.
             It replaces the one that the model brings, if it brings any.
+        adapter: a LoRA folder of PEFT's, or its hub id, to merge into the matrices of a Hugging Face folder or hub id
+            (`jaxspec.weights.lora`). What cannot be merged is refused by name.
         **others: none; those of other libraries are refused with what they are here.
 
     Returns:
@@ -122,7 +125,7 @@ def load(
     Traceback (most recent call last):
     ValueError: dtype is 'float8': expected one of float32, bfloat16, int8, int4
     """
-    check_names(others, ("dtype", "compute", "mesh", "revision", "chat_template"), THEIR_NAMES, NOT_HERE)
+    check_names(others, ("dtype", "compute", "mesh", "revision", "chat_template", "adapter"), THEIR_NAMES, NOT_HERE)
     dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
@@ -132,6 +135,8 @@ def load(
     tokenizer = None
     if chat_template is not None:  # a wrong one is refused before any weights are read
         tokenizer = tokenizers.with_template(reader.tokenizer(), chat_template, str(source))
+    if adapter is not None:
+        reader = _with_adapter(reader, adapter, folder)
     (params, config), drafted = reader.params(dtype, mesh), reader.draft_tokens()
     tokenizer = reader.tokenizer() if chat_template is None else tokenizer
     config = dataclasses.replace(config, dtype=computed)
@@ -147,6 +152,20 @@ def load(
     # Rows of the head were taken on the mesh: the trimmed one is split anew.
     places = sharding.parameters(model.params, axes_of(config), mesh)
     return model._replace(params=jax.tree.map(sharding.put, model.params, places))
+
+
+def _with_adapter(reader: Reader, adapter: str | Path, folder: Path) -> Reader:
+    """Returns a reader of a model into which an adapter is merged."""
+    form = format_of(folder)
+    if form is not huggingface.FORMAT:
+        text = f"adapter is given, and {folder} is a model in the format {form.name!r}"
+        raise ValueError(f"{text}: expected a Hugging Face folder or hub id, as the adapter's own base is")
+    path = Path(adapter).expanduser()
+    if not path.exists() and not is_hub_id(adapter):
+        raise CheckpointError(f"adapter is {adapter!s}: expected a folder with an {lora.CONFIG}, or a hub id")
+    if not path.exists():
+        path = huggingface.download(str(adapter), files=huggingface.ADAPTER_FILES, is_adapter=True)
+    return reader._replace(params=lambda dtype, mesh: huggingface.restore(folder, dtype, mesh, path))
 
 
 def dtype_name(dtype: Any, option: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:

@@ -342,7 +342,9 @@ def test_an_adapter_is_no_model(tmp_path, config):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/llama"}')
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    with pytest.raises(CheckpointError, match=r"is an adapter \(LORA, .*\) of some/llama, not a model: merge it into"):
+    with pytest.raises(
+        CheckpointError, match=r"is an adapter \(LORA, .*\) of some/llama, not a model: load that with adapter="
+    ):
         load(tmp_path)
 
 
