@@ -54,8 +54,9 @@ class Change(NamedTuple):
         """Adds the change in float32; the sum has the matrix's dtype."""
         A, B = (np.asarray(x).astype(np.float32) for x in (self.A, self.B))
         added = B @ A * np.float32(self.factor)
-        whole = np.asarray(matrix)
-        return (whole.astype(np.float32) + (added.T if self.transposed else added)).astype(whole.dtype)
+        full = np.asarray(matrix)
+        # Rounded once: in bfloat16 each of two roundings would lose as much as a small adapter adds.
+        return (full.astype(np.float32) + (added.T if self.transposed else added)).astype(own.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,6 +116,7 @@ def _change(folder: Path, module: str, parts: dict[str, Any], table: dict[str, A
         raise CheckpointError(
             f"{folder}: the factors of {module} are {A.shape} and {B.shape}: expected [r, in], [out, r]"
         )
+    # The rank is the factors' own: a rank_pattern need not be read.
     alpha = _of_module(module, table.get("alpha_pattern"), table.get("lora_alpha", 8))
     root = A.shape[0] ** (0.5 if table.get("use_rslora", False) else 1)
     # An embedding's factors are those of its transpose; so are those of a matrix that is stored [in, out].
@@ -145,6 +147,7 @@ def merge(
     Raises:
         CheckpointError: the adapter is another model's, or the model's files are quantised.
     """
+    # Both sides by the name that all spellings of a tensor have in common.
     named = {name: canonical(name) for name in (*adapter.changes, *adapter.replaced)}
     changes = {named[name]: change for name, change in adapter.changes.items() if named[name] is not None}
     replaced = {named[name]: x for name, x in adapter.replaced.items() if named[name] is not None}
@@ -184,9 +187,9 @@ def merge(
 
 def _copy(shards: list[Shard], canonical: Callable[[str], str | None], source: str, name: str) -> Shard:
     """Returns a file with one tensor, which is another file's under another name."""
-    shard, theirs = next((x, theirs) for x in shards for theirs in x.shapes if canonical(theirs) == source)
+    shard, stored_name = next((x, other) for x in shards for other in x.shapes if canonical(other) == source)
 
     def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
-        return ((name, x) for _, x in shard.load({theirs} if name in names else ()))
+        return ((name, x) for _, x in shard.load({stored_name} if name in names else ()))
 
-    return Shard(shard.path, {name: shard.shapes[theirs]}, load)
+    return Shard(shard.path, {name: shard.shapes[stored_name]}, load)
