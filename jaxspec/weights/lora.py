@@ -56,7 +56,7 @@ class Change(NamedTuple):
         added = B @ A * np.float32(self.factor)
         full = np.asarray(matrix)
         # Rounded once: in bfloat16 each of two roundings would lose as much as a small adapter adds.
-        return (full.astype(np.float32) + (added.T if self.transposed else added)).astype(own.dtype)
+        return (full.astype(np.float32) + (added.T if self.transposed else added)).astype(full.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
