@@ -13,10 +13,9 @@ from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import gpt_config
-from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, table_model_from
 from jaxspec.testing.tables import plain_distribution
+from tests.small import tiny_gpt, tiny_t5
 
 VOCAB = 6
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32))
@@ -199,8 +198,8 @@ def test_teacher_forcing_is_the_distribution_of_plain_sampling():
     assert float(jnp.exp(picked.sum())) == pytest.approx(distribution[4, 2, 0], rel=1e-5)
 
 
-T5 = T5Config(11, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-GPT = gpt_config(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
+T5 = tiny_t5(11)
+GPT = tiny_gpt(11)
 
 
 @pytest.mark.slow

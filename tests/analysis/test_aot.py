@@ -14,10 +14,10 @@ from jaxspec.analysis import aot, chips, roofline
 from jaxspec.analysis.random_model import random_params
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.nets.decoder import decoder_config
 from jaxspec.testing import prepared_table
+from tests.small import tiny_llama
 
-TINY = decoder_config(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+TINY = tiny_llama()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])

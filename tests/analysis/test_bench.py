@@ -17,11 +17,12 @@ from jaxspec.core import Prompt, Stats
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome, Trace
 from jaxspec.decode.request import prepare
-from jaxspec.testing import table_model, table_model_from
+from jaxspec.testing import table_model
+from tests.small import between
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32))
 TARGET = table_model(jax.random.key(1), 6)
-DRAFT = table_model_from(0.6 * TARGET.params + 0.4 * table_model(jax.random.key(2), 6).params)._replace(name="small")
+DRAFT = between(TARGET, table_model(jax.random.key(2), 6), 0.6)._replace(name="small")
 TASK = Task("ids", PROMPT, new_tokens=9)
 LOOKUP = drafters.prompt_lookup(2)
 ALL = ("speed", "latency", "compile", "memory", "alpha", "costs")

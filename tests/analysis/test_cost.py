@@ -12,6 +12,7 @@ from jaxspec.core import Forward, LanguageModel, Model, Prompt, Room, noise
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
+from tests.small import tiny_gpt
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
 VOCAB = 5
@@ -206,7 +207,7 @@ def test_a_search_is_timed_draft_by_draft(encoder):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["its own layers", "a cascade", "a cascade over a look-up", "a tree"])
 def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, temperature, monkeypatch):
-    shape = decoder.gpt_config(VOCAB, 8, 8, layers=2, heads=2, max_positions=32)
+    shape = tiny_gpt(VOCAB, layers=2)
     target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
     small = table_model(jax.random.key(1), VOCAB)
     drafter = {

@@ -9,12 +9,13 @@ from jaxspec import Model, Prompt
 from jaxspec.analysis import layers
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
+from tests.small import tiny_gpt
 
 PROMPT = Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
 
 
 def target(count):
-    shape = decoder.gpt_config(32, dim=8, ff_dim=8, layers=count, heads=2, max_positions=48)
+    shape = tiny_gpt(layers=count)
     return Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
 
 

@@ -15,9 +15,10 @@ from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import Room
 from jaxspec.decode.request import prepare
-from jaxspec.nets import decoder, net_of, t5
+from jaxspec.nets import net_of
 from jaxspec.testing import prepared_table, table_model
 from jaxspec.weights.hf_families.gpt import SIZES
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
@@ -142,9 +143,9 @@ def test_bad_arguments_are_refused(call, message):
         call()
 
 
-TINY_T5 = t5.T5Config(32, dim=8, ff_dim=12, heads=2, head_dim=3, encoder_layers=1, decoder_layers=2)
-TINY_GPT = decoder.gpt_config(32, dim=8, ff_dim=12, layers=2, heads=2, max_positions=16)
-TINY_LLAMA = decoder.decoder_config(32, dim=8, ff_dim=12, layers=2, heads=4, kv_heads=2, head_dim=4)
+TINY_T5 = tiny_t5(layers=2)
+TINY_GPT = tiny_gpt(layers=2)
+TINY_LLAMA = tiny_llama(layers=2)
 
 
 @pytest.mark.parametrize("config", [TINY_T5, TINY_GPT, TINY_LLAMA], ids=["t5", "gpt", "llama"])

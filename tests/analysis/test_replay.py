@@ -12,10 +12,11 @@ from jaxspec.analysis import acceptance, formulas, replay
 from jaxspec.analysis.statistics import Rate
 from jaxspec.core import Processor, Prompt, token_rows
 from jaxspec.decode.request import prepare
-from jaxspec.testing import plain_distribution, table_model, table_model_from
+from jaxspec.testing import plain_distribution, table_model
 from jaxspec.testing.outcomes import Outcomes
 from jaxspec.testing.paths import take
 from jaxspec.testing.script import init_program, step_program
+from tests.small import between
 
 RULES = [
     rules.rejection(),
@@ -111,7 +112,7 @@ def test_coupled_draft_tokens_agree_as_often_as_gumbel_noise_makes_them():
 
 BIG, ROWS, NEW = 6, 96, 33
 WORDS = table_model(jax.random.key(3), BIG, sharpness=1.5)
-NEAR = table_model_from(0.6 * WORDS.params + 0.4 * table_model(jax.random.key(4), BIG).params)
+NEAR = between(WORDS, table_model(jax.random.key(4), BIG), 0.6)
 PROMPTS = Prompt(jax.random.randint(jax.random.key(5), (ROWS, 3), 0, BIG), jnp.full(ROWS, 3))
 
 

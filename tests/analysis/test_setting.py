@@ -13,6 +13,7 @@ from jaxspec.core import Model, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
+from tests.small import tiny_gpt
 
 TARGET = table_model(jax.random.key(1), 6)
 TASK = Task("ids", Prompt(jnp.array([[3, 1]]), jnp.array([2])), 9)
@@ -31,7 +32,7 @@ def test_names_are_given_or_found():
 
 
 def test_drafters_of_different_factories_and_sizes_have_different_names():
-    shape = decoder.gpt_config(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
+    shape = tiny_gpt(layers=3)
     target = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape, name="toy")
     early = drafters.early_exit(target, 1)
     expected = {

@@ -17,7 +17,8 @@ from jaxspec.analysis import replay
 from jaxspec.analysis.plan import Candidate, best_trees, price
 from jaxspec.core import token_rows
 from jaxspec.decode.request import prepare
-from jaxspec.testing import table_model, table_model_from
+from jaxspec.testing import table_model
+from tests.small import between
 
 
 @functools.cache
@@ -154,7 +155,7 @@ def test_acceptance_by_rank_is_that_of_multi_round_rejection(draw):
 def test_replayed_tokens_per_round_are_those_of_greedy_decoding():
     target = table_model(jax.random.key(1), 7, sharpness=2.0)
     other = table_model(jax.random.key(2), 7, sharpness=2.0)
-    draft = table_model_from(0.6 * target.params + 0.4 * other.params)
+    draft = between(target, other, 0.6)
     prompts = token_rows.pad([[3, 1, 4], [1], [5, 2, 6], [0, 0]], 4)
     shape = ((0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0))
     out = jaxspec.generate(target, prompts, drafter=drafters.tree(draft, shape=shape), max_new_tokens=24)
@@ -214,7 +215,7 @@ def test_of_equally_fast_ones_the_chain_is_preferred():
 def test_trees_of_a_pair_are_planned_beside_its_chains():
     """With acceptance of the second child and passes that cost little, some tree promises more than any chain."""
     target = table_model(jax.random.key(1), 7, sharpness=2.0)
-    draft = table_model_from(0.6 * target.params + 0.4 * table_model(jax.random.key(2), 7, sharpness=2.0).params)
+    draft = between(target, table_model(jax.random.key(2), 7, sharpness=2.0), 0.6)
     prepared = prepare(target, [[3, 1, 4], [1], [5, 2, 6], [0, 0]], drafter=draft, max_new_tokens=24)
     done = []
     chains, both = (

@@ -10,11 +10,11 @@ from jaxspec.analysis.random_model import random_model
 from jaxspec.analysis.result import BenchResult, Costs, SettingSummary, Spread
 from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.table import tables
-from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families import t5
+from tests.small import tiny_t5
 
-TINY = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+TINY = tiny_t5(64)
 ONE = Spread(1.0, 1.0, 1.0)
 
 

@@ -13,17 +13,16 @@ from jaxspec.analysis.bench import Config, run
 from jaxspec.analysis.result import Setting, Task, product
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import decoder_config, gpt_config
-from jaxspec.nets.t5 import T5Config
 from jaxspec.vocab import trim
 from tests.drafters.uniform import uniform
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0]]), jnp.array([4, 2]))
 TASK = Task("ids", PROMPT, new_tokens=9, ends=False)
-DEEPER = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=2)  # than its encoder
-SHALLOW = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=1)
-GPTS = [gpt_config(64, dim=16, ff_dim=16, layers=n, heads=2, max_positions=64) for n in (2, 1)]
-LLAMAS = [decoder_config(64, 16, ff_dim=16, layers=n, heads=2, kv_heads=1, head_dim=8) for n in (2, 1)]
+DEEPER = tiny_t5(64, layers=2)  # than its encoder
+SHALLOW = tiny_t5(64)
+GPTS = [tiny_gpt(64, layers=n) for n in (2, 1)]
+LLAMAS = [tiny_llama(64, layers=n) for n in (2, 1)]
 BOTH = [peer.GENERATE, peer.TRANSFORMERS]
 NAMES = [backend.name for backend in BOTH]
 
@@ -118,7 +117,7 @@ def test_without_pytorch_it_says_what_to_do(monkeypatch):
 )
 def test_what_cannot_be_compared(changed, message):
     target, draft = random(decoder, GPTS[0], 0), random(decoder, GPTS[1], 1)
-    half = draft._replace(config=gpt_config(64, 16, 16, 1, 2, max_positions=64, dtype="bfloat16"))
+    half = draft._replace(config=tiny_gpt(64, dtype="bfloat16"))
     setting = Setting(TASK, draft, 2)._replace(**changed | ({"drafter": half} if "half" in changed.values() else {}))
     prepared = prepare(target, PROMPT, key=jax.random.key(0), max_new_tokens=9, **setting.sampling)
     with pytest.raises(ValueError, match=message):

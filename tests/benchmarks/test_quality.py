@@ -13,9 +13,8 @@ import pytest
 from benchmarks import model_card, quality
 from jaxspec.core import Model
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import gpt_config
-from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import word_tokenizer
+from tests.small import tiny_gpt, tiny_t5
 
 
 def test_bleu_of_a_perfect_and_of_a_worthless_translation():
@@ -66,8 +65,8 @@ def test_without_the_extra(monkeypatch, package, call):
 
 
 WORDS = ["<pad>", "</s>", "<unk>", "Das", "ist", "ein", "Haus", "a", "house", "is"]
-T5 = T5Config(len(WORDS), dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-GPT = gpt_config(len(WORDS), dim=16, ff_dim=16, layers=1, heads=2, max_positions=640)
+T5 = tiny_t5(len(WORDS))
+GPT = tiny_gpt(len(WORDS), max_positions=640)
 
 
 @pytest.fixture(scope="module")

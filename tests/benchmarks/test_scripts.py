@@ -41,6 +41,7 @@ from jaxspec.rules import catalogue
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.weights import loading as model_loading
 from jaxspec.weights import orbax
+from tests.small import tiny_gpt
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = ("--task", "translation", "--count", "2", "--rows", "2", "--max-new-tokens", "8", "--repeats", "1")
@@ -182,7 +183,7 @@ def checkpoint(tmp_path):
     """A small GPT in int8, as a checkpoint."""
     words = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
     word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path / "words")
-    config = decoder.gpt_config(len(words), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    config = tiny_gpt(len(words))
     options = dict(name="small", family="gpt", dtype="int8", description={})
     orbax.save(tmp_path / "small", decoder.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
     return tmp_path / "small"

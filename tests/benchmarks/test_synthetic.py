@@ -16,11 +16,11 @@ from jaxspec.analysis import formulas
 from jaxspec.analysis import random_model as random_models
 from jaxspec.core import Distribution, Draft, Model, Prompt, Room, noise
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model
 from jaxspec.weights import quantisation
 from jaxspec.weights.hf_families import t5 as t5_family
+from tests.small import tiny_gpt, tiny_t5
 
 ROWS, GAMMA = 20_000, 4
 
@@ -85,7 +85,7 @@ def imports(file: Path, names: tuple[str, ...]) -> bool:
     return any(name in module for module in modules for name in names)
 
 
-TINY_T5 = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+TINY_T5 = tiny_t5(64)
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])
@@ -98,9 +98,9 @@ def test_a_shape_is_stored_in_the_dtype_asked_for(stored, monkeypatch):
 
 
 CONFIGS = {
-    "t5-v1_1": T5Config(40, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1),
-    "t5-1_0": T5Config(40, 16, 24, 2, 8, 1, 1, activation="relu", gated=False, tied_head=True),
-    "gpt": gpt_config(40, dim=16, ff_dim=24, layers=1, heads=2, max_positions=64),
+    "t5-v1_1": tiny_t5(40),
+    "t5-1_0": tiny_t5(40, activation="relu", gated=False, tied_head=True),
+    "gpt": tiny_gpt(40),
 }
 PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4, 2], jnp.int32))
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from jaxspec.analysis import bench
 from jaxspec.analysis.result import from_json
 from jaxspec.cli.main import app
-from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.hf_families import t5
+from tests.small import tiny_t5
 
 SMALL = ("--rows", "2", "--count", "2", "--max-new-tokens", "8", "--repeats", "1", "--task", "translation")
 
@@ -45,7 +45,7 @@ def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
 
 @pytest.mark.slow
 def test_random_shapes_alone(loading, monkeypatch, tmp_path):
-    tiny = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    tiny = tiny_t5(64)
     monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)
     command = ["bench", "--target", "random:tiny-t5", "--draft", "none", *SMALL[:-2], "--also", "memory"]
     command += ["--resume", str(tmp_path / "rows.jsonl")]

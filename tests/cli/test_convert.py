@@ -14,14 +14,11 @@ import jaxspec
 from jaxspec import Model
 from jaxspec.cli.main import app
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import decoder_config
-from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, orbax, quantisation
+from tests.small import tiny_llama, tiny_t5
 
 runner = CliRunner()
-CONFIG = decoder_config(
-    32, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, window=4, local=(True,), max_positions=32
-)
+CONFIG = tiny_llama(layers=2, window=4, local=(True,), max_positions=32)
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -132,7 +129,7 @@ def test_a_tokenizer_of_bytes(tmp_path):
     """ByT5's has no tokenizer.json."""
     from transformers import ByT5Tokenizer
 
-    config = T5Config(384, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    config = tiny_t5(384)
     model = Model(t5.language_model(config), t5.init(config, jax.random.key(0)), ByT5Tokenizer(), config, "byt5")
     huggingface.save(model, tmp_path / "theirs")
     result = run(tmp_path / "theirs", tmp_path / "ours")

@@ -18,6 +18,7 @@ from jaxspec.files import folders
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.weights import huggingface, loading, orbax
+from tests.small import tiny_gpt
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
 
@@ -28,7 +29,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "words")
-    config = decoder.gpt_config(len(WORDS), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    config = tiny_gpt(len(WORDS))
     options = dict(name="target", family="gpt", dtype="float32", description={})
     orbax.save(tmp_path / "target", decoder.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
     (tmp_path / "texts.txt").write_text("the old dog\n\nthe old cat saw a new dog\n")

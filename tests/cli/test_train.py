@@ -20,6 +20,7 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.training import recipes, run
 from jaxspec.vocab import trim
 from jaxspec.weights import huggingface, loading, orbax
+from tests.small import tiny_gpt
 
 runner = CliRunner()
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat", "again", "today"]
@@ -172,7 +173,7 @@ order = 2
 @pytest.fixture
 def target(project):
     """A checkpoint to draft for."""
-    config = decoder.gpt_config(12, dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    config = tiny_gpt(12)
     params = decoder.init(config, jax.random.key(0))
     options = dict(name="target", family="gpt", dtype="float32", description={})
     orbax.save(project / "trained" / "target", params, config, project / "data" / "words", **options)

@@ -14,9 +14,10 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.decode import inputs
-from jaxspec.testing import table_model, table_model_from
+from jaxspec.testing import table_model
 from jaxspec.weights.loading import shipped
 from tests.marks import marked
+from tests.small import between
 
 VOCAB = BEAMS = 5
 NEW = 14
@@ -24,7 +25,7 @@ MODES = [False, True, "never"]
 PROMPTS = [[3, 1, 4], [2], [0, 0, 2, 2]]
 # Texts that go through the same contexts in another order have the same score: tables look far enough back for none.
 TARGET, OTHER = (table_model(jax.random.key(seed), VOCAB, order=5, sharpness=1.5) for seed in (1, 2))
-CLOSE = table_model_from(0.8 * TARGET.params + 0.2 * OTHER.params)
+CLOSE = between(TARGET, OTHER, 0.8)
 ENCODER, ITS_DRAFT = (table_model(jax.random.key(seed), VOCAB, order=4, encoder=True) for seed in (3, 4))
 COUNTED = drafters.bigram([[3, 1, 4, 0, 2, 2, 1], [0, 0, 2, 3]], TARGET, followers=2)
 DRAFTERS = {"none": None, "itself": TARGET, "close": CLOSE, "another": OTHER, "n-gram tables": COUNTED}

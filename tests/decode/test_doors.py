@@ -10,6 +10,7 @@ import jaxspec
 from jaxspec.core import Prompt
 from jaxspec.nets import adapters, decoder
 from jaxspec.testing import table_model, word_tokenizer
+from tests.small import tiny_gpt
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
@@ -21,7 +22,7 @@ def model(seed, words=WORDS):
 
 
 TARGET, ONE = model(0), Prompt(jnp.array([[1, 2]]), jnp.array([2]))
-SMALL = decoder.gpt_config(6, dim=8, ff_dim=8, layers=1, heads=2, max_positions=8)
+SMALL = tiny_gpt(6, max_positions=8)
 SHORT = jaxspec.Model(decoder.language_model(SMALL), decoder.init(SMALL, jax.random.key(0)), config=SMALL)
 
 

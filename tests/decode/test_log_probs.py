@@ -17,9 +17,10 @@ from jaxspec.decode.generate import complete
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, t5
 from jaxspec.rules.catalogue import RULES
-from jaxspec.testing import table_model, table_model_from, word_tokenizer
+from jaxspec.testing import table_model, word_tokenizer
 from tests.drafters.cases import CASES, LARGE_TARGET, TARGET
 from tests.marks import marked
+from tests.small import between, tiny_gpt, tiny_t5
 
 NEAR = 1e-5
 TOP = 2
@@ -117,10 +118,10 @@ VOCAB = 11
 def network(kind):
     """A tiny network, and a drafter that is right at times: the same with other weights added."""
     if kind == "t5":
-        config = t5.T5Config(VOCAB, 16, 32, 2, 8, 1, 2)
+        config = tiny_t5(VOCAB, layers=2)
         lm, init = t5.language_model(config), t5.init
     else:
-        config = decoder.gpt_config(VOCAB, 16, 32, 1, 2, max_positions=64)
+        config = tiny_gpt(VOCAB)
         lm, init = decoder.language_model(config), decoder.init
     params, other = init(config, jax.random.key(0)), init(config, jax.random.key(1))
     params = jax.tree.map(lambda x: 3 * x, params)  # far from uniform
@@ -144,7 +145,7 @@ def test_log_probs_of_networks_equal_teacher_forcing(kind, draft):
 
 
 TABLE = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
-BLEND = table_model_from(0.7 * TABLE.params + 0.3 * table_model(jax.random.key(2), VOCAB, sharpness=2.0).params)
+BLEND = between(TABLE, table_model(jax.random.key(2), VOCAB, sharpness=2.0), 0.7)
 START = [[3, 1, 4], [5]]
 GREEDY = dict(drafter=BLEND, gamma=4, max_new_tokens=16)
 

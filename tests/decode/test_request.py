@@ -18,6 +18,7 @@ from jaxspec.decode import batches, inputs, loop, request
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
+from tests.small import tiny_gpt, tiny_llama
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
 
@@ -32,7 +33,7 @@ def model(seed=0, vocab=6, words=WORDS):
 
 TARGET, DRAFT = model(0), model(1)
 ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
-TINY = decoder.decoder_config(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+TINY = tiny_llama()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_encoder_decoder_needs_its_kind():
 
 @pytest.mark.slow
 def test_prompt_longer_than_the_positions():
-    config = decoder.gpt_config(6, 8, 8, 1, 1, max_positions=16)
+    config = tiny_gpt(6, max_positions=16)
     small = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)))
     long = Prompt(jnp.ones((1, 12), jnp.int32), jnp.array([12]))
     with pytest.raises(ValueError, match="12 tokens and 5 new ones need 17 positions, but the target has 16"):

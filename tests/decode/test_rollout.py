@@ -9,6 +9,7 @@ import jaxspec
 from jaxspec.core import Weights
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
+from tests.small import tiny_gpt
 
 MODEL, PROMPT = table_model(jax.random.key(1), vocab=5), jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
 OPTIONS = dict(drafter=MODEL, gamma=2, max_new_tokens=8, temperature=1.0, key=jax.random.key(0))
@@ -41,7 +42,7 @@ def test_other_prompts_must_fit_what_was_prepared():
     two = jaxspec.Prompt(jnp.zeros((2, 2), jnp.int32), jnp.array([2, 2]))
     with pytest.raises(ValueError, match=r"tokens of shape \(2, 2\): expected 1 rows"):
         jax.eval_shape(lambda: jaxspec.rollout(prepared, prompt=two))
-    shape = decoder.gpt_config(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
+    shape = tiny_gpt()
     short = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
     prepared = jaxspec.prepare(short, PROMPT, max_new_tokens=8)
     assert jax.eval_shape(lambda: jaxspec.rollout(prepared)).length.shape == (1,)

@@ -29,6 +29,7 @@ from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model
 from tests.drafters.uniform import uniform
 from tests.marks import marked
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 VOCAB = 11
 LIMITS, TEMPERATURES = (9, 16, 5, 13), (1.0, 0.0, 0.7, 1.0)
@@ -44,14 +45,12 @@ def model(name, seed=1):
     if name == "table":
         return table_model(jax.random.key(seed), VOCAB, sharpness=2.0)
     if name == "gpt":
-        net, config = decoder, decoder.gpt_config(VOCAB, 8, 8, 1, 2, max_positions=64)
+        net, config = decoder, tiny_gpt(VOCAB)
     elif name == "t5":
-        net, config = t5, t5.T5Config(VOCAB, 8, 8, 1, 8, 1, 1, buckets=4, max_distance=6)
+        net, config = t5, tiny_t5(VOCAB, buckets=4, max_distance=6)
     else:  # with a sliding window
         net = decoder
-        config = decoder.decoder_config(
-            VOCAB, dim=8, ff_dim=8, layers=1, heads=2, kv_heads=1, head_dim=4, window=3, local=(True,)
-        )
+        config = tiny_llama(VOCAB, window=3, local=(True,))
     params = jax.tree.map(lambda x: 3 * x, net.init(config, jax.random.key(seed)))
     return jaxspec.Model(net.language_model(config), params, None, config, name)
 

@@ -13,6 +13,7 @@ from jaxspec.decode import scoring
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
 from tests.conftest import word_model
+from tests.small import tiny_gpt, tiny_llama
 
 VOCAB = 7
 TABLE = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
@@ -76,7 +77,7 @@ def test_scores_are_the_log_probs_that_generate_reports(encoder):
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [True, False])
 def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypatch):
-    config = decoder.gpt_config(11, dim=8, ff_dim=8, layers=1, heads=1, max_positions=2048)
+    config = tiny_gpt(11, max_positions=2048)
     lm = decoder.language_model(config)
     model = jaxspec.Model(lm if head else lm._replace(inside=None), decoder.init(config, jax.random.key(0)))
     row = np.random.default_rng(0).integers(0, 11, 1200)
@@ -205,7 +206,7 @@ def test_models_that_cannot_score_say_why():
 
 @pytest.mark.slow
 def test_a_network_scores_what_its_own_generation_reports():
-    config = decoder.decoder_config(11, dim=8, ff_dim=8, layers=1, heads=1, kv_heads=1, head_dim=8)
+    config = tiny_llama(11)
     model = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     row = [3, 1, 4, 1, 5]
     (score,) = jaxspec.score(model, [row])

@@ -32,12 +32,13 @@ from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, t5
 from jaxspec.testing import table_model, table_model_from
 from tests.marks import marked
+from tests.small import between, tiny_gpt, tiny_t5
 
 VOCAB = 7
 PROMPTS = [[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]]
 TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
 DRAFT = table_model(jax.random.key(2), VOCAB, sharpness=2.0)
-BLEND = table_model_from(0.7 * TARGET.params + 0.3 * DRAFT.params)  # agrees with the target often, not always
+BLEND = between(TARGET, DRAFT, 0.7)  # agrees with the target often, not always
 
 
 def prompt(rows=PROMPTS, width=8, fill=0):
@@ -169,8 +170,8 @@ def test_a_ban_of_all_that_the_target_allows_is_an_error(temperature):
 
 
 def small_networks():
-    config = decoder.gpt_config(VOCAB, 16, 32, 2, 2, max_positions=64)
-    encdec = t5.T5Config(VOCAB, 16, 32, 2, 8, 1, 2)
+    config = tiny_gpt(VOCAB, layers=2)
+    encdec = tiny_t5(VOCAB, layers=2)
     yield jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)))
     yield jaxspec.Model(t5.language_model(encdec), t5.init(encdec, jax.random.key(0)))
 
@@ -234,7 +235,7 @@ def test_drafter_equal_to_target_is_always_accepted(model):
 @pytest.mark.slow
 def test_draft_logits_equal_a_fresh_pass():
     """After a full acceptance the drafter is two behind; what it then drafts from equals a recomputation."""
-    config = decoder.gpt_config(VOCAB, 16, 32, 1, 2, max_positions=64)
+    config = tiny_gpt(VOCAB)
     lm, params = decoder.language_model(config), decoder.init(config, jax.random.key(3))
     drafter, *_ = drafters.model(jaxspec.Model(lm, params))
     row = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))

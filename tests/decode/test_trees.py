@@ -35,8 +35,9 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.nets import decoder, t5
-from jaxspec.testing import certify, table_model, table_model_from
+from jaxspec.testing import certify, table_model
 from tests.marks import marked
+from tests.small import between, tiny_gpt, tiny_llama, tiny_t5
 
 VOCAB, NEW = 7, 20
 CHOICES = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0, 0))
@@ -44,7 +45,7 @@ NODES, DEPTH = len(CHOICES), 4
 PROMPTS = [[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]]
 TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
 OTHER = table_model(jax.random.key(2), VOCAB, sharpness=2.0)
-BLEND = table_model_from(0.6 * TARGET.params + 0.4 * OTHER.params)  # agrees with the target often, not always
+BLEND = between(TARGET, OTHER, 0.6)  # agrees with the target often, not always
 
 
 def prompt(rows=PROMPTS, width=8):
@@ -179,14 +180,12 @@ def network(name):
     """Tiny, with caches and positions that count; the window ends inside of trees, the encoder-decoder's rows begin
     with one token."""
     if name == "gpt":
-        net, config = decoder, decoder.gpt_config(VOCAB, 16, 16, 1, 2, max_positions=64)
+        net, config = decoder, tiny_gpt(VOCAB)
     elif name == "t5":
-        net, config = t5, t5.T5Config(VOCAB, 16, 16, 2, 8, 1, 1, buckets=4, max_distance=6)
+        net, config = t5, tiny_t5(VOCAB, buckets=4, max_distance=6)
     else:
         net = decoder
-        config = decoder.decoder_config(
-            VOCAB, dim=16, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, window=3, local=(True, False)
-        )
+        config = tiny_llama(VOCAB, layers=2, window=3, local=(True, False))
     params = net.init(config, jax.random.key(4))
     return jaxspec.Model(net.language_model(config), jax.tree.map(lambda x: 2 * x, params), None, config, name)
 

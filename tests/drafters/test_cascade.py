@@ -10,6 +10,7 @@ from jaxspec.core import BoundDrafter, token_rows
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
 from tests.marks import marked
+from tests.small import tiny_gpt
 
 TARGET, LARGE, SMALL = (table_model(jax.random.key(seed), 6, sharpness=2.0) for seed in (1, 2, 3))
 # Tables that agree now and then: the target's, with noise.
@@ -17,7 +18,7 @@ LARGE, SMALL = (model._replace(params=TARGET.params + 0.6 * model.params) for mo
 FORGETS = BoundDrafter(drafters.prompt_lookup().functions._replace(rollback=None))
 ROWS = token_rows.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
-SHAPE = decoder.gpt_config(6, 8, 8, layers=2, heads=1, max_positions=64)
+SHAPE = tiny_gpt(6, layers=2)
 NET = Model(decoder.language_model(SHAPE), decoder.init(SHAPE, jax.random.key(0)), config=SHAPE)
 TAPPED = jaxspec.with_taps(NET, [0])
 INNER = {

@@ -10,10 +10,11 @@ import jaxspec
 from jaxspec import policies, rules
 from jaxspec.core import Caches, Distribution, DraftContext, DraftStart, Prompt, Room, Weights
 from jaxspec.drafters import fallback, greedy, horizontal_cascade, jacobi, prompt_lookup, tree
-from jaxspec.testing import certify, table_model, table_model_from
+from jaxspec.testing import certify, table_model
+from tests.small import between
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
-GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
+GOOD = between(TARGET, RANDOM, 0.8)
 PROMPT = Prompt(jnp.array([[1, 0, 2, 0], [5, 0, 0, 0], [3, 3, 6, 1]]), jnp.array([3, 1, 4]))
 THREE, OTHER = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 PAIR = Prompt(jnp.array([[1, 0]]), jnp.array([2]))

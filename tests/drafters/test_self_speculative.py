@@ -19,6 +19,7 @@ from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from tests.marks import marked
+from tests.small import tiny_gpt
 
 V, D = 3, 8
 LLAMA = decoder.decoder_config(V, D, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -181,7 +182,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 # --- bad input
 
-ONE = decoder.gpt_config(6, 8, 8, layers=1, heads=1, max_positions=64)
+ONE = tiny_gpt(6)
 ONE_LAYER = Model(decoder.language_model(ONE), decoder.init(ONE, jax.random.key(0)), config=ONE)
 FEWER_IDS = target_of("gpt").lm._replace(vocab_size=2)
 FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))

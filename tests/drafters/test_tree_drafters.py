@@ -30,11 +30,12 @@ from jaxspec.core import (
 from jaxspec.core.noise import row_keys
 from jaxspec.drafters.trees import shape as shapes
 from jaxspec.drafters.trees.dynamic_tree import candidates, grow
-from jaxspec.testing import table_model, table_model_from
+from jaxspec.testing import table_model
+from tests.small import between
 
 VOCAB, NEW = 7, 20
 TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
-BLEND = table_model_from(0.6 * TARGET.params + 0.4 * table_model(jax.random.key(2), VOCAB, sharpness=2.0).params)
+BLEND = between(TARGET, table_model(jax.random.key(2), VOCAB, sharpness=2.0), 0.6)
 PROMPTS = token_rows.pad([[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]], 8)
 RAGGED = [(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0), (1, 1, 0, 0)]  # deep under a second child's second
 MADE = {

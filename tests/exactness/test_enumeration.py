@@ -23,6 +23,7 @@ from jaxspec.testing import (
 from tests.drafters.cases import EVERYTHING, EXACT, PLAIN, PROMPT, TARGET
 from tests.drafters.cases import MODEL as DRAFT
 from tests.marks import marked
+from tests.small import tiny_gpt
 
 SMALL, LARGE = table_model(jax.random.key(3), 2), table_model(jax.random.key(4), 5)
 TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
@@ -139,7 +140,7 @@ def test_an_encoder_decoder_samples_from_the_targets_distribution():
 @pytest.mark.slow
 def test_a_network_with_a_cache():
     decoder = pytest.importorskip("jaxspec.nets.decoder")
-    config = decoder.gpt_config(vocab_size=3, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+    config = tiny_gpt(3)
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)

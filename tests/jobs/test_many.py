@@ -25,6 +25,7 @@ from jaxspec.jobs.prompts import limits_of
 from jaxspec.nets import adapters, decoder, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
+from tests.small import tiny_gpt, tiny_t5
 
 RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(0, 6, size).tolist() for size in RNG.integers(1, 20, 13)]
@@ -132,7 +133,7 @@ def test_wider_prompts_wait_for_wider_slots():
 
 @pytest.mark.parametrize("drafts", ["a model", pytest.param("prompt_lookup", marks=pytest.mark.slow)])
 def test_an_encoder_decoder_reads_prompts_of_several_widths(drafts):
-    config = t5.T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    config = tiny_t5()
     target, draft = (
         Model(t5.language_model(config), t5.init(config, jax.random.key(seed)), None, config) for seed in (0, 1)
     )
@@ -507,7 +508,7 @@ def test_a_job_with_a_prefix_has_the_texts_of_whole_prompts(name):
 
 def test_slots_are_no_wider_than_what_a_model_reads():
     """However long the prompts are that a job says it takes."""
-    config = decoder.gpt_config(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
+    config = tiny_gpt()
     target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     prepared = prepare(target, [[0]], max_new_tokens=4)
     assert limits_of(prepared, 4, 10**6, "error").prompt == 47

@@ -15,9 +15,10 @@ from jaxspec.decode import loop, request
 from jaxspec.drafters import prompt_lookup
 from jaxspec.sampling import SamplingParams, at_temperature, greedy
 from jaxspec.testing import certify, table_model, table_model_from, with_sampler
+from tests.small import between, tiny_gpt
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
-GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
+GOOD = between(TARGET, RANDOM, 0.8)
 PROMPT = Prompt(jnp.array([[1, 0, 2, 0], [5, 0, 0, 0], [3, 3, 6, 1]]), jnp.array([3, 1, 4]))
 POLICIES = {
     "constant": policies.constant(2),
@@ -157,7 +158,7 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
     """Whose logits depend on every entry of its cache; that of a tree is left alone in rounds without one."""
     from jaxspec.nets import decoder
 
-    config = decoder.gpt_config(7, 16, 32, 1, 2, max_positions=64)
+    config = tiny_gpt(7)
     params = jax.tree.map(lambda x: 3 * x, decoder.init(config, jax.random.key(3)))
     model = jaxspec.Model(decoder.language_model(config), params)
     drafter = drafters.tree(model, (1, 1, 1)) if tree else model

@@ -37,6 +37,7 @@ from jaxspec.testing import (
 from tests.drafters.cases import EVERYTHING, EXACT, PLAIN, SAMPLING, TARGET
 from tests.drafters.cases import MODEL as RANDOM
 from tests.marks import marked
+from tests.small import between
 
 STEPS = 3
 TYPICAL = (0.3, 0.5)  # more of a bound to hit than the usual numbers
@@ -47,7 +48,7 @@ RULES = {
 INEXACT = {"lenient(0.5)", "typical(0.3, 0.5)"}
 ON_CHAINS = {"traversal": "block", "k_seq": "rejection"}  # rules that another one is there: see below
 
-GOOD = table_model_from(0.7 * TARGET.params + 0.3 * RANDOM.params)
+GOOD = between(TARGET, RANDOM, 0.7)
 NO_TWO = table_model_from(TARGET.params.at[..., 2].set(-jnp.inf))
 ONLY_TWO = table_model_from(jnp.zeros((3, 3, 3)).at[..., :2].set(-jnp.inf))
 PAIRS = {  # target, drafter: of one program

@@ -12,11 +12,12 @@ import jaxspec
 from jaxspec import drafters, rules
 from jaxspec.core import Distribution, Draft, Prompt, noise
 from jaxspec.sampling import SamplingParams, at_temperature
-from jaxspec.testing import certify, plain_distribution, table_model, table_model_from
+from jaxspec.testing import certify, plain_distribution, table_model
+from tests.small import between
 
 VOCAB, ROWS = 7, 8
 TARGET, RANDOM = table_model(jax.random.key(1), VOCAB, sharpness=2.0), table_model(jax.random.key(2), VOCAB)
-GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
+GOOD = between(TARGET, RANDOM, 0.8)
 UNCOUPLED = drafters.model(GOOD)
 PROMPT = Prompt(jax.random.randint(jax.random.key(3), (ROWS, 6), 0, VOCAB), jnp.array([1, 2, 3, 4, 5, 6, 3, 1]))
 KEYS = jax.random.split(jax.random.key(4), ROWS)

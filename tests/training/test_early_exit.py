@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from jaxspec import nets
-from jaxspec.nets import decoder, decoder_layers, t5
+from jaxspec.nets import decoder, decoder_layers
 from jaxspec.training import data, early_exit, loop, losses, recipes
 from jaxspec.training.recipes import EarlyExit, Train
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 V = 9
-CONFIG = decoder.gpt_config(V, dim=16, ff_dim=16, layers=3, heads=2, max_positions=16)
+CONFIG = tiny_gpt(V, layers=3)
 CONFIGS = {
     "gpt": CONFIG,
-    "decoder": decoder.decoder_config(V, dim=8, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4),
-    "t5": t5.T5Config(V, dim=8, ff_dim=8, heads=2, head_dim=4, encoder_layers=1, decoder_layers=3),
+    "decoder": tiny_llama(V, layers=3),
+    "t5": tiny_t5(V, layers=3),
 }
 TRAIN = Train(60, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=40, save_every=30)
 

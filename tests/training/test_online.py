@@ -21,12 +21,13 @@ from jaxspec.training.data import TrainingBatch
 from jaxspec.training.losses import logits_and_labels
 from jaxspec.training.online_distillation import to_learn
 from jaxspec.weights import quantisation
+from tests.small import tiny_gpt, tiny_t5
 
 VOCAB, NEW = 3, 16
 TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1, sharpness=2.0) for seed in (1, 2))
-GPT = decoder.gpt_config(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+GPT = tiny_gpt(17)
 LM = decoder.language_model(GPT)
-ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
+ENCDEC = tiny_t5(17)
 
 
 def learner_of(drafter=DRAFT, traced=None, **options):

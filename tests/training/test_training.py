@@ -16,9 +16,10 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, distil, loop, losses, networks, optimizer, recipes
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.recipes import Data, RecipeError, Train
+from tests.small import tiny_gpt, tiny_t5
 
-CONFIG = decoder.gpt_config(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
-ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
+CONFIG = tiny_gpt(17)
+ENCDEC = tiny_t5(17)
 
 
 def texts(count=23, seed=0):

@@ -19,6 +19,7 @@ from jaxspec.vocab.remap import map_vocabulary
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary
 from jaxspec.weights import quantisation
 from tests.marks import marked
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
 EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)
@@ -82,12 +83,12 @@ def test_a_spelled_row_is_what_the_model_reads():
 
 # --- a smaller head
 
-DECODER = decoder.decoder_config(40, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=1, head_dim=4, logits_cap=5.0)
+DECODER = tiny_llama(40, logits_cap=5.0)
 NETS = {
     "own head": (decoder, DECODER),
     "tied": (decoder, dataclasses.replace(DECODER, tied_head=True, end_tokens=(39,))),
-    "gpt": (decoder, decoder.gpt_config(40, dim=8, ff_dim=16, layers=1, heads=2, max_positions=32)),
-    "t5": (t5, t5.T5Config(40, 8, 16, 2, 4, 1, 1, tied_head=True, start_token=7)),
+    "gpt": (decoder, tiny_gpt(40)),
+    "t5": (t5, tiny_t5(40, tied_head=True, start_token=7)),
     "int8": (decoder, DECODER),
 }
 

@@ -11,12 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxspec import Model
 from jaxspec.nets import net_of
-from jaxspec.nets.decoder import decoder_config, gpt_config
-from jaxspec.nets.t5 import T5Config
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
-LLAMA = decoder_config(24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=32)
-T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)
-GPT = gpt_config(24, dim=16, ff_dim=24, layers=2, heads=2, max_positions=16)
+LLAMA = tiny_llama(24, layers=2, epsilon=1e-5, max_positions=32)
+T5 = tiny_t5(24, layers=2)
+GPT = tiny_gpt(24, layers=2)
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
 
 

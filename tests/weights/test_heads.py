@@ -15,20 +15,18 @@ from safetensors.numpy import load_file, save_file
 import jaxspec
 from jaxspec import Prompt, nets
 from jaxspec.nets import decoder, net_of, t5
-from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.hf_families.common import HEAD
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
+from tests.small import tiny_gpt, tiny_llama, tiny_t5
 
-T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)
+T5 = tiny_t5(24, layers=2)
 PLAIN = dataclasses.replace(T5, activation="relu", gated=False, tied_head=True, scaled_head=True)
-LLAMA = decoder_config(
-    24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, max_positions=32, tied_head=True
-)
-GPT = gpt_config(24, dim=16, ff_dim=24, layers=2, heads=2, max_positions=16)
+LLAMA = tiny_llama(24, layers=2, max_positions=32, tied_head=True)
+GPT = tiny_gpt(24, layers=2)
 SMALL = {"dim": 16, "ff_dim": 24, "layers": 6, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocab_size": 24}
 TIED = {"T5": PLAIN, "Llama": LLAMA, "GPT-2": GPT, "Gemma 3": nets.replace(gemma.SIZES_3["gemma-3-1b"], **SMALL)}
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1], [7, 1, 0, 0]]), jnp.array([4, 2]))

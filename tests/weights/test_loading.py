@@ -20,18 +20,17 @@ from jaxspec.cli.main import app
 from jaxspec.core import Prompt, Room
 from jaxspec.files import folders
 from jaxspec.nets import decoder, t5
-from jaxspec.nets.decoder import gpt_config
-from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
 from jaxspec.weights import loading, orbax, parameters, quantisation, tokenizers
 from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
+from tests.small import tiny_gpt, tiny_t5
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
-T5 = T5Config(len(WORDS), dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-GPT = gpt_config(16, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)  # more ids than words
+T5 = tiny_t5(len(WORDS))
+GPT = tiny_gpt(16)  # more ids than words
 PROMPT = Prompt(jnp.array([[3, 4, 5, 1]], jnp.int32), jnp.array([4], jnp.int32))
 
 
@@ -307,7 +306,7 @@ def test_a_folder_without_a_manifest(tmp_path):
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
-    small = gpt_config(8, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+    small = tiny_gpt(8)
     save_model(tmp_path / "small", decoder, small, "gpt", folder / "tiny-gpt")
     with pytest.raises(CheckpointError, match="the tokenizer has ids up to 9, but the model only up to 7"):
         load(tmp_path / "small")

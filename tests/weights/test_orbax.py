@@ -19,14 +19,14 @@ from jaxspec.drafters.lookups import ngram_model
 from jaxspec.drafters.lookups.ngram import count
 from jaxspec.files import folders
 from jaxspec.nets import decoder, net_of, t5
-from jaxspec.nets.decoder import gpt_config
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import orbax, orbax_arrays, quantisation
 from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
+from tests.small import tiny_gpt, tiny_t5
 
-T5 = T5Config(48, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1, max_positions=9)
-GPT = gpt_config(48, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+T5 = tiny_t5(48, max_positions=9)
+GPT = tiny_gpt(48)
 NET = {"t5": (t5, T5), "gpt": (decoder, GPT)}
 ABOUT = {
     "licence": 'as "Debian" \\ packages\n\tü 😀 \x7f',

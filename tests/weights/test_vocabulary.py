@@ -9,9 +9,10 @@ from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.weights import hf_families, orbax, vocabulary
 from jaxspec.weights.orbax import CheckpointError
+from tests.small import tiny_gpt, tiny_llama
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
-LLAMA = decoder.decoder_config(8, dim=4, ff_dim=4, layers=1, heads=1, kv_heads=1, head_dim=4, max_positions=32)
+LLAMA = tiny_llama(8, max_positions=32)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def theirs(tmp_path):
 @pytest.fixture
 def ours(theirs, tmp_path):
     """A checkpoint with the same tokenizer."""
-    config = decoder.gpt_config(7, dim=4, ff_dim=4, layers=1, heads=1, max_positions=8)
+    config = tiny_gpt(7)
     params = decoder.init(config, jax.random.key(0))
     orbax.save(tmp_path / "gpt", params, config, theirs, name="gpt", family="gpt", dtype="float32", description={})
     return tmp_path / "gpt"

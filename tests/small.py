@@ -1,0 +1,35 @@
+"""The tiny networks and tables of the tests, by name. The same sizes are the same programs, compiled once a process.
+
+A test with a shape of its own to prove makes its own: odd head counts, published sizes, layers that differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.core import Model
+from jaxspec.nets.decoder import decoder_config, gpt_config
+from jaxspec.nets.shapes import DecoderConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.testing import table_model_from
+
+
+def tiny_gpt(vocab: int = 32, layers: int = 1, **options: Any) -> DecoderConfig:
+    """A GPT-2: learned positions, 64 of them unless `max_positions` is given."""
+    return gpt_config(vocab, dim=16, ff_dim=24, layers=layers, heads=2, **({"max_positions": 64} | options))
+
+
+def tiny_llama(vocab: int = 32, layers: int = 1, **options: Any) -> DecoderConfig:
+    """A Llama: rotary positions, two queries to a key."""
+    return decoder_config(vocab, dim=16, ff_dim=24, layers=layers, heads=4, kv_heads=2, head_dim=4, **options)
+
+
+def tiny_t5(vocab: int = 32, layers: int = 1, **options: Any) -> T5Config:
+    """A T5 whose encoder has one layer, its decoder `layers`."""
+    sizes = {"encoder_layers": 1, "decoder_layers": layers} | options
+    return T5Config(vocab, dim=16, ff_dim=24, heads=2, head_dim=8, **sizes)
+
+
+def between(target: Model, other: Model, share: float) -> Model:
+    """A table model that is `share` of the target and the rest of the other: a drafter that is often right."""
+    return table_model_from(share * target.params + (1 - share) * other.params)
