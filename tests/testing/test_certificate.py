@@ -417,7 +417,7 @@ def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
 )
 def test_a_coin_that_is_drawn_twice_is_refused(uniforms_of, when):
     complaint = (
-        rf"share their noise, a uniform drawn in test_testing.py:.* and, {when}, a uniform drawn in .*noise\.at\("
+        rf"share their noise, a uniform drawn in test_certificate.py:.* and, {when}, a uniform drawn in .*noise\.at\("
     )
     with pytest.raises(ValueError, match=complaint):
         certify(TARGET, rule=by_inversion(uniforms_of), **ONE_TOKEN)
@@ -455,7 +455,7 @@ def test_a_token_that_is_drawn_twice_is_refused():
         again = common.sample_residual(keys, position, target.log_probs[:, 0])
         return verdict._replace(next_token=jnp.where(again == 0, again, verdict.next_token))
 
-    complaint = r"(for test_testing.py:\d+ \(verify\)|\(residual_token\)) and, of the same round, a token drawn in"
+    complaint = r"(for test_certificate.py:\d+ \(verify\)|\(residual_token\)) and, of the same round, a token drawn in"
     with pytest.raises(ValueError, match=complaint):
         certify(TARGET, rule=rule(verify), **ONE_TOKEN)
 

@@ -112,6 +112,6 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path):
         recipes.load(tmp_path / "bad.toml")
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("models/*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("models/*.toml")), ids=lambda p: p.stem)
 def test_shipped_recipes_are_valid(path):
     assert recipes.load(path).name == path.stem
