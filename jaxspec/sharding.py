@@ -54,16 +54,12 @@ CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
 class Axes(NamedTuple):
-    """The ways in which the parameters of a network may be split.
+    """The ways in which the parameters of a network may be split."""
 
-    Attributes:
-        parts: into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has 128
-            outputs, but can be cut once. An axis that is absent may be cut anywhere.
-        layers: axes of matrices that `LAYERS` lacks, in its form.
-    """
-
+    # into how many parts each logical axis may be cut: a projection to 2 heads of 64 dimensions has 128 outputs, but
+    # can be cut once. An axis that is absent may be cut anywhere.
     parts: Mapping[str, int] = MappingProxyType({})
-    layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    layers: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # axes of matrices that `LAYERS` lacks, in its form
 
 
 WHOLE = Axes()

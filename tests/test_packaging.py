@@ -73,22 +73,22 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_798,
+    "analysis": 4_755,
     "cli": 4_016,
-    "core": 4_069,  # checks of who takes token trees, and of rewinds; kinds of caches are classes
-    "decode": 4_669,
-    "draft_heads": 3_459,
-    "drafters": 4_528,
+    "core": 4_050,  # checks of who takes token trees, and of rewinds; kinds of caches are classes
+    "decode": 4_618,
+    "draft_heads": 3_369,
+    "drafters": 4_432,
     "files": 646,
     "jobs": 1_921,
     "nets": 4_332,  # mixtures of experts
     "policies": 597,
-    "rules": 1_587,
-    "sampling": 872,
-    "testing": 2_173,
-    "top": 815,
+    "rules": 1_551,
+    "sampling": 860,
+    "testing": 2_122,
+    "top": 811,
     "trace": 454,
-    "training": 2_781,
+    "training": 2_739,
     "vocab": 659,
     "weights": 6_562,  # stacks of experts, two families of them
 }

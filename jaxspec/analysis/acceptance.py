@@ -72,10 +72,6 @@ class ConditionalAcceptance(NamedTuple):
     Nothing after a round's first rejection is tested, so of the later draft tokens only those of the better rounds
     are here.
 
-    Attributes:
-        accepted: how many were accepted, by row and place in the round [rows, gamma].
-        tested: how many were tested.
-
     Two texts with two draft tokens a round. In the first 2 of 2 are accepted, then none; in the second the first of 2:
 
     >>> rates = ConditionalAcceptance(accepted=np.array([[1, 1], [1, 0]]), tested=np.array([[2, 1], [1, 1]]))
@@ -83,8 +79,8 @@ class ConditionalAcceptance(NamedTuple):
     (0.6, [0.67, 0.5])
     """
 
-    accepted: Int[np.ndarray, "rows G"]
-    tested: Int[np.ndarray, "rows G"]
+    accepted: Int[np.ndarray, "rows G"]  # how many were accepted, by row and place in the round [rows, gamma]
+    tested: Int[np.ndarray, "rows G"]  # how many were tested
 
     @property
     def overall(self) -> Rate:

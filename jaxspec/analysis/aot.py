@@ -44,21 +44,16 @@ ANEW = {"xla_embed_ir_in_executable": False}
 
 
 class Program(NamedTuple):
-    """The sizes of a compiled generation, on one chip of perhaps several.
+    """The sizes of a compiled generation, on one chip of perhaps several."""
 
-    Attributes:
-        compile_seconds: seconds of compiling.
-        arguments, outputs, temporaries, code: bytes of each chip; weights are arguments. A GPU's compiler does not say
-            what its code takes, and has 0.
-        collectives: number and bytes of each kind, in the whole program.
-    """
-
-    compile_seconds: float
+    compile_seconds: float  # seconds of compiling
+    # these four: bytes of each chip; weights are arguments. A GPU's compiler does not say what its code takes, and has
+    # 0.
     arguments: int
     outputs: int
     temporaries: int
     code: int
-    collectives: dict[str, tuple[int, int]]
+    collectives: dict[str, tuple[int, int]]  # number and bytes of each kind, in the whole program
 
     memory = property(lambda self: self.arguments + self.outputs + self.temporaries + self.code, doc="Bytes of a chip.")
 

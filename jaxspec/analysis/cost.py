@@ -78,22 +78,17 @@ def timed_rounds(prepared: Prepared) -> Iterator[tuple[float, core.RoundInfo | N
 class Cost(NamedTuple):
     """Milliseconds per pass, one entry per repeat; the three were interleaved.
 
-    Attributes:
-        gamma, batch: the verify pass feeds gamma + 1 tokens to each of `batch` rows.
-        target: one-token passes of the target.
-        verify: (gamma + 1)-token passes of the target.
-        draft: one-token passes of the drafter.
-
     >>> cost = Cost(4, 1, np.array([10.0, 12.0]), verify=np.array([12.0, 14.4]), draft=np.array([1.0, 1.2]))
     >>> cost.target_ms, round(cost.c, 2), round(cost.v, 2)
     (11.0, 0.1, 1.2)
     """
 
+    # these two: the verify pass feeds gamma + 1 tokens to each of `batch` rows
     gamma: int
     batch: int
-    target: np.ndarray
-    verify: np.ndarray
-    draft: np.ndarray
+    target: np.ndarray  # one-token passes of the target
+    verify: np.ndarray  # (gamma + 1)-token passes of the target
+    draft: np.ndarray  # one-token passes of the drafter
 
     target_ms = property(lambda self: float(np.median(self.target)), doc="Median of a one-token pass of the target.")
     verify_ms = property(lambda self: float(np.median(self.verify)), doc="Median of the verify pass.")

@@ -21,36 +21,25 @@ Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `draf
 
 
 class Trial(NamedTuple):
-    """A set of layers to skip, and its speed.
+    """A set of layers to skip, and its speed."""
 
-    Attributes:
-        attention, mlp: for `drafters.skip_layers(target, attention, mlp)`.
-        tokens_per_second: the speed of whole generations, all rows together: the median of the repeats.
-        speed_up: over the fastest set before it, whose runs were interleaved with this one's; of the first trial, over
-            plain decoding.
-        tokens_per_round: mean over the rows.
-    """
-
+    # these two: for `drafters.skip_layers(target, attention, mlp)`
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
-    tokens_per_second: float
+    tokens_per_second: float  # the speed of whole generations, all rows together: the median of the repeats
+    # over the fastest set before it, whose runs were interleaved with this one's; of the first trial, over plain
+    # decoding
     speed_up: float
-    tokens_per_round: float
+    tokens_per_round: float  # mean over the rows
 
 
 class Search(NamedTuple):
-    """The result of `search_layers`.
+    """The result of `search_layers`."""
 
-    Attributes:
-        best: the fastest set.
-        over_plain: its speed over plain decoding, from runs that were interleaved at the end: below 1, skipping layers
-            does not pay.
-        trials: every set that was tried, in order.
-    """
-
-    best: Trial
+    best: Trial  # the fastest set
+    # its speed over plain decoding, from runs that were interleaved at the end: below 1, skipping layers does not pay
     over_plain: float
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...]  # every set that was tried, in order
 
 
 def search_layers(

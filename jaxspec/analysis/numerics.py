@@ -21,40 +21,28 @@ from jaxspec.decode.request import Prepared
 
 
 class Mismatch(NamedTuple):
-    """The first new token at which the texts of one prompt differ.
+    """The first new token at which the texts of one prompt differ."""
 
-    Attributes:
-        row: the prompt.
-        position: the new token, counted from 0.
-        plain, speculative: the token that each has there.
-        margin: the logit of plain decoding's token minus that of the other, in plain decoding's own pass (nats).
-        top_two_margin: by how much the largest logit there exceeds the second largest (nats): the same, unless the
-            other token is not even the second best.
-    """
-
-    row: int
-    position: int
+    row: int  # the prompt
+    position: int  # the new token, counted from 0
+    # these two: the token that each has there
     plain: int
     speculative: int
-    margin: float
+    margin: float  # the logit of plain decoding's token minus that of the other, in plain decoding's own pass (nats)
+    # by how much the largest logit there exceeds the second largest (nats): the same, unless the other token is not
+    # even the second best
     top_two_margin: float
 
 
 class Summary(NamedTuple):
-    """The greedy texts of some prompts beside plain decoding's.
+    """The greedy texts of some prompts beside plain decoding's."""
 
-    Attributes:
-        prompts, same: how many there are, and how many texts are the same.
-        first: the mismatch that is earliest in its text, of the first prompt if there are several.
-        largest_top_two_margin: nats; None if all texts are the same.
-        mismatches: one for each other text.
-    """
-
+    # these two: how many there are, and how many texts are the same
     prompts: int
     same: int
-    first: Mismatch | None
-    largest_top_two_margin: float | None
-    mismatches: tuple[Mismatch, ...]
+    first: Mismatch | None  # the mismatch that is earliest in its text, of the first prompt if there are several
+    largest_top_two_margin: float | None  # nats; None if all texts are the same
+    mismatches: tuple[Mismatch, ...]  # one for each other text
 
 
 def mismatches(prepared: Prepared) -> list[Mismatch]:

@@ -24,21 +24,15 @@ from jaxspec.nets.network import Load
 
 
 class Machine(NamedTuple):
-    """One accelerator, or one CPU socket.
+    """One accelerator, or one CPU socket."""
 
-    Attributes:
-        bandwidth: the main memory's bandwidth, bytes/s.
-        bfloat16, float32: peak of dense matrix products, operations/s (a multiplication and an addition are two); None
-            where the maker gives no figure.
-        memory: its bytes; None where machines of one kind differ.
-        clock: cycles/s of a TPU, which estimates of its compiler are in; None of others.
-    """
-
-    bandwidth: float
+    bandwidth: float  # the main memory's bandwidth, bytes/s
+    # these two: peak of dense matrix products, operations/s (a multiplication and an addition are two); None where the
+    # maker gives no figure
     bfloat16: float | None
     float32: float | None
-    memory: float | None = None
-    clock: float | None = None
+    memory: float | None = None  # its bytes; None where machines of one kind differ
+    clock: float | None = None  # cycles/s of a TPU, which estimates of its compiler are in; None of others
 
     def peak(self, dtype: str) -> float:
         """Returns the operations per second in "bfloat16" or "float32".

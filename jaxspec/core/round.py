@@ -40,34 +40,24 @@ Outputs = TypeVar("Outputs")
 
 
 class TargetPass(NamedTuple):
-    """The target's pass over a draft.
+    """The target's pass over a draft."""
 
-    Attributes:
-        forward, distribution: its outputs at every fed token, and the distribution there.
-        unusable: positions after which nothing can be generated: see `unusable`.
-    """
-
+    # these two: its outputs at every fed token, and the distribution there
     forward: Forward
     distribution: Distribution
-    unusable: Bool[Array, "B T"]
+    unusable: Bool[Array, "B T"]  # positions after which nothing can be generated: see `unusable`
 
 
 class RoundResult(NamedTuple):
-    """The result of one round.
+    """The result of one round."""
 
-    Attributes:
-        draft: as it was judged.
-        verdict: the rule's verdict; its path is cut to the depth of the tree.
-        tokens: the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real.
-        target: the target's pass.
-        caches: after the pass; the target's holds the accepted path right after the committed row, and is to be
-            rewound to what is committed of it.
-    """
-
-    draft: Draft
-    verdict: Verdict
+    draft: Draft  # as it was judged
+    verdict: Verdict  # the rule's verdict; its path is cut to the depth of the tree
+    # the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real
     tokens: Int[Array, "B depth+1"]
-    target: TargetPass
+    target: TargetPass  # the target's pass
+    # after the pass; the target's holds the accepted path right after the committed row, and is to be rewound to what
+    # is committed of it
     caches: Caches
 
 

@@ -65,12 +65,9 @@ def words(tokenizer: Any) -> list[str | None]:
 
 
 class Frame(NamedTuple):
-    """The ids that a tokenizer puts around every text: a BOS, `</s>`, a language.
+    """The ids that a tokenizer puts around every text: a BOS, `</s>`, a language."""
 
-    Attributes:
-        before, after: the ids in front of the text and after it.
-    """
-
+    # these two: the ids in front of the text and after it
     before: list[int]
     after: list[int]
 

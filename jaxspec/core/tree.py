@@ -153,17 +153,11 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
 
 
 class BestNodes(NamedTuple):
-    """Takes some of the nodes of a larger tree.
+    """Takes some of the nodes of a larger tree."""
 
-    Attributes:
-        tokens: theirs.
-        parent: as in `Draft`; -1: there is no such node, and none after it.
-        chosen: the number of each among the candidates; past the last where there is none.
-    """
-
-    tokens: Int[Array, "B N"]
-    parent: Int[Array, "B N"]
-    chosen: Int[Array, "B N"]
+    tokens: Int[Array, "B N"]  # theirs
+    parent: Int[Array, "B N"]  # as in `Draft`; -1: there is no such node, and none after it
+    chosen: Int[Array, "B N"]  # the number of each among the candidates; past the last where there is none
 
 
 def best_nodes(

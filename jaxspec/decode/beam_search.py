@@ -217,25 +217,15 @@ class Size(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """The state of a search from round to round; every leaf has the prompts as its first axis.
+    """The state of a search from round to round; every leaf has the prompts as its first axis."""
 
-    Attributes:
-        beams: see `Beams`.
-        parent: the retained entries' parents, -1 for the prompt, and where there is none.
-        count: how many there are.
-        above: the entry that each running beam's last token follows.
-        caches: the caches of target and draft, which hold the prompt and these entries.
-        passes: the target's passes so far.
-        failed: prompts whose logits were not finite.
-    """
-
-    beams: Beams
-    parent: Int[Array, "B H"]
-    count: Int[Array, " B"]
-    above: Int[Array, "B K"]
-    caches: core.Caches
-    passes: Int[Array, " B"]
-    failed: Bool[Array, " B"]
+    beams: Beams  # see `Beams`
+    parent: Int[Array, "B H"]  # the retained entries' parents, -1 for the prompt, and where there is none
+    count: Int[Array, " B"]  # how many there are
+    above: Int[Array, "B K"]  # the entry that each running beam's last token follows
+    caches: core.Caches  # the caches of target and draft, which hold the prompt and these entries
+    passes: Int[Array, " B"]  # the target's passes so far
+    failed: Bool[Array, " B"]  # prompts whose logits were not finite
 
 
 class DraftTree(NamedTuple):
@@ -381,19 +371,12 @@ def _draft(
 
 
 class Walk(NamedTuple):
-    """The nodes that the steps of a round went through.
+    """The nodes that the steps of a round went through."""
 
-    Attributes:
-        retained: the fed tokens that some beam went through.
-        above: the fed token that each running beam's last token follows.
-        moved: prompts for which a step was taken.
-        failed: prompts with logits that were not finite, at a node that was read.
-    """
-
-    retained: Bool[Array, "B F"]
-    above: Int[Array, "B K"]
-    moved: Bool[Array, " B"]
-    failed: Bool[Array, " B"]
+    retained: Bool[Array, "B F"]  # the fed tokens that some beam went through
+    above: Int[Array, "B K"]  # the fed token that each running beam's last token follows
+    moved: Bool[Array, " B"]  # prompts for which a step was taken
+    failed: Bool[Array, " B"]  # prompts with logits that were not finite, at a node that was read
 
 
 def _steps(

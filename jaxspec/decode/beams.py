@@ -21,58 +21,42 @@ MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stop
 
 
 class TokenLogProbs(NamedTuple):
-    """The log probabilities of tokens: of candidates [B, C], of beams [B, K, T].
+    """The log probabilities of tokens: of candidates [B, C], of beams [B, K, T]."""
 
-    Attributes:
-        raw: the log probability of each, after the node that it follows.
-        top_tokens, top_raw: the k most probable tokens there, the best first, and their log probabilities.
-    """
-
-    raw: Float[Array, "*tokens"]
+    raw: Float[Array, "*tokens"]  # the log probability of each, after the node that it follows
+    # these two: the k most probable tokens there, the best first, and their log probabilities
     top_tokens: Int[Array, "*tokens k"]
     top_raw: Float[Array, "*tokens k"]
 
 
 class Beams(NamedTuple):
-    """The beams and hypotheses of each prompt. All of its running beams have the same number of tokens.
+    """The beams and hypotheses of each prompt. All of its running beams have the same number of tokens."""
 
-    Attributes:
-        tokens, scores: the running beams, the best first: their new tokens, and the sum of their log probabilities;
-            -inf where there are fewer.
-        steps: how many tokens each running beam has.
-        hypotheses, lengths, final_scores: the finished ones, the best first: their new tokens, how many, the end token
-            included, and the sum of their log probabilities over length ** penalty; -inf where there are fewer.
-        done: whether the search is over.
-        log_probs, final_log_probs: the tokens' log probabilities in running beams and in hypotheses, [B, K, T]; None
-            where nobody asked for them.
-    """
-
+    # these two: the running beams, the best first: their new tokens, and the sum of their log probabilities; -inf where
+    # there are fewer
     tokens: Int[Array, "B K T"]
     scores: Float[Array, "B K"]
-    steps: Int[Array, " B"]
+    steps: Int[Array, " B"]  # how many tokens each running beam has
+    # these three: the finished ones, the best first: their new tokens, how many, the end token included, and the sum of
+    # their log probabilities over length ** penalty; -inf where there are fewer
     hypotheses: Int[Array, "B K T"]
     lengths: Int[Array, "B K"]
     final_scores: Float[Array, "B K"]
-    done: Bool[Array, " B"]
+    done: Bool[Array, " B"]  # whether the search is over
+    # these two: the tokens' log probabilities in running beams and in hypotheses, [B, K, T]; None where nobody asked
+    # for them
     log_probs: TokenLogProbs | None = None
     final_log_probs: TokenLogProbs | None = None
 
 
 class Goal(NamedTuple):
-    """The end tokens and limits of hypotheses, and how they are scored; all traced.
+    """The end tokens and limits of hypotheses, and how they are scored; all traced."""
 
-    Attributes:
-        max_new_tokens: the most tokens of each row.
-        eos: end tokens; -1 where there is none.
-        length_penalty: exponent of the length that scores are divided by.
-        stops: when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no
-            better than the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K
-            hypotheses.
-    """
-
-    max_new_tokens: Int[Array, " B"]
-    eos: Int[Array, "B E"]
-    length_penalty: Float[Array, ""]
+    max_new_tokens: Int[Array, " B"]  # the most tokens of each row
+    eos: Int[Array, "B E"]  # end tokens; -1 where there is none
+    length_penalty: Float[Array, ""]  # exponent of the length that scores are divided by
+    # when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no better than
+    # the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K hypotheses.
     stops: Int[Array, ""]
 
 

@@ -35,15 +35,10 @@ class NotCausal(ValueError):
 
 
 class Ahead(NamedTuple):
-    """The logits of pairs of rows that agree up to a token and differ after it; both must be the same.
+    """The logits of pairs of rows that agree up to a token and differ after it; both must be the same."""
 
-    Attributes:
-        padding: after prompts, whose padding differs.
-        fed: after the first of some tokens that are fed, of which the later ones differ.
-    """
-
-    padding: Float[Array, "2 PAIRS V"]
-    fed: Float[Array, "2 PAIRS V"]
+    padding: Float[Array, "2 PAIRS V"]  # after prompts, whose padding differs
+    fed: Float[Array, "2 PAIRS V"]  # after the first of some tokens that are fed, of which the later ones differ
 
 
 def check(model: Model) -> None:

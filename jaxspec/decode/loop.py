@@ -46,23 +46,17 @@ class Trace(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a whole generation, as it leaves the device.
+    """The result of a whole generation, as it leaves the device."""
 
-    Attributes:
-        tokens, length: the new tokens of each row, padded, and how many are real.
-        failed: why a row ended early, a `core.Failure`; 0 for none.
-        stats, trace: counts, and the rounds they are of.
-        finish: why each row ended, a `core.Finish`.
-        log_probs: the new tokens' log probabilities; None unless they were asked for.
-    """
-
+    # these two: the new tokens of each row, padded, and how many are real
     tokens: Int[Array, "batch new"]
     length: Int[Array, " batch"]
-    failed: Int[Array, " batch"]
+    failed: Int[Array, " batch"]  # why a row ended early, a `core.Failure`; 0 for none
+    # these two: counts, and the rounds they are of
     stats: Stats
     trace: Trace
-    finish: Int[Array, " batch"]
-    log_probs: LogProbs | None = None
+    finish: Int[Array, " batch"]  # why each row ended, a `core.Finish`
+    log_probs: LogProbs | None = None  # the new tokens' log probabilities; None unless they were asked for
 
 
 Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]

@@ -190,19 +190,12 @@ def iterate(
 
 
 class _Row(NamedTuple):
-    """A text as ids.
+    """A text as ids."""
 
-    Attributes:
-        source: the part that prefill reads: an encoder's prompt, or a decoder's first token.
-        ids: the tokens that follow.
-        skipped: how many of them belong to the prompt, and are not scored.
-        num_bytes: see `Score`.
-    """
-
-    source: list[int]
-    ids: list[int]
-    skipped: int
-    num_bytes: int | None
+    source: list[int]  # the part that prefill reads: an encoder's prompt, or a decoder's first token
+    ids: list[int]  # the tokens that follow
+    skipped: int  # how many of them belong to the prompt, and are not scored
+    num_bytes: int | None  # see `Score`
 
 
 def _row(

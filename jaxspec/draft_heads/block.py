@@ -324,37 +324,29 @@ class BlockDrafter(PartlyShared):
 
 
 class BlockHead(NamedTuple):
-    """Such a network as pure functions.
+    """Such a network as pure functions."""
 
-    Attributes:
-        read: (parameters, the target's pass) -> what is taken in of its taps [B, T, M].
-        empty: (batch, room) -> a cache of rows without positions.
-        append: (parameters, cache, what `read` made of further positions [B, T, M], how many of these are real [B] or
-            None) -> the cache, which grows by them.
-        block: (parameters, shared, cache, the last committed tokens [B], count) -> the features of the `count` tokens
-            after these, all in one pass [B, L+C, M]. L positions that come before theirs and predict nothing may be
-            returned in front, if `next_logits` is to read them.
-        rewind: forgets positions, as `LanguageModel.rewind` does.
-        logits: (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V].
-        next_logits: (parameters, logits [B, V], previous tokens [B], features [B, M], memory [B, R]) -> the logits of a
-            token given the draft tokens before it [B, V], and the memory for the next token [B, R]. `logits` are those
-            of `logits`, which know nothing of these tokens: DSpark adds to them. None: given the committed text, the
-            tokens of a block are independent.
-        memory: R, the width of what `next_logits` passes on, at the beginning zeros.
-        count: most tokens of a block.
-        requirements: its requirements of the target.
-    """
-
+    # (parameters, the target's pass) -> what is taken in of its taps [B, T, M]
     read: Callable[[core.Params, core.Forward], Float[Array, "B T M"]]
-    empty: Callable[[int, core.Room], core.Cache]
+    empty: Callable[[int, core.Room], core.Cache]  # (batch, room) -> a cache of rows without positions
+    # (parameters, cache, what `read` made of further positions [B, T, M], how many of these are real [B] or None) ->
+    # the cache, which grows by them
     append: Callable[..., core.Cache]
+    # (parameters, shared, cache, the last committed tokens [B], count) -> the features of the `count` tokens after
+    # these, all in one pass [B, L+C, M]. L positions that come before theirs and predict nothing may be returned in
+    # front, if `next_logits` is to read them.
     block: Callable[[core.Params, SharedWithTarget, core.Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
-    rewind: core.Rewind
+    rewind: core.Rewind  # forgets positions, as `LanguageModel.rewind` does
+    # (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V]
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
+    # (parameters, logits [B, V], previous tokens [B], features [B, M], memory [B, R]) -> the logits of a token given
+    # the draft tokens before it [B, V], and the memory for the next token [B, R]. `logits` are those of `logits`, which
+    # know nothing of these tokens: DSpark adds to them. None: given the committed text, the tokens of a block are
+    # independent.
     next_logits: Callable[..., tuple[Float[Array, "B V"], Float[Array, "B R"]]] | None
-    memory: int
-    count: int
-    requirements: TargetRequirements
+    memory: int  # R, the width of what `next_logits` passes on, at the beginning zeros
+    count: int  # most tokens of a block
+    requirements: TargetRequirements  # its requirements of the target
 
 
 @functools.lru_cache

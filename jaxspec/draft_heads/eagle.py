@@ -103,15 +103,10 @@ class EagleSizes(LayerSizes):
 
 
 class FirstLayer(DecoderLayer):
-    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the hidden state.
+    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the hidden state."""
 
-    Attributes:
-        joins: whether it joins these, as EAGLE-3's.
-        norm_before_residual: the option of `EagleConfig`.
-    """
-
-    joins: bool = False
-    norm_before_residual: bool = False
+    joins: bool = False  # whether it joins these, as EAGLE-3's
+    norm_before_residual: bool = False  # the option of `EagleConfig`
 
     def setup(self):
         super().setup()  # the norm before attention is not called, and so has no parameters

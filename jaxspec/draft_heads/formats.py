@@ -19,19 +19,14 @@ D2T = "d2t"  # for each id of the drafter's vocabulary, what is to be added to i
 
 
 class TargetShape(NamedTuple):
-    """The facts that a drafter's files need not say, since its target does.
+    """The facts that a drafter's files need not say, since its target does."""
 
-    Attributes:
-        config: the configuration of the target's network.
-        vocab_size, hidden_size, layers: the target's sizes.
-        taps: the layers to read, should the caller know better than the files.
-    """
-
-    config: Any
+    config: Any  # the configuration of the target's network
+    # these three: the target's sizes
     vocab_size: int
     hidden_size: int
     layers: int
-    taps: tuple[int, ...] | None = None
+    taps: tuple[int, ...] | None = None  # the layers to read, should the caller know better than the files
 
 
 def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
@@ -41,30 +36,23 @@ def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetSh
 
 
 class Format(NamedTuple):
-    """The functions that recognise, read and write the files of a kind of drafter.
+    """The functions that recognise, read and write the files of a kind of drafter."""
 
-    Attributes:
-        title: for people.
-        canonical: name of a tensor -> one spelling of it; None for one that is not read.
-        matches: (config.json, shapes by names in that spelling) -> whether this is one of these.
-        read: (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
-        names: configuration -> {path of our parameter: name in that spelling}.
-        write: (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and
-            SGLang read it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
-        spelled: name in that spelling -> as they have it.
-        root: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
-        stores_ids: whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`)
-            what is to be added to the drafter's.
-    """
-
-    title: str
-    canonical: Callable[[str], str | None]
+    title: str  # for people
+    canonical: Callable[[str], str | None]  # name of a tensor -> one spelling of it; None for one that is not read
+    # (config.json, shapes by names in that spelling) -> whether this is one of these
     matches: Callable[[dict, Shapes], bool]
+    # (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
     read: Callable[[dict, Shapes, TargetShape], Any]
-    names: Callable[[Any], dict[str, str]]
+    names: Callable[[Any], dict[str, str]]  # configuration -> {path of our parameter: name in that spelling}
+    # (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and SGLang read
+    # it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
     write: Callable[[Any, dict, int], dict]
-    spelled: Callable[[str], str] = lambda name: name
+    spelled: Callable[[str], str] = lambda name: name  # name in that spelling -> as they have it
+    # names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's
     root: Callable[[Shapes], str] = lambda shapes: ""
+    # whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`) what is to be added to
+    # the drafter's
     stores_ids: bool = False
 
 

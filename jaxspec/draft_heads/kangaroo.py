@@ -34,16 +34,12 @@ from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of, norm_of,
 
 @dataclasses.dataclass(frozen=True)
 class ExitAdapterConfig:
-    """The shape of an adapter.
+    """The shape of an adapter."""
 
-    Attributes:
-        layer: the shape of its layers (Kangaroo has one). They have no feed-forward block, so `ff_dim` is not read. Its
-            vocabulary and width are the target's.
-        exit: after how many of the target's layers it reads.
-    """
-
+    # the shape of its layers (Kangaroo has one). They have no feed-forward block, so `ff_dim` is not read. Its
+    # vocabulary and width are the target's.
     layer: DecoderConfig
-    exit: int
+    exit: int  # after how many of the target's layers it reads
 
     def __post_init__(self):
         if self.layer.positions != "rotary" or self.layer.windows:
@@ -62,15 +58,10 @@ class ExitAdapterConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitAdapterSizes(LayerSizes):
-    """An adapter of an early exit (Kangaroo).
+    """An adapter of an early exit (Kangaroo)."""
 
-    Attributes:
-        exit: after how many of the target's layers.
-        ff_dim: not read: there is no feed-forward block.
-    """
-
-    exit: int
-    ff_dim: int = 1
+    exit: int  # after how many of the target's layers
+    ff_dim: int = 1  # not read: there is no feed-forward block
 
     def config(self, target: Model) -> ExitAdapterConfig:
         """Returns the adapter's configuration, for a target."""

@@ -20,28 +20,21 @@ class Kind(NamedTuple):
 
     A configuration is a frozen dataclass. Its `shape` has `vocab_size` and `dtype`: it is the `layer`, which describes
     transformer layers, or the configuration itself.
-
-    Attributes:
-        name: its name in recipes, their family.
-        config: type of the network's configuration.
-        sizes: type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose
-            `config(target)` is the configuration for a target.
-        init: (configuration, key) -> random parameters.
-        head: configuration -> the network as pure functions, whose `requirements` are what it expects of its target;
-            the same object for the same configuration.
-        drafter: (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter.
-        format: how its files are recognised, read and written.
-        training: how it is trained.
     """
 
-    name: str
-    config: type
+    name: str  # its name in recipes, their family
+    config: type  # type of the network's configuration
+    # type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose `config(target)` is the
+    # configuration for a target
     sizes: type
-    init: Callable[[Any, Key[Array, ""]], Params]
+    init: Callable[[Any, Key[Array, ""]], Params]  # (configuration, key) -> random parameters
+    # configuration -> the network as pure functions, whose `requirements` are what it expects of its target; the same
+    # object for the same configuration
     head: Callable[[Any], Any]
+    # (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter
     drafter: Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]
-    format: Format
-    training: Training
+    format: Format  # how its files are recognised, read and written
+    training: Training  # how it is trained
 
 
 def in_dtype(config: Any, dtype: str) -> Any:
@@ -53,25 +46,18 @@ def in_dtype(config: Any, dtype: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSizes:
-    """Transformer layers of a drafter, as Llama's.
+    """Transformer layers of a drafter, as Llama's."""
 
-    Attributes:
-        ff_dim, heads: width of the feed-forward block; attention heads.
-        kv_heads, head_dim: 0: as many as heads, and the width over the heads.
-        layers: how many.
-        dim: their width; 0: the target's.
-        rope_base: the base of rotary positions.
-        head_norms: whether queries and keys are normalised.
-    """
-
+    # these two: width of the feed-forward block, attention heads
     ff_dim: int
     heads: int
+    # these two, if 0: as many as heads, and the width over the heads
     kv_heads: int = 0
     head_dim: int = 0
-    layers: int = 1
-    dim: int = 0
-    rope_base: float = 10_000.0
-    head_norms: bool = False
+    layers: int = 1  # how many
+    dim: int = 0  # their width; 0: the target's
+    rope_base: float = 10_000.0  # the base of rotary positions
+    head_norms: bool = False  # whether queries and keys are normalised
 
     def layer(self, target: Model) -> DecoderConfig:
         """Returns the configuration of the layers."""

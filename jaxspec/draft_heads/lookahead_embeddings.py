@@ -67,20 +67,15 @@ class LookAheadSizes:
 
 
 class LookAheadEmbeddings(NamedTuple):
-    """Such vectors as pure functions.
+    """Such vectors as pure functions."""
 
-    Attributes:
-        extend: (vectors, the target's `extend`, its parameters, cache, tokens, parent) -> what that `extend` returns,
-            where ids from the vocabulary's size on are the vectors.
-        logits: (vectors, shared, the target's features [B, T, M]) -> logits [B, T, V].
-        count: most draft tokens: one more than there are vectors.
-        requirements: their requirements of the target.
-    """
-
+    # (vectors, the target's `extend`, its parameters, cache, tokens, parent) -> what that `extend` returns, where ids
+    # from the vocabulary's size on are the vectors
     extend: Callable[..., tuple[core.Forward, core.Cache]]
+    # (vectors, shared, the target's features [B, T, M]) -> logits [B, T, V]
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T M"]], Float[Array, "B T V"]]
-    count: int
-    requirements: TargetRequirements
+    count: int  # most draft tokens: one more than there are vectors
+    requirements: TargetRequirements  # their requirements of the target
 
 
 @functools.lru_cache

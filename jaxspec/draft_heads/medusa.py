@@ -172,21 +172,15 @@ class Heads(nn.Module):
 
 
 class ParallelHeads(NamedTuple):
-    """Such heads as pure functions.
+    """Such heads as pure functions."""
 
-    Attributes:
-        logits: (parameters, shared, number of the head, features [B, M], tokens [B, H]) -> logits of the draft token of
-            that number [B, V]. Features: the target's at the last position that it read. Tokens: the last committed one
-            and the draft tokens so far, which not every network looks at.
-        count: how many heads.
-        reads_tokens: whether heads look at the tokens before theirs.
-        requirements: its requirements of the target.
-    """
-
+    # (parameters, shared, number of the head, features [B, M], tokens [B, H]) -> logits of the draft token of that
+    # number [B, V]. Features: the target's at the last position that it read. Tokens: the last committed one and the
+    # draft tokens so far, which not every network looks at.
     logits: Callable[[core.Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]], Float[Array, "B V"]]
-    count: int
-    reads_tokens: bool
-    requirements: TargetRequirements
+    count: int  # how many heads
+    reads_tokens: bool  # whether heads look at the tokens before theirs
+    requirements: TargetRequirements  # its requirements of the target
 
 
 @functools.lru_cache

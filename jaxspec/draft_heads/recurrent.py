@@ -38,26 +38,20 @@ from jaxspec.rules.common import take_position
 
 
 class RecurrentHead(NamedTuple):
-    """Such a network as pure functions.
+    """Such a network as pure functions."""
 
-    Attributes:
-        read: (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D].
-        empty: (batch, room) -> a cache of rows without pairs.
-        extend: (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in
-            `LanguageModel.extend`) -> hidden states for the next positions, in place of the target's, and the cache. It
-            feeds pairs of a hidden state and the token after it, at each row's own length.
-        rewind: forgets positions, as `LanguageModel.rewind` does.
-        logits: (parameters, shared, hidden states) -> logits of what follows the tokens that these were made with, in
-            the target's vocabulary [B, T, V].
-        requirements: its requirements of the target.
-    """
-
+    # (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D]
     read: Callable[[core.Params, core.Forward], Float[Array, "B T D"]]
-    empty: Callable[[int, core.Room], core.Cache]
+    empty: Callable[[int, core.Room], core.Cache]  # (batch, room) -> a cache of rows without pairs
+    # (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in `LanguageModel.extend`)
+    # -> hidden states for the next positions, in place of the target's, and the cache. It feeds pairs of a hidden state
+    # and the token after it, at each row's own length.
     extend: Callable[..., tuple[Float[Array, "B T D"], core.Cache]]
-    rewind: core.Rewind
+    rewind: core.Rewind  # forgets positions, as `LanguageModel.rewind` does
+    # (parameters, shared, hidden states) -> logits of what follows the tokens that these were made with, in the
+    # target's vocabulary [B, T, V]
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
-    requirements: TargetRequirements
+    requirements: TargetRequirements  # its requirements of the target
 
 
 # --- the network
@@ -183,17 +177,12 @@ def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[
 
 
 class HiddenState(NamedTuple):
-    """The network's cache, and what its next pass begins with.
+    """The network's cache, and what its next pass begins with."""
 
-    Attributes:
-        cache: pairs of a hidden state and the token after it.
-        num_cached: how many pairs of each row it holds, every hidden state of which is the target's own.
-        hidden: after the last of these pairs. Only right after prefill, when the token after the target's last hidden
-            state is not known yet, it is that hidden state, and `num_cached` one fewer than there are pairs.
-    """
-
-    cache: core.Cache
-    num_cached: Int[Array, " B"]
+    cache: core.Cache  # pairs of a hidden state and the token after it
+    num_cached: Int[Array, " B"]  # how many pairs of each row it holds, every hidden state of which is the target's own
+    # after the last of these pairs. Only right after prefill, when the token after the target's last hidden state is
+    # not known yet, it is that hidden state, and `num_cached` one fewer than there are pairs.
     hidden: Float[Array, "B D"]
 
 

@@ -21,14 +21,11 @@ from jaxspec.sampling import match_vocab
 
 
 class SharedWithTarget(NamedTuple):
-    """The functions of its target that a network may use, parameters filled in.
+    """The functions of its target that a network may use, parameters filled in."""
 
-    Attributes:
-        embed: tokens [B, T] -> rows of the target's embedding [B, T, M]: `Inside.embed`.
-        logits: features [B, T, M] -> logits of the target's language-model head [B, T, V]: `Inside.head`.
-    """
-
+    # tokens [B, T] -> rows of the target's embedding [B, T, M]: `Inside.embed`
     embed: Callable[[Int[Array, "B T"]], Float[Array, "B T M"]]
+    # features [B, T, M] -> logits of the target's language-model head [B, T, V]: `Inside.head`
     logits: Callable[[Float[Array, "B T M"]], Float[Array, "B T V"]]
 
 
@@ -92,14 +89,10 @@ class TrimmedParams(NamedTuple):
 
 
 class HeadParts(NamedTuple):
-    """The parts that a network drafts with: (weights of a round) -> its own parameters, and what it shares.
+    """The parts that a network drafts with: (weights of a round) -> its own parameters, and what it shares."""
 
-    Attributes:
-        lm: the target's.
-        head: the head of another model, whose parameters are in `TrimmedParams`; None: the target's head.
-    """
-
-    lm: LanguageModel
+    lm: LanguageModel  # the target's
+    # the head of another model, whose parameters are in `TrimmedParams`; None: the target's head
     head: Head | None = None
 
     def __call__(self, weights: Weights) -> tuple[Params, SharedWithTarget]:

@@ -29,36 +29,23 @@ Frequencies = Int[np.ndarray, " V"]
 
 
 class DraftStarts(NamedTuple):
-    """The places where drafts begin in texts, and what they may read.
+    """The places where drafts begin in texts, and what they may read."""
 
-    Attributes:
-        forward: the target's pass, at positions 0 to S - 1.
-        tokens: token s is the one after position s.
-        place: last positions whose hidden states drafts have read.
-        depths: K.
-        read_tree: (extend, nodes, parent) -> the target's pass over a tree after the first token of each row.
-    """
-
-    forward: Forward
-    tokens: Int[Array, "B S+K-1"]
-    place: Int[Array, " A"]
-    depths: int
+    forward: Forward  # the target's pass, at positions 0 to S - 1
+    tokens: Int[Array, "B S+K-1"]  # token s is the one after position s
+    place: Int[Array, " A"]  # last positions whose hidden states drafts have read
+    depths: int  # K
+    # (extend, nodes, parent) -> the target's pass over a tree after the first token of each row
     read_tree: Callable[..., Forward]
 
 
 class DraftStep(NamedTuple):
-    """The draft tokens of one number, in all drafts at once.
+    """The draft tokens of one number, in all drafts at once."""
 
-    Attributes:
-        hidden: the vectors of the drafts, from `Training.hidden_states`.
-        ahead: the token before each draft, and the tokens after it.
-        depth: the number of the draft tokens, from 0.
-        memory: what `Training.logits` returned for the draft tokens before; None for the first.
-    """
-
-    hidden: Float[Array, "N _ D"]
-    ahead: Int[Array, "N K"]
-    depth: int
+    hidden: Float[Array, "N _ D"]  # the vectors of the drafts, from `Training.hidden_states`
+    ahead: Int[Array, "N K"]  # the token before each draft, and the tokens after it
+    depth: int  # the number of the draft tokens, from 0
+    # what `Training.logits` returned for the draft tokens before; None for the first
     memory: Float[Array, "N R"] | None = None
 
 

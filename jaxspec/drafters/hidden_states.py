@@ -25,20 +25,13 @@ class DraftHead(NamedTuple, Generic[Network]):
 
 
 class TargetRequirements(NamedTuple):
-    """The properties of its target that a network expects; checked before anything runs.
+    """The properties of its target that a network expects; checked before anything runs."""
 
-    Attributes:
-        vocab_size: number of token ids.
-        hidden_size: width of the target's features, and of each tap.
-        taps: layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty:
-            none.
-        head: whether it takes its target's.
-    """
-
-    vocab_size: int
-    hidden_size: int
+    vocab_size: int  # number of token ids
+    hidden_size: int  # width of the target's features, and of each tap
+    # layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty: none
     taps: tuple[int, ...] = ()
-    head: bool = False
+    head: bool = False  # whether it takes its target's
 
 
 def inside_of(

@@ -19,19 +19,13 @@ CanContinue = Callable[[core.Cache], Bool[Array, " B"]]  # whether each row's dr
 
 
 class ModelState(NamedTuple):
-    """The drafter's cache, and where the last tree lies in it: its fed nodes, in order, after the committed row.
+    """The drafter's cache, and where the last tree lies in it: its fed nodes, in order, after the committed row."""
 
-    Attributes:
-        cache: the model's.
-        num_cached: how many tokens of each row it holds for certain.
-        start: how long each row was when its tree was drafted, the first node's place; None: chains are drafted.
-        slots: each draft token's place after `start`; -1: it was not fed.
-    """
-
-    cache: core.Cache
-    num_cached: Int[Array, " B"]
+    cache: core.Cache  # the model's
+    num_cached: Int[Array, " B"]  # how many tokens of each row it holds for certain
+    # how long each row was when its tree was drafted, the first node's place; None: chains are drafted
     start: Int[Array, " B"] | None = None
-    slots: Int[Array, "B N"] | None = None
+    slots: Int[Array, "B N"] | None = None  # each draft token's place after `start`; -1: it was not fed
 
 
 def model(draft: core.Model, *, coupled: bool = False, can_continue: CanContinue | None = None) -> core.BoundDrafter:

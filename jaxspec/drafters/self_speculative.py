@@ -26,20 +26,14 @@ from jaxspec.drafters.stepwise import NodeLogits, chain
 
 
 class ExitAdapter(NamedTuple):
-    """A network between one of the target's layers and its head (Kangaroo); the layers before it draft, too.
+    """A network between one of the target's layers and its head (Kangaroo); the layers before it draft, too."""
 
-    Attributes:
-        empty: (batch, room) -> a cache of rows without tokens.
-        extend: (parameters, cache, the target's hidden states of further tokens [B, T, M], parent or None as in
-            `LanguageModel.extend`) -> what logits are made of [B, T, M], and the cache.
-        rewind: see `LanguageModel.rewind`.
-        requirements: the sizes of its target; its one tap is the layer.
-    """
-
-    empty: Callable[[int, core.Room], core.Cache]
+    empty: Callable[[int, core.Room], core.Cache]  # (batch, room) -> a cache of rows without tokens
+    # (parameters, cache, the target's hidden states of further tokens [B, T, M], parent or None as in
+    # `LanguageModel.extend`) -> what logits are made of [B, T, M], and the cache
     extend: Callable[..., tuple[Float[Array, "B T M"], core.Cache]]
-    rewind: core.Rewind
-    requirements: TargetRequirements
+    rewind: core.Rewind  # see `LanguageModel.rewind`
+    requirements: TargetRequirements  # the sizes of its target; its one tap is the layer
 
 
 def early_exit(
@@ -187,15 +181,10 @@ def layers_of(target: core.Model) -> core.Layers:
 
 
 class SelfDraftParams(NamedTuple):
-    """The drafter's parameters, beside the target's.
+    """The drafter's parameters, beside the target's."""
 
-    Attributes:
-        head: the parameters of another model whose head makes the logits; None: the target's.
-        adapter: the parameters of the network between the layers and the head; None: there is none.
-    """
-
-    head: core.Params = None
-    adapter: core.Params = None
+    head: core.Params = None  # the parameters of another model whose head makes the logits; None: the target's
+    adapter: core.Params = None  # the parameters of the network between the layers and the head; None: there is none
 
 
 class Nodes(NamedTuple):
@@ -216,17 +205,11 @@ class Nodes(NamedTuple):
 
 
 class LayerSplit(NamedTuple):
-    """The layers that draft, and those that verify, cut where they part.
+    """The layers that draft, and those that verify, cut where they part."""
 
-    Attributes:
-        shared: the leading layers, which both run.
-        drafting: the other parts that draft.
-        verifying: the other layers, whole.
-    """
-
-    shared: core.Parts
-    drafting: core.Parts
-    verifying: core.Parts
+    shared: core.Parts  # the leading layers, which both run
+    drafting: core.Parts  # the other parts that draft
+    verifying: core.Parts  # the other layers, whole
 
 
 def make_drafter(

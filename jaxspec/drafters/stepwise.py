@@ -82,22 +82,17 @@ def chain(steps: core.Steps, *, coupled: bool = False, trees: bool = True) -> co
 
 
 class DraftLoop(NamedTuple):
-    """A draft in the making.
+    """A draft in the making."""
 
-    Attributes:
-        tokens, log_probs, length: as in `Draft`.
-        gumbel, confidence: as in `Draft.aux`; None where not asked for.
-        going: rows that draft another token.
-        carry: the drafter's own.
-    """
-
+    # these three: as in `Draft`
     tokens: Int[Array, "B G"]
     log_probs: Float[Array, "B G V"] | None
     length: Int[Array, " B"]
+    # these two: as in `Draft.aux`; None where not asked for
     gumbel: Float[Array, "B G V"] | None
     confidence: Float[Array, "B G"] | None
-    going: Bool[Array, " B"]
-    carry: Any
+    going: Bool[Array, " B"]  # rows that draft another token
+    carry: Any  # the drafter's own
 
 
 def sequential(

@@ -28,15 +28,11 @@ LENIENCE, EPSILON, DELTA = 0.5, 0.09, 0.3
 
 
 class RuleEntry(NamedTuple):
-    """A rule, and what it promises.
+    """A rule, and what it promises."""
 
-    Attributes:
-        rule: the rule, with ordinary parameters.
-        bound: an inexact rule's bound. It maps the target's log probabilities [..., V] to the largest probability of
-            each token in a sampled text, given the text before it. None for an exact rule.
-    """
-
-    rule: Rule
+    rule: Rule  # the rule, with ordinary parameters
+    # an inexact rule's bound. It maps the target's log probabilities [..., V] to the largest probability of each token
+    # in a sampled text, given the text before it. None for an exact rule.
     bound: TokenBound | None = None
 
 

@@ -84,24 +84,16 @@ def selection(
 
 
 class Judging(NamedTuple):
-    """The place of each row on its way down the tree.
+    """The place of each row on its way down the tree."""
 
-    Attributes:
-        current: the fed token whose children are judged, or were.
-        r, factor: the results of `selection` there.
-        entry: the fed token after which these children were drawn.
-        point: the token of the one child that is judged, where it is a point mass; -1 where it is not.
-        tested: draft tokens that were tested.
-        going: rows that have gone on to `current`, and not judged its children.
-    """
-
-    current: Int[Array, " B"]
+    current: Int[Array, " B"]  # the fed token whose children are judged, or were
+    # these two: the results of `selection` there
     r: Float[Array, " B"]
     factor: Float[Array, " B"]
-    entry: Int[Array, " B"]
-    point: Int[Array, " B"]
-    tested: Int[Array, " B"]
-    going: Bool[Array, " B"]
+    entry: Int[Array, " B"]  # the fed token after which these children were drawn
+    point: Int[Array, " B"]  # the token of the one child that is judged, where it is a point mass; -1 where it is not
+    tested: Int[Array, " B"]  # draft tokens that were tested
+    going: Bool[Array, " B"]  # rows that have gone on to `current`, and not judged its children
 
 
 def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:

@@ -113,17 +113,11 @@ def residual_token(
 
 
 class Descent(NamedTuple):
-    """The place of each row on its way down the tree.
+    """The place of each row on its way down the tree."""
 
-    Attributes:
-        current: the fed token whose children are tried.
-        tried: draft tokens below this number were tested, or never will be.
-        left: the `Residual` of p after each fed token.
-    """
-
-    current: Int[Array, " B"]
-    tried: Int[Array, " B"]
-    left: Residual
+    current: Int[Array, " B"]  # the fed token whose children are tried
+    tried: Int[Array, " B"]  # draft tokens below this number were tested, or never will be
+    left: Residual  # the `Residual` of p after each fed token
 
 
 def verify_tree(

@@ -19,38 +19,27 @@ from jaxspec.rules.common import MIN_MASS, at_nodes, real_parent, take_position
 
 
 class Tree(NamedTuple):
-    """A draft tree with what the target and the drafter have at its nodes.
+    """A draft tree with what the target and the drafter have at its nodes."""
 
-    Attributes:
-        tokens: the nodes' tokens.
-        parent: `Draft.parent`, with -1 also for padding and for tokens drawn from NaN.
-        draws: how each node was chosen, a `Draw`.
-        p, q: the probability of each node's token after its parent; q is of no meaning for a point mass.
-        repeated: whether an elder sibling has the same token, of which a rejection leaves nothing.
-        log_p, log_q: the distributions after the fed tokens.
-    """
-
-    tokens: Int[Array, "B N"]
-    parent: Int[Array, "B N"]
-    draws: Int[Array, "B N"]
+    tokens: Int[Array, "B N"]  # the nodes' tokens
+    parent: Int[Array, "B N"]  # `Draft.parent`, with -1 also for padding and for tokens drawn from NaN
+    draws: Int[Array, "B N"]  # how each node was chosen, a `Draw`
+    # these two: the probability of each node's token after its parent; q is of no meaning for a point mass
     p: Float[Array, "B N"]
     q: Float[Array, "B N"]
-    repeated: Bool[Array, "B N"]
+    repeated: Bool[Array, "B N"]  # whether an elder sibling has the same token, of which a rejection leaves nothing
+    # these two: the distributions after the fed tokens
     log_p: Float[Array, "B N+1 V"]
     log_q: Float[Array, "B I V"] | None
 
 
 class Residual(NamedTuple):
-    """The residual after each fed token: max(a p - b q, 0), but 0 at the tokens of rejected children.
+    """The residual after each fed token: max(a p - b q, 0), but 0 at the tokens of rejected children."""
 
-    Attributes:
-        a, b: the numbers above; 1 and 0 before any rejection.
-        unseen: the mass of q on tokens that no rejected child has.
-    """
-
+    # these two: the numbers above; 1 and 0 before any rejection
     a: Float[Array, "B N+1"]
     b: Float[Array, "B N+1"]
-    unseen: Float[Array, "B N+1"]
+    unseen: Float[Array, "B N+1"]  # the mass of q on tokens that no rejected child has
 
 
 def read(draft: Draft, target: Distribution) -> Tree:

@@ -72,19 +72,12 @@ def traversal() -> Rule:
 
 
 class Traversal(NamedTuple):
-    """The place of each row on its way through the tree.
+    """The place of each row on its way through the tree."""
 
-    Attributes:
-        current: the fed token that is judged, or whose children are.
-        on_tree: draft tokens that are still on the tree.
-        weight: each fed token's weight, valid once the walk has entered it.
-        left: the `Residual` of p after each fed token.
-    """
-
-    current: Int[Array, " B"]
-    on_tree: Bool[Array, "B N"]
-    weight: Float[Array, "B N+1"]
-    left: Residual
+    current: Int[Array, " B"]  # the fed token that is judged, or whose children are
+    on_tree: Bool[Array, "B N"]  # draft tokens that are still on the tree
+    weight: Float[Array, "B N+1"]  # each fed token's weight, valid once the walk has entered it
+    left: Residual  # the `Residual` of p after each fed token
 
 
 def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:

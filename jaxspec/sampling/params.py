@@ -27,24 +27,17 @@ class Sizes(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A sampling option.
+    """A sampling option."""
 
-    Attributes:
-        field: the field of `SamplingParams` that it sets; options of one field are added.
-        convert: (value, name, sizes) -> array; raises ValueError for a value out of range.
-        help: one line for people.
-        processor: the logits processor that reads the field, if it is one of its own; they run in the order of the
-            options.
-        kind: the type of its value on the command line; None: it has no option there.
-        neutral: the value that changes nothing, for rows without the option in a program that has it. None: the
-            drafter's temperature, for which a row has its own temperature.
-    """
-
-    field: str
+    field: str  # the field of `SamplingParams` that it sets; options of one field are added
+    # (value, name, sizes) -> array; raises ValueError for a value out of range
     convert: Callable[[Any, str, Sizes], np.ndarray]
-    help: str
+    help: str  # one line for people
+    # the logits processor that reads the field, if it is one of its own; they run in the order of the options
     processor: LogitsProcessor | Processor | None = None
-    kind: type | None = float
+    kind: type | None = float  # the type of its value on the command line; None: it has no option there
+    # the value that changes nothing, for rows without the option in a program that has it. None: the drafter's
+    # temperature, for which a row has its own temperature.
     neutral: float | None = 0.0
 
 

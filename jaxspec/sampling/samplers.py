@@ -103,15 +103,10 @@ def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A sampler that puts logits through processors first; `chain` makes it.
+    """A sampler that puts logits through processors first; `chain` makes it."""
 
-    Attributes:
-        processors: in their order.
-        to: the sampler that makes a distribution of the logits.
-    """
-
-    processors: tuple[Processor, ...]
-    to: Sampler
+    processors: tuple[Processor, ...]  # in their order
+    to: Sampler  # the sampler that makes a distribution of the logits
 
     def __call__(
         self, sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None = None

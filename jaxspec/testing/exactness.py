@@ -23,20 +23,15 @@ DRAFTERS = "model", "fixed", "tree"  # draft tokens drawn by a model, or always 
 
 
 class Certificate(NamedTuple):
-    """The distance of a rule's text from the target's distribution.
+    """The distance of a rule's text from the target's distribution."""
 
-    Attributes:
-        rule, exact: its name, and whether it promises that distribution.
-        total_variation: by kind of drafter, of `DRAFTERS`.
-        above_bound: for an inexact rule, the excess of its text over its bound, by kind of drafter.
-        as_stated: whether the rule keeps its promise but for rounding.
-    """
-
+    # these two: its name, and whether it promises that distribution
     rule: str
     exact: bool
-    total_variation: dict[str, float]
+    total_variation: dict[str, float]  # by kind of drafter, of `DRAFTERS`
+    # for an inexact rule, the excess of its text over its bound, by kind of drafter
     above_bound: dict[str, float] | None
-    as_stated: bool
+    as_stated: bool  # whether the rule keeps its promise but for rounding
 
 
 def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int = 0) -> Certificate:

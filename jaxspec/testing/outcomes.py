@@ -69,23 +69,14 @@ class NotEnumerable(RuntimeError):
 
 
 class Ends(NamedTuple):
-    """The outcomes of a call.
+    """The outcomes of a call."""
 
-    Attributes:
-        state: after the call, its keys taken out.
-        weight: the probability of each path.
-        source: the row that it began with.
-        before: the length of that row; for a call that makes rows, where their new tokens begin.
-        drawn: the draws of each path.
-        fixed: True for draws that the path fixes; the outcome depends on these.
-    """
-
-    state: State
-    weight: Weight
-    source: Int[np.ndarray, " N"]
-    before: Int[np.ndarray, " N"]
-    drawn: Drawn
-    fixed: Bool[np.ndarray, "N E"]
+    state: State  # after the call, its keys taken out
+    weight: Weight  # the probability of each path
+    source: Int[np.ndarray, " N"]  # the row that it began with
+    before: Int[np.ndarray, " N"]  # the length of that row; for a call that makes rows, where their new tokens begin
+    drawn: Drawn  # the draws of each path
+    fixed: Bool[np.ndarray, "N E"]  # True for draws that the path fixes; the outcome depends on these
 
 
 class Outcomes:

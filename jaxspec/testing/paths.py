@@ -23,14 +23,10 @@ Watch = Callable[[Any], list[np.ndarray]]  # of a state, what tells paths apart:
 
 
 class Paths(NamedTuple):
-    """The draws that paths fix, and their values; `tape.Script` has the meaning of the entries.
+    """The draws that paths fix, and their values; `tape.Script` has the meaning of the entries."""
 
-    Attributes:
-        source: the row that each path continues.
-        key, number, low, high: entries.
-    """
-
-    source: Int[np.ndarray, " N"]
+    source: Int[np.ndarray, " N"]  # the row that each path continues
+    # these four: entries
     key: UInt64[np.ndarray, "N S"]
     number: Int[np.ndarray, "N S"]
     low: Int[np.ndarray, "N S"]

@@ -37,39 +37,26 @@ WIDTH = 3  # C
 
 
 class Contexts(NamedTuple):
-    """Completions in which the draws of each path are changed, C of them for each.
+    """Completions in which the draws of each path are changed, C of them for each."""
 
-    Attributes:
-        turn, every: the completions' `tape.Script.turn` and `every`.
-        look: the state after the call in each.
-    """
-
+    # these two: the completions' `tape.Script.turn` and `every`
     turn: Int[np.ndarray, " NC"]
     every: Bool[np.ndarray, " NC"]
-    look: Look
+    look: Look  # the state after the call in each
 
 
 class Changes(NamedTuple):
-    """Runs in each of which one draw of one completion has another value.
+    """Runs in each of which one draw of one completion has another value."""
 
-    Attributes:
-        path: the path with that draw, 0 .. N - 1.
-        context: its completion, 0 .. N C - 1.
-        draw: its number among the completion's draws.
-        in_first: its number among the draws of the path's first completion; -1: it is not there.
-        old, new: its values.
-        look: the state after the call.
-        changed: whether that is another one.
-    """
-
-    path: Int[np.ndarray, " R"]
-    context: Int[np.ndarray, " R"]
-    draw: Int[np.ndarray, " R"]
-    in_first: Int[np.ndarray, " R"]
+    path: Int[np.ndarray, " R"]  # the path with that draw, 0 .. N - 1.
+    context: Int[np.ndarray, " R"]  # its completion, 0 .. N C - 1.
+    draw: Int[np.ndarray, " R"]  # its number among the completion's draws
+    in_first: Int[np.ndarray, " R"]  # its number among the draws of the path's first completion; -1: it is not there
+    # these two: its values
     old: Int[np.ndarray, " R"]
     new: Int[np.ndarray, " R"]
-    look: Look
-    changed: Bool[np.ndarray, " R"]
+    look: Look  # the state after the call
+    changed: Bool[np.ndarray, " R"]  # whether that is another one
 
 
 def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:

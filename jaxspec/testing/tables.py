@@ -36,17 +36,11 @@ SequenceDistribution = dict[tuple[int, ...], float]  # sequences of new tokens, 
 
 
 class TableConfig(NamedTuple):
-    """The kind of table that a table model's parameters are.
+    """The kind of table that a table model's parameters are."""
 
-    Attributes:
-        vocab: number of token ids.
-        order: the number of tokens of the row that the next one depends on.
-        encoder: whether it is an encoder-decoder; it knows its prompt by the sum of the tokens modulo vocab.
-    """
-
-    vocab: int
-    order: int
-    encoder: bool
+    vocab: int  # number of token ids
+    order: int  # the number of tokens of the row that the next one depends on
+    encoder: bool  # whether it is an encoder-decoder; it knows its prompt by the sum of the tokens modulo vocab
 
 
 class TableCache(NamedTuple):

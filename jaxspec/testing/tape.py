@@ -30,49 +30,35 @@ _PLAYING = jax.make_user_context(None)  # part of the key of every cache of trac
 
 
 class Script(NamedTuple):
-    """The draws that each row is to make.
+    """The draws that each row is to make."""
 
-    Attributes:
-        key, number: the draw that an entry fixes (`Record`). Number -1: the entry is empty.
-        low, high: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 / UNIFORMS.
-        turn: the completion to play, where draws are left open: those without an entry, and uniforms with
-            more than one value.
-        every: turns 0, 1, ... go through all combinations of what the open draws can be (a uniform: its ends).
-            Otherwise they are well spread: in as many turns as a draw has values it takes each of them (a uniform: both
-            ends and one in between), and draws are not in step.
-        played: the values to draw, in order, whatever the keys are; -1: by the script.
-    """
-
+    # these two: the draw that an entry fixes (`Record`). Number -1: the entry is empty.
     key: UInt32[Array, "B E 2"]
     number: Int[Array, "B E"]
+    # these two: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 / UNIFORMS
     low: Int[Array, "B E"]
     high: Int[Array, "B E"]
+    # the completion to play, where draws are left open: those without an entry, and uniforms with more than one value
     turn: Int[Array, " B"]
+    # turns 0, 1, ... go through all combinations of what the open draws can be (a uniform: its ends). Otherwise they
+    # are well spread: in as many turns as a draw has values it takes each of them (a uniform: both ends and one in
+    # between), and draws are not in step.
     every: Bool[Array, " B"]
-    played: Int[Array, "B E"]
+    played: Int[Array, "B E"]  # the values to draw, in order, whatever the keys are; -1: by the script
 
 
 class Record(NamedTuple):
-    """The draws that each row has made, in order.
+    """The draws that each row has made, in order."""
 
-    Attributes:
-        count: the number of draws; more than E: the last ones were not recorded.
-        key: the data of their keys.
-        number: CALL times how often the key was used before in this call, plus 2 times the number of a draw among those
-            of one `noise.without_replacement`, plus 1 for a uniform.
-        value: the token; a uniform, in units of 1 / UNIFORMS.
-        log_probs: the distribution of a token, not normalised.
-        site: the place in the code, an index of `Program.sites`.
-        total: the number of combinations of open draws; at least MANY: too many to count.
-    """
-
-    count: Int[Array, " B"]
-    key: UInt32[Array, "B E 2"]
+    count: Int[Array, " B"]  # the number of draws; more than E: the last ones were not recorded
+    key: UInt32[Array, "B E 2"]  # the data of their keys
+    # CALL times how often the key was used before in this call, plus 2 times the number of a draw among those of one
+    # `noise.without_replacement`, plus 1 for a uniform
     number: Int[Array, "B E"]
-    value: Int[Array, "B E"]
-    log_probs: Float[Array, "B E V"]
-    site: Int[Array, "B E"]
-    total: Int[Array, " B"]
+    value: Int[Array, "B E"]  # the token; a uniform, in units of 1 / UNIFORMS
+    log_probs: Float[Array, "B E V"]  # the distribution of a token, not normalised
+    site: Int[Array, "B E"]  # the place in the code, an index of `ScriptedCall.sites`
+    total: Int[Array, " B"]  # the number of combinations of open draws; at least MANY: too many to count
 
 
 class Wider(Exception):

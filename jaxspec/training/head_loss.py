@@ -49,19 +49,12 @@ class TargetRows(NamedTuple):
 
 
 class HeadTask(NamedTuple):
-    """A drafter and its target, with what it learns.
+    """A drafter and its target, with what it learns."""
 
-    Attributes:
-        lm: the target's language model.
-        config: the configuration of the drafter's network.
-        frozen: parameters that are not trained: the drafter's vocabulary.
-        learn: the recipe's [learn] table.
-    """
-
-    lm: LanguageModel
-    config: Any
-    frozen: dict[str, Array]
-    learn: Learn
+    lm: LanguageModel  # the target's language model
+    config: Any  # the configuration of the drafter's network
+    frozen: dict[str, Array]  # parameters that are not trained: the drafter's vocabulary
+    learn: Learn  # the recipe's [learn] table
 
     @property
     def kind(self) -> Training:
@@ -79,19 +72,15 @@ class HeadTask(NamedTuple):
 class HeldOutAcceptance(NamedTuple):
     """The acceptance that one pass over texts promises, for each number of draft tokens.
 
-    Attributes:
-        alpha: acceptance rate of each draft token at temperature 1, after right ones: the mean of sum_x min(p, q).
-        agrees: share of positions where its most probable token is the target's: the acceptance rate at temperature 0.
-        accepted: the mean of the products of the former up to each draft token.
-        all_agree: share of positions where all up to it agree.
-
     Texts that the target itself generated, at the temperature in question, are those that decoding meets.
     """
 
+    # acceptance rate of each draft token at temperature 1, after right ones: the mean of sum_x min(p, q)
     alpha: Float[np.ndarray, " K"]
+    # share of positions where its most probable token is the target's: the acceptance rate at temperature 0
     agrees: Float[np.ndarray, " K"]
-    accepted: Float[np.ndarray, " K"]
-    all_agree: Float[np.ndarray, " K"]
+    accepted: Float[np.ndarray, " K"]  # the mean of the products of the former up to each draft token
+    all_agree: Float[np.ndarray, " K"]  # share of positions where all up to it agree
 
     @property
     def tokens_per_round(self) -> tuple[float, float]:
@@ -153,16 +142,11 @@ def source_of(lesson: Lesson) -> Prompt:
 
 
 class Part(NamedTuple):
-    """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned over.
+    """A part of the places of a batch's rows where drafts begin; the leading axis P is scanned over."""
 
-    Attributes:
-        ahead: the token that each draft begins after, and those after it.
-        real: whether the text goes on after these.
-        window: the target's features from the first of these tokens on, for all that the drafts are compared with.
-    """
-
-    ahead: Int[Array, "P B C K"]
-    real: Bool[Array, "P B C K"]
+    ahead: Int[Array, "P B C K"]  # the token that each draft begins after, and those after it
+    real: Bool[Array, "P B C K"]  # whether the text goes on after these
+    # the target's features from the first of these tokens on, for all that the drafts are compared with
     window: Float[Array, "P B C*stride+K M"]
 
 

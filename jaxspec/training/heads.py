@@ -31,17 +31,11 @@ DTYPES = ("float32", "bfloat16")
 
 
 class HeadInTraining(NamedTuple):
-    """A drafter in training.
+    """A drafter in training."""
 
-    Attributes:
-        target: with the taps that it reads.
-        task: the drafter, its target and what it learns.
-        params: without those that are not trained.
-    """
-
-    target: Model
-    task: HeadTask
-    params: Params
+    target: Model  # with the taps that it reads
+    task: HeadTask  # the drafter, its target and what it learns
+    params: Params  # without those that are not trained
 
 
 def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> TrainingRun:

@@ -86,22 +86,15 @@ def mean_loss(loss: LossFunction) -> Callable[[Any, Iterable[TrainingBatch]], fl
 
 
 class Objective(NamedTuple):
-    """The loss to minimise, and the report.
+    """The loss to minimise, and the report."""
 
-    Attributes:
-        loss: the training loss, a function of parameters and `inputs` of a batch.
-        batches: the training batches.
-        report: (parameters, batches) -> the report on held-out batches, such as `mean_loss`.
-        heldout: the held-out batches.
-        later: a step, and the loss from that step on.
-        inputs: (batch, step) -> the batch with what the loss reads beside it.
-    """
-
-    loss: LossFunction
-    batches: Batches
+    loss: LossFunction  # the training loss, a function of parameters and `inputs` of a batch
+    batches: Batches  # the training batches
+    # (parameters, batches) -> the report on held-out batches, such as `mean_loss`
     report: Callable[[Any, Iterable[TrainingBatch]], Any]
-    heldout: Batches
-    later: tuple[int, LossFunction] | None = None
+    heldout: Batches  # the held-out batches
+    later: tuple[int, LossFunction] | None = None  # a step, and the loss from that step on
+    # (batch, step) -> the batch with what the loss reads beside it
     inputs: Callable[[TrainingBatch, int], Any] = lambda batch, step: batch
 
     def at(self, step: int) -> Any:
@@ -118,19 +111,12 @@ class Destination(NamedTuple):
 
 
 class TrainingRun(NamedTuple):
-    """A training run that is ready to begin, or that has ended.
+    """A training run that is ready to begin, or that has ended."""
 
-    Attributes:
-        params: the parameters that are learnt.
-        fixed: the parameters that stay as they are.
-        objective: the loss, the batches and the report.
-        write: writes all parameters, given what the run reported at its end; returns a line that describes the
-            checkpoint.
-    """
-
-    params: Any
-    fixed: dict[str, Any]
-    objective: Objective
+    params: Any  # the parameters that are learnt
+    fixed: dict[str, Any]  # the parameters that stay as they are
+    objective: Objective  # the loss, the batches and the report
+    # writes all parameters, given what the run reported at its end; returns a line that describes the checkpoint
     write: Callable[[Any, Any, Destination], str]
 
 

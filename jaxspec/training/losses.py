@@ -21,17 +21,11 @@ class LossFunction(Protocol):
 
 
 class NetworkRows(NamedTuple):
-    """A batch as a network in training takes it.
+    """A batch as a network in training takes it."""
 
-    Attributes:
-        inputs: arguments of the network's `__call__` and `streams`.
-        labels: the token to predict at each position.
-        real: 1 where there is one, 0 at padding.
-    """
-
-    inputs: tuple[Any, ...]
-    labels: Int[Array, "batch step"]
-    real: Float[Array, "batch step"]
+    inputs: tuple[Any, ...]  # arguments of the network's `__call__` and `streams`
+    labels: Int[Array, "batch step"]  # the token to predict at each position
+    real: Float[Array, "batch step"]  # 1 where there is one, 0 at padding
 
 
 def module_of(config: Any) -> Any:

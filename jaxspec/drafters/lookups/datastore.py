@@ -35,40 +35,26 @@ class DatastoreError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class DatastoreManifest:
-    """The contents of manifest.toml.
+    """The contents of manifest.toml."""
 
-    Attributes:
-        format: version of the folder's layout.
-        vocab_size: number of token ids.
-        documents, tokens: how many there are.
-        vocabulary: SHA-256 of the tokenizer's tokens in the order of their ids; empty if there was no tokenizer.
-        files: [size in bytes, SHA-256] of the other files.
-        about: where the texts come from; plain values.
-    """
-
-    format: int
-    vocab_size: int
+    format: int  # version of the folder's layout
+    vocab_size: int  # number of token ids
+    # these two: how many there are
     documents: int
     tokens: int
-    vocabulary: str
-    files: dict[str, Any]
-    about: dict[str, Any]
+    vocabulary: str  # SHA-256 of the tokenizer's tokens in the order of their ids; empty if there was no tokenizer
+    files: dict[str, Any]  # [size in bytes, SHA-256] of the other files
+    about: dict[str, Any]  # where the texts come from; plain values
 
 
 class Datastore(NamedTuple):
-    """Documents and their suffix array.
+    """Documents and their suffix array."""
 
-    Attributes:
-        tokens: each token plus 1, each document followed by a 0; of the smallest type that holds them.
-        suffixes: the positions of tokens, in the order of what stands from there on.
-        vocab_size: number of token ids.
-        vocabulary: see `DatastoreManifest`.
-    """
-
+    # each token plus 1, each document followed by a 0; of the smallest type that holds them
     tokens: Int[np.ndarray, " N"]
-    suffixes: Int[np.ndarray, " M"]
-    vocab_size: int
-    vocabulary: str = ""
+    suffixes: Int[np.ndarray, " M"]  # the positions of tokens, in the order of what stands from there on
+    vocab_size: int  # number of token ids
+    vocabulary: str = ""  # see `DatastoreManifest`
 
 
 def build(

@@ -14,15 +14,10 @@ from jaxspec.core.checks import integers
 
 
 class JacobiState(NamedTuple):
-    """The last iterate.
+    """The last iterate."""
 
-    Attributes:
-        tokens: for the positions from `start` on.
-        start: the row's length when they were made; -1: of no positions, the prompt's tokens.
-    """
-
-    tokens: Int[Array, "B G"]
-    start: Int[Array, " B"]
+    tokens: Int[Array, "B G"]  # for the positions from `start` on
+    start: Int[Array, " B"]  # the row's length when they were made; -1: of no positions, the prompt's tokens
 
 
 def jacobi(longest: int = 16) -> core.BoundDrafter:

@@ -22,19 +22,13 @@ from jaxspec.drafters.lookups.jacobi import prompt_tokens
 
 
 class LookaheadState(NamedTuple):
-    """The memory of each row.
+    """The memory of each row."""
 
-    Attributes:
-        window: the last iterates, the oldest first: level i of column j is what stood i + j + 1 positions ahead.
-        pool: n-grams that iterations have seen, a ring; NO_TOKEN where there is none.
-        entered: how many there have been.
-        limit: how deep the last draft was verified.
-    """
-
+    # the last iterates, the oldest first: level i of column j is what stood i + j + 1 positions ahead
     window: Int[Array, "B L W"]
-    pool: Int[Array, "B M N"]
-    entered: Int[Array, " B"]
-    limit: Int[Array, " B"]
+    pool: Int[Array, "B M N"]  # n-grams that iterations have seen, a ring; NO_TOKEN where there is none
+    entered: Int[Array, " B"]  # how many there have been
+    limit: Int[Array, " B"]  # how deep the last draft was verified
 
 
 def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> core.BoundDrafter:

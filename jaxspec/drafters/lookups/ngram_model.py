@@ -23,37 +23,26 @@ from jaxspec.core import Forward, LanguageModel, Limits, Prompt, Room, token_row
 
 @dataclasses.dataclass(frozen=True)
 class NGramConfig:
-    """The shape of the tables.
+    """The shape of the tables."""
 
-    Attributes:
-        vocab_size: number of token ids.
-        contexts: how many contexts of one token, of two tokens, ... there are: () for unigrams, one number for bigrams.
-        followers: most frequent tokens stored for each context.
-        start_token: the id that a row begins with, where the prompt is no part of it (an encoder-decoder's drafter).
-        dtype: the dtype of a computation, for `jaxspec.load`; tables are integers, and their logits float32 always.
-    """
-
-    vocab_size: int
+    vocab_size: int  # number of token ids
+    # how many contexts of one token, of two tokens, ... there are: () for unigrams, one number for bigrams.
     contexts: tuple[int, ...]
-    followers: int
+    followers: int  # most frequent tokens stored for each context
+    # the id that a row begins with, where the prompt is no part of it (an encoder-decoder's drafter)
     start_token: int | None = None
+    # the dtype of a computation, for `jaxspec.load`; tables are integers, and their logits float32 always
     dtype: str = "float32"
 
 
 class ContextLevel(NamedTuple):
-    """The contexts of one length, sorted by (parent, token).
+    """The contexts of one length, sorted by (parent, token)."""
 
-    Attributes:
-        token: the context's first token; its other tokens are its parent's, one level up.
-        first: where the children of each parent begin, and their end.
-        follower: the most frequent tokens after each context, the most frequent first; ties to the lowest id.
-        times: how often each was seen there; 0 where there are fewer. Their distribution is normalised over those
-            stored.
-    """
-
-    token: Int[Array, " N"]
-    first: Int[Array, " parents"]
+    token: Int[Array, " N"]  # the context's first token; its other tokens are its parent's, one level up
+    first: Int[Array, " parents"]  # where the children of each parent begin, and their end
+    # the most frequent tokens after each context, the most frequent first; ties to the lowest id
     follower: Int[Array, "N F"]
+    # how often each was seen there; 0 where there are fewer. Their distribution is normalised over those stored.
     times: Int[Array, "N F"]
 
 
@@ -64,16 +53,13 @@ class Tables(NamedTuple):
 
 
 class NGramCache(NamedTuple):
-    """The cache.
+    """The cache."""
 
-    Attributes:
-        tokens, length: the tokens that were fed, and their number.
-        context: tokens of the longest counted context that the last pass found at its last position, 0 where it found
-            none; a rewind leaves it as it is.
-    """
-
+    # these two: the tokens that were fed, and their number
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]
+    # tokens of the longest counted context that the last pass found at its last position, 0 where it found none; a
+    # rewind leaves it as it is
     context: Int[Array, " B"]
 
 

@@ -21,15 +21,11 @@ NODES, DEPTH = 32, 6
 
 
 class RecyclingState(NamedTuple):
-    """The memory of each row.
+    """The memory of each row."""
 
-    Attributes:
-        table: after each token the likeliest ones, the likeliest first; NO_TOKEN where nothing is known.
-        fed: the tokens that the target reads in this round, the last committed one first; NO_TOKEN where a node is
-            none.
-    """
-
+    # after each token the likeliest ones, the likeliest first; NO_TOKEN where nothing is known
     table: Int[Array, "B V K"]
+    # the tokens that the target reads in this round, the last committed one first; NO_TOKEN where a node is none
     fed: Int[Array, "B N+1"]
 
 

@@ -16,19 +16,12 @@ DrawName = Literal["without_replacement", "replacement", "top", "mixed"]
 
 
 class Children(NamedTuple):
-    """The children of some nodes, in the order in which they are to be judged.
+    """The children of some nodes, in the order in which they are to be judged."""
 
-    Attributes:
-        tokens: of each node as many as the most that one of them has.
-        draws: how each was chosen, a `Draw`.
-        live: whether there is such a child: a token without a probability is none.
-        log_probs: what they were drawn from, as `Draft.log_probs`; None: point masses.
-    """
-
-    tokens: Int[Array, "B n k"]
-    draws: Int[Array, "B n k"]
-    live: Bool[Array, "B n k"]
-    log_probs: Float[Array, "B n V"] | None
+    tokens: Int[Array, "B n k"]  # of each node as many as the most that one of them has
+    draws: Int[Array, "B n k"]  # how each was chosen, a `Draw`
+    live: Bool[Array, "B n k"]  # whether there is such a child: a token without a probability is none
+    log_probs: Float[Array, "B n V"] | None  # what they were drawn from, as `Draft.log_probs`; None: point masses
 
 
 def check(draw: str) -> None:

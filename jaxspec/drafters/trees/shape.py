@@ -18,17 +18,12 @@ Choices = tuple[tuple[int, ...], ...]
 
 
 class Level(NamedTuple):
-    """The children of the nodes of one depth.
+    """The children of the nodes of one depth."""
 
-    Attributes:
-        parents: the fed tokens whose children these are: 0 the last committed one, j node j - 1.
-        counts: how many children each of them has; of the first ranks, in order.
-        deeper: those of the children that are fed in their turn, as numbers among all of `parents` times the most
-            children, rank by rank.
-    """
-
-    parents: tuple[int, ...]
-    counts: tuple[int, ...]
+    parents: tuple[int, ...]  # the fed tokens whose children these are: 0 the last committed one, j node j - 1
+    counts: tuple[int, ...]  # how many children each of them has; of the first ranks, in order
+    # those of the children that are fed in their turn, as numbers among all of `parents` times the most children, rank
+    # by rank
     deeper: tuple[int, ...]
 
 
@@ -37,19 +32,13 @@ class Shape(NamedTuple):
 
     Feeding is what costs: a node without children need not be, so that the drafter's distributions lie side by side,
     entry i after fed token i, with none for tokens that have no children.
-
-    Attributes:
-        parents: as in `core.Draft`.
-        depths: each node's depth, 1 after the last committed token.
-        fed: how many of the nodes are fed.
-        levels: from the last committed token down.
-        order: of each node, its place among the children of all levels (each with as many as the most of its level).
     """
 
-    parents: tuple[int, ...]
-    depths: tuple[int, ...]
-    fed: int
-    levels: tuple[Level, ...]
+    parents: tuple[int, ...]  # as in `core.Draft`
+    depths: tuple[int, ...]  # each node's depth, 1 after the last committed token
+    fed: int  # how many of the nodes are fed
+    levels: tuple[Level, ...]  # from the last committed token down
+    # of each node, its place among the children of all levels (each with as many as the most of its level)
     order: tuple[int, ...]
 
 
