@@ -25,7 +25,6 @@ TESTED_BY = {
     "core/kv_cache.py": "core/test_caches.py",
     "core/round.py": "core/test_rounds.py",
     "core/checks.py": "decode/test_request.py",
-    "core/option_names.py": "decode/test_request.py",
     "core/follower.py": "decode/test_log_probs.py",
     "decode/": "decode/test_request.py",
     "decode/autoregressive.py": "decode/test_speculative.py",

@@ -166,9 +166,9 @@ def test_no_package_outgrows_its_budget():
 
 
 def modules_imported(file: Path, modules: set[str]) -> set[str]:
-    """The package's modules that a file imports at its top, but for types."""
+    """The package's modules that a file imports, at its top, inside functions or for types alone."""
     imported = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
-from jaxspec.core import LanguageModel, Model, Prompt, chunks, option_names, token_ids, token_rows
+from jaxspec.core import LanguageModel, Model, Prompt, checks, chunks, token_ids, token_rows
 from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
@@ -131,8 +131,8 @@ def is_here(array: Any) -> bool:
 
 
 def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
-    """Refuses keywords that are no options of `generate`; see `option_names.check_names`."""
-    option_names.check_names(names, expected, THEIR_NAMES, NOT_HERE)
+    """Refuses keywords that are no options of `generate`; see `checks.check_names`."""
+    checks.check_names(names, expected, THEIR_NAMES, NOT_HERE)
 
 
 def uncalled(value: Any, name: str, home: str) -> str:

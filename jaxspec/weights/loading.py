@@ -19,8 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxspec import sharding
 from jaxspec.core import Model
-from jaxspec.core.checks import suggest
-from jaxspec.core.option_names import check_names
+from jaxspec.core.checks import check_names, suggest
 from jaxspec.files import folders
 from jaxspec.nets import axes_of, net_of
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed

@@ -190,9 +190,9 @@ def checkpoint(tmp_path):
 
 
 def test_wider_and_unrounded_models_are_written(checkpoint, tmp_path):
-    synthetic.main(["widen", str(checkpoint), "--units", "8", "--out", str(tmp_path / "new" / "wide")])
+    synthetic.main(["widen", str(checkpoint), "--units", "48", "--out", str(tmp_path / "new" / "wide")])
     small, wide = model_loading.load(checkpoint), model_loading.load(tmp_path / "new" / "wide")
-    assert (nets.form_of(wide.config)[1].ff_dim, wide.name) == (8, "wide")
+    assert (nets.form_of(wide.config)[1].ff_dim, wide.name) == (48, "wide")
     synthetic.main(["unrounded", str(checkpoint), "--out", str(tmp_path / "drawn")])
     drawn = model_loading.load(tmp_path / "drawn")
     matrices = [x.params["layers_0"]["ff"]["wi"]["weight"] for x in (small, drawn)]

@@ -21,10 +21,9 @@ from jaxspec.vocab.remap import NONE, map_vocabulary
 from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
 from tests.rehearsals import test_recurrent_family, test_shared_family
-from tests.small import tiny_llama, tiny_t5
 
 VOCAB, WINDOW, REWIND, CAPACITY, WIDTH = 11, 3, 6, 40, 32
-WHOLE = tiny_llama(VOCAB, layers=2)
+WHOLE = decoder.decoder_config(VOCAB, dim=8, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
 CONFIGS = {
     "whole": WHOLE,
     "window": nets.replace(WHOLE, window=WINDOW, local=(True,)),
@@ -33,7 +32,7 @@ CONFIGS = {
 }
 TREES = (*CONFIGS, "shared", "cross")
 KINDS = (*TREES, "recurrent", "mapped both", "mapped recurrent")
-CROSS = tiny_t5(VOCAB, layers=2, start_token=0)
+CROSS = t5.T5Config(VOCAB, dim=8, ff_dim=8, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2, start_token=0)
 SPELLED = [[token] if token % 2 else [token, (3 * token + 1) % VOCAB] for token in range(VOCAB)]
 FIRST = [4, 7]  # tokens before each row of a mapped model
 

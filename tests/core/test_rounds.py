@@ -13,10 +13,9 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from tests.rehearsals import test_recurrent_family
-from tests.small import tiny_llama
 
 VOCAB, PROMPTS = 11, [[3, 1, 4, 1, 5], [9]]
-CONFIG = tiny_llama(VOCAB)
+CONFIG = decoder.decoder_config(VOCAB, dim=8, ff_dim=8, layers=1, heads=2, kv_heads=1, head_dim=4)
 RING = nets.replace(CONFIG, window=3, local=(True,))
 
 
