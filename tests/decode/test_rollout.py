@@ -42,7 +42,7 @@ def test_other_prompts_must_fit_what_was_prepared():
     two = jaxspec.Prompt(jnp.zeros((2, 2), jnp.int32), jnp.array([2, 2]))
     with pytest.raises(ValueError, match=r"tokens of shape \(2, 2\): expected 1 rows"):
         jax.eval_shape(lambda: jaxspec.rollout(prepared, prompt=two))
-    shape = tiny_gpt()
+    shape = tiny_gpt(max_positions=48)
     short = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), config=shape)
     prepared = jaxspec.prepare(short, PROMPT, max_new_tokens=8)
     assert jax.eval_shape(lambda: jaxspec.rollout(prepared)).length.shape == (1,)

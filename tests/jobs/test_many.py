@@ -508,7 +508,7 @@ def test_a_job_with_a_prefix_has_the_texts_of_whole_prompts(name):
 
 def test_slots_are_no_wider_than_what_a_model_reads():
     """However long the prompts are that a job says it takes."""
-    config = tiny_gpt()
+    config = tiny_gpt(max_positions=48)
     target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     prepared = prepare(target, [[0]], max_new_tokens=4)
     assert limits_of(prepared, 4, 10**6, "error").prompt == 47
