@@ -25,7 +25,7 @@ from tests.small import tiny_gpt, tiny_t5
 
 VOCAB, NEW = 3, 16
 TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1, sharpness=2.0) for seed in (1, 2))
-GPT = tiny_gpt(17)
+GPT = tiny_gpt(17, max_positions=16)
 LM = decoder.language_model(GPT)
 ENCDEC = tiny_t5(17)
 

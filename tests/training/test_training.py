@@ -18,7 +18,7 @@ from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.recipes import Data, RecipeError, Train
 from tests.small import tiny_gpt, tiny_t5
 
-CONFIG = tiny_gpt(17)
+CONFIG = tiny_gpt(17, max_positions=16)
 ENCDEC = tiny_t5(17)
 
 
