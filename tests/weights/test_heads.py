@@ -64,7 +64,7 @@ def change(folder: Path, **table) -> None:
 
 def test_scaled_is_what_tied_is_unless_it_is_said():
     """T5 1.0 and v1.1 are so, and every checkpoint and recipe that has no word for it."""
-    shape = (24, 16, 24, 2, 4, 1, 2)
+    shape = (24, 16, 24, 2, 8, 1, 2)
     assert T5Config(*shape).scaled_head is False
     assert T5Config(*shape, tied_head=True).scaled_head is True
     assert T5Config(*shape, tied_head=True) == with_facts(True, True)
