@@ -1,0 +1,161 @@
+# %% [markdown]
+# [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/gemma4.ipynb)
+
+# %%
+# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jaxspec") is None:
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
+    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
+    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
+        package = f"..[{extra}figures]"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+import jax
+
+import jaxspec
+from jaxspec.core import programs
+
+programs.keep()  # on disk: what is compiled here, the next kernel need not compile
+SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
+device = jax.devices()[0]
+print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+
+# %% [markdown]
+# # Gemma 4 on a Colab TPU, faster and with the same text
+#
+# Gemma 4 E2B or E4B in bfloat16, with drafters that need no second model. On a runtime with a TPU or a GPU the cells below load
+# the real model from the Hugging Face hub. Elsewhere they make a small one of random weights with the same kinds of layers: what
+# they show of layers, caches and equal texts holds there, too; how fast they are does not.
+#
+# **What was run.** The cells ran on a CPU with the small model; no TPU has run them yet. The compilers for the chips have
+# compiled E4B in bfloat16 for a prompt of 512 tokens and 512 new ones (`jaxspec compile --target gemma-4-e4b`):
+#
+# | chip | weights and caches | besides | a step reads at least |
+# |---|---|---|---|
+# | TPU v5e, 16 GB | 14.93 GB | 0.55 GB | 9.33 GB |
+# | H100, 80 GB | 14.93 GB | 0.10 GB | 9.33 GB |
+#
+# So E4B just fits a v5e; for longer prompts take E2B there, or int8. The difference between the weights and what a step reads are
+# the embeddings per layer, 5.6 GB, of which a token looks up one row.
+
+# %%
+import collections
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.analysis import random_model
+from jaxspec.core import Model
+from jaxspec.nets import decoder
+from jaxspec.weights.hf_families import gemma4
+
+NAME, REAL = "google/gemma-4-E2B-it", device.platform != "cpu" and not SMOKE
+if REAL:
+    model = jaxspec.load(NAME, dtype="bfloat16")  # HF_TOKEN, if the hub asks for one
+else:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512, "vocab_size_per_layer_input": 512}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32}
+    sizes |= {"num_hidden_layers": 10, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2}
+    sizes |= {"num_kv_shared_layers": 5, "hidden_size_per_layer_input": 8, "sliding_window": 16}
+    config = gemma4.read({"model_type": "gemma4_text", "final_logit_softcapping": 30.0} | sizes)
+    model = Model(
+        decoder.language_model(config), random_model.random_params(config, "float32", jax.random.key(3)), config=config
+    )
+print(f"{len(model.config.layers)} layers, {sum(x.size for x in jax.tree.leaves(model.params)) / 1e6:.1f}M parameters")
+
+# %% [markdown]
+# ## Its layers
+#
+# Local layers have small heads and a window, global ones large heads. The last layers have no keys of their own: they read the cache
+# of the last layer of their kind that has some. Caches of local layers are rings, so a long prompt costs little.
+
+# %%
+kinds = collections.Counter(
+    (
+        "global" if layer.attention.window is None else "local",
+        layer.attention.head_dim,
+        "own keys" if layer.attention.shares is None else f"keys of layer {layer.attention.shares}",
+    )
+    for layer in model.config.layers
+)
+for (kind, head_dim, keys), count in kinds.items():
+    print(f"{count:3} {kind:6} layers, heads of {head_dim}, {keys}")
+network = jaxspec.nets.net_of(model.config)
+in_bfloat16 = dataclasses.replace(model.config, dtype="bfloat16")
+short, long = (network.cache_bytes(in_bfloat16, tokens) for tokens in (1024, 8192))
+print(f"caches of a row: {short / 1e6:.2f} MB for 1,024 tokens, {long / 1e6:.2f} MB for 8,192")
+assert long < 8 * short and any("keys of layer" in keys for _, _, keys in kinds)
+
+# %% [markdown]
+# ## The same text, in fewer passes
+#
+# Prompt lookup proposes what followed the same words before; the n-gram drafter learns from the row and from what the model predicted
+# for it. Each round checks six tokens in one pass. Greedy text is that of plain decoding, token for token.
+
+# %%
+import time
+
+NEW = 24 if SMOKE else 128
+CODE = "def area(shape):\n    if shape.kind == 'circle':\n        return 3.14 * shape.radius ** 2\n"
+question = "Add a docstring and type hints to this function. Answer with the code alone.\n\n" + CODE * 2
+if REAL:
+    prompt = [{"role": "user", "content": question}]
+else:  # token ids that repeat themselves, as code does
+    prompt = np.random.default_rng(0).integers(1, 500, 12).tolist() * 3
+
+
+def timed(**options):
+    """Makes a warm call, and returns its tokens per second and its output."""
+    jaxspec.generate(model, prompt, max_new_tokens=NEW, **options)
+    begin = time.perf_counter()
+    out = jaxspec.generate(model, prompt, max_new_tokens=NEW, **options)
+    return int(out.lengths.sum()) / (time.perf_counter() - begin), out
+
+
+plain, expected = timed()
+print(f"plain         {plain:7.1f} tokens/s")
+drafters = jaxspec.drafters
+setups = {"prompt lookup": drafters.prompt_lookup(), "n-grams": drafters.online_ngram()}
+for name, drafter in setups.items():
+    fast, out = timed(drafter=drafter, gamma=5)
+    per_round = float(out.stats.tokens_per_round[0])
+    print(f"{name:13} {fast:7.1f} tokens/s, {fast / plain:.2f} x, {per_round:.2f} tokens a round")
+    # In float32 texts are the same. In bfloat16 near ties may fall either way, as they do between two plain programs.
+    assert REAL or out.tokens.tolist() == expected.tokens.tolist()
+
+# %% [markdown]
+# ## A token tree
+#
+# Every node of a tree reads its own ancestors, in rings and shared caches alike, and its own embeddings per layer.
+
+# %%
+tree = drafters.prompt_lookup(candidates=3)
+_, out = timed(drafter=tree, gamma=4)
+print(f"{float(out.stats.tokens_per_round[0]):.2f} tokens a round with up to three continuations")
+assert REAL or out.tokens.tolist() == expected.tokens.tolist()
+
+# %% [markdown]
+# ## Sampling
+#
+# At temperature 1 the drafter proposes the same way, and the rejection rule keeps the model's distribution exactly: the same key gives
+# the same text again.
+
+# %%
+sampled = dict(temperature=1.0, key=jax.random.key(0), drafter=drafters.prompt_lookup(), gamma=5)
+first, second = (jaxspec.generate(model, prompt, max_new_tokens=NEW, **sampled) for _ in range(2))
+assert first.tokens.tolist() == second.tokens.tolist() and bool(jnp.all(first.lengths <= NEW))
+print(first.texts[0] if REAL else first.tokens[0].tolist())
+
+# %% [markdown]
+# An adapter of your own is merged as the model is loaded: `jaxspec.load(NAME, adapter="me/my-lora", dtype="bfloat16")`. Google's
+# assistants for Gemma 4, which draft on the target's cache, are not read yet. [docs/pairs.md](https://github.com/jaxspec/jaxspec/blob/main/docs/pairs.md)
+# has pairs that are.
