@@ -107,10 +107,8 @@ import time
 NEW = 24 if SMOKE else 128
 CODE = "def area(shape):\n    if shape.kind == 'circle':\n        return 3.14 * shape.radius ** 2\n"
 question = "Add a docstring and type hints to this function. Answer with the code alone.\n\n" + CODE * 2
-if REAL:
-    prompt = [{"role": "user", "content": question}]
-else:  # token ids that repeat themselves, as code does
-    prompt = np.random.default_rng(0).integers(1, 500, 12).tolist() * 3
+repeated = np.random.default_rng(0).integers(1, 500, 12).tolist() * 3  # token ids that repeat themselves, as code does
+prompt = [{"role": "user", "content": question}] if REAL else repeated
 
 
 def timed(**options):
