@@ -1,14 +1,17 @@
 """Published config.json files, in full or in the parts that matter, give the sizes that the families list."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec import rules
 from jaxspec.nets import decoder
-from jaxspec.weights import hf_families
+from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.hf_families import FAMILIES, FamilyError
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
@@ -263,3 +266,25 @@ def test_what_a_newer_family_would_compute_otherwise_is_refused(model_type, chan
     table = SMALL | changes | {"model_type": model_type}
     with pytest.raises(FamilyError, match=message):
         hf_families.of(table).read(table)
+
+
+def test_the_text_half_of_a_mistral_3(tmp_path, caplog):
+    """Published files have its tensors under a prefix; a Ministral 3 would scale its queries by their positions."""
+    config = decoder.decoder_config(
+        31, dim=16, ff_dim=24, layers=1, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=64
+    )
+    params = decoder.init(config, jax.random.key(0))
+    model = jaxspec.core.Model(decoder.language_model(config), params, config=config)
+    folder = huggingface.save(model, tmp_path / "it")
+    tensors = {f"language_model.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    tensors["vision_tower.patch_conv.weight"] = np.ones((2, 2), np.float32)
+    tensors["multi_modal_projector.linear_1.weight"] = np.ones((2, 2), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text()) | {"model_type": "mistral", "sliding_window": None}
+    wrapper = {"model_type": "mistral3", "text_config": text, "vision_config": {"model_type": "pixtral"}}
+    (folder / "config.json").write_text(json.dumps(wrapper))
+    loaded = jaxspec.load(folder)
+    assert loaded.config == config and "not multi_modal_projector, vision_tower (2 tensors)" in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
+    with pytest.raises(FamilyError, match="text_config is 'ministral3': only 'mistral' is supported"):
+        hf_families.of(wrapper).read(wrapper | {"text_config": text | {"model_type": "ministral3"}})

@@ -59,6 +59,7 @@ FAMILIES: tuple[Family, ...] = (
     ungated.NEMOTRON,
     ungated.ARCEE,
     gemma4.GEMMA4,
+    mistral.MISTRAL3,
     mixtures.QWEN3_MOE,
     mixtures.MIXTRAL,
 )

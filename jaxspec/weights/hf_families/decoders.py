@@ -187,6 +187,40 @@ def canonical(name: str) -> str | None:
     return None if name.endswith("rotary_emb.inv_freq") else name
 
 
+OTHERS = (
+    "vision_tower.",
+    "audio_tower.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "embed_audio.",
+    "vision_embedder.",
+)
+
+
+def text_half(table: dict) -> dict:
+    """Returns the part of a config.json that describes the text half, where there is another; else all of it.
+
+    >>> text_half({"tie_word_embeddings": False, "text_config": {"hidden_size": 8}, "vision_config": {}})
+    {'hidden_size': 8, 'tie_word_embeddings': False}
+    """
+    if "text_config" not in table:
+        return table
+    # What both halves share lies outside of text_config.
+    return {**table["text_config"], **{key: table[key] for key in ("tie_word_embeddings",) if key in table}}
+
+
+def canonical_text(name: str) -> str | None:
+    """Finds the text half among the tensors of a model that also sees or hears, by either of its layouts.
+
+    >>> canonical_text("language_model.model.norm.weight"), canonical_text("model.language_model.norm.weight")
+    ('model.norm.weight', 'model.norm.weight')
+    >>> canonical_text("model.vision_tower.vision_model.post_layernorm.bias")
+    """
+    if name.removeprefix("model.").startswith(OTHERS):
+        return None
+    return canonical(name.removeprefix("language_model.").replace("model.language_model.", "model."))
+
+
 def family(
     title: str,
     model_types: tuple[str, ...],

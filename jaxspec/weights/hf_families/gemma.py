@@ -51,10 +51,7 @@ def read_gemma3(table: dict) -> DecoderConfig:
 
     Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
     """
-    if "text_config" in table:
-        # What both halves share lies outside of text_config.
-        table = {**table["text_config"], **{key: table[key] for key in ("tie_word_embeddings",) if key in table}}
-    table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **table}
+    table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **decoders.text_half(table)}
     only(table, attn_logit_softcapping=None)
     # Either one table for each kind of layer, or the keys that published files have.
     by_layers = table.get("rope_parameters") or {}
@@ -103,19 +100,6 @@ def _whole(number: float) -> float | int:
     return int(number) if float(number).is_integer() else number
 
 
-def canonical_gemma3(name: str) -> str | None:
-    """Finds the text half among the tensors of a model that also sees, by either of its layouts.
-
-    >>> canonical_gemma3("language_model.model.norm.weight")
-    'model.norm.weight'
-    >>> canonical_gemma3("vision_tower.vision_model.post_layernorm.bias")
-    """
-    if "vision_tower." in name or "multi_modal_projector." in name:
-        return None
-    name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
-    return decoders.canonical(name)
-
-
 _CAPPED = {"query_scalar": 256.0, "attention_cap": 50.0, "logits_cap": 30.0, "window": 4096, "local": (True, False)}
 _2B = UniformDecoder(256_000, 2304, 9216, 26, 8, 4, 256, "gelu", True, max_positions=8192, **_CAPPED, **_GEMMA)
 
@@ -161,5 +145,5 @@ GEMMA = decoders.family(
 GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _keys, SIZES_2)
 GEMMA3_TYPES = ("gemma3_text", "gemma3")
 GEMMA3 = decoders.family(
-    "Gemma 3, text", GEMMA3_TYPES, "Gemma3ForCausalLM", read_gemma3, _gemma3_keys, SIZES_3, canonical_gemma3
+    "Gemma 3, text", GEMMA3_TYPES, "Gemma3ForCausalLM", read_gemma3, _gemma3_keys, SIZES_3, decoders.canonical_text
 )

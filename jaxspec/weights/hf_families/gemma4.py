@@ -45,8 +45,7 @@ _UNIFIED = {"max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_
 
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json, with sizes of global layers in either of their two spellings."""
-    if "text_config" in table:  # what both halves share lies outside of it
-        table = {**{key: table[key] for key in ("tie_word_embeddings",) if key in table}, **table["text_config"]}
+    table = decoders.text_half(table)
     is_unified = str(table.get("model_type")).startswith("gemma4_unified")
     table = decoders.with_defaults(table, **_DEFAULTS | (_UNIFIED if is_unified else {}))
     only(table, use_bidirectional_attention="vision")  # of text "vision" is causal
@@ -272,21 +271,6 @@ def unused(config: DecoderConfig) -> set[str]:
     return {f"model.layers.{i}.self_attn.{part}" for i in without for part in parts}
 
 
-def canonical(name: str) -> str | None:
-    """Finds the text half among the tensors of a model that also sees and hears.
-
-    >>> canonical("model.language_model.layers.0.layer_scalar")
-    'model.layers.0.layer_scalar'
-    >>> canonical("model.vision_tower.patch_embedder.input_proj.weight")
-    """
-    if name.removeprefix("model.").startswith(OTHERS):
-        return None
-    return decoders.canonical(name.replace("model.language_model.", "model."))
-
-
-OTHERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
-
-
 def _size(dim: int, ff: int, layers: int, heads: int, kv: int, of_global: int | None = None, **keys: Any):
     """Makes a published size; `of_global` are the key-value heads of global layers where their keys are values."""
     table = {"hidden_size": dim, "intermediate_size": ff, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -316,4 +300,4 @@ SIZES = {
     ),
 }
 TYPES = ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified")
-GEMMA4 = Family("Gemma 4, text", TYPES, read, write, names, canonical, SIZES, unused=unused)
+GEMMA4 = Family("Gemma 4, text", TYPES, read, write, names, decoders.canonical_text, SIZES, unused=unused)

@@ -8,11 +8,19 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import only
 
 
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json; where it has a window, every layer does."""
     return decoders.read(table, **decoders.windows({"sliding_window": 4096, **table}, [True]))
+
+
+def read_mistral3(table: dict) -> DecoderConfig:
+    """Reads the text half of a Mistral Small 3 that also sees. A Ministral 3, which scales queries, is refused."""
+    if "text_config" in table:
+        only({"text_config": table["text_config"].get("model_type")}, text_config="mistral")
+    return read(decoders.text_half(table))
 
 
 def _keys(form: UniformDecoder) -> dict[str, Any]:
@@ -34,4 +42,7 @@ SIZES = configs(
 )
 
 MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _keys, SIZES)
+MISTRAL3 = decoders.family(
+    *("Mistral 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _keys, {}, decoders.canonical_text)
+)
 MINISTRAL = decoders.family("Ministral", ("ministral",), "MinistralForCausalLM", read, _ministral_keys, {})
