@@ -38,7 +38,8 @@ VAGUE = frozenset(
 )
 NO_VERB = re.compile(r"(Of|That|As|Those|All|Raises:?)\b")
 
-# Run in the checkout that is counted: which files does one greedy round of two table models pass through?
+# Run in the checkout that is counted: which files does one greedy round of two models pass through, and which the whole
+# call that it is part of? Networks are left out: the models are tables.
 TRACED_ROUND = """
 import sys
 import jax, jax.numpy as jnp, jaxspec
@@ -49,28 +50,33 @@ table = jnp.eye(5, k=1) + jnp.eye(5, k=-4)
 lm = adapters.from_function(lambda params, tokens: params[tokens], vocab_size=5)
 target, draft = jaxspec.Model(lm, 9 * table), jaxspec.Model(lm, 3 * table)
 prompt = jaxspec.Prompt(jnp.array([[1, 2]]), jnp.array([2]))
-prepared = jaxspec.prepare(target, prompt, drafter=draft, gamma=2, max_new_tokens=4, temperature=0.0, eos_ids=())
-files = {}
+files = {"call": set(), "round": set()}
+inside = ["call"]
 
 
 def note(frame, event, argument):
     name = frame.f_code.co_filename
     if event == "call" and "/jaxspec/" in name and "/nets/" not in name:
-        files[name] = files.get(name, 0) + 1
+        for part in inside:
+            files[part].add(name)
 
 
 def traced_step(weights, state):
-    sys.setprofile(note)
+    inside.append("round")
     try:
         return step(weights, state)
     finally:
-        sys.setprofile(None)
+        inside.pop()
 
 
+sys.setprofile(note)
+prepared = jaxspec.prepare(target, prompt, drafter=draft, gamma=2, max_new_tokens=4, temperature=0.0, eos_ids=())
 step = prepared.decoder.step
 loop.run(prepared._replace(decoder=prepared.decoder._replace(step=traced_step)))
-for name in sorted(files):
-    print(name.split("/jaxspec/")[-1], sum(1 for _ in open(name)))
+sys.setprofile(None)
+for part, names in files.items():
+    for name in sorted(names):
+        print(part, name.split("/jaxspec/")[-1], sum(1 for _ in open(name)))
 """
 
 
@@ -193,9 +199,11 @@ def main() -> None:
         command = [sys.executable, "-c", TRACED_ROUND]
         environment = {**os.environ, "PYTHONPATH": str(options.checkout)}
         run = subprocess.run(command, cwd=options.checkout, capture_output=True, text=True, check=True, env=environment)
-        rows = [line.rsplit(" ", 1) for line in run.stdout.splitlines()]
-        print(f"one greedy round passes through {len(rows)} files, {sum(int(count) for _, count in rows):,} lines:")
-        print("  " + ", ".join(name for name, _ in rows))
+        for part in ("call", "round"):
+            rows = [line.split()[1:] for line in run.stdout.splitlines() if line.startswith(part)]
+            lines = sum(int(count) for _, count in rows)
+            print(f"one greedy {part} passes through {len(rows)} files, {lines:,} lines:")
+            print("  " + ", ".join(name for name, _ in rows))
 
 
 if __name__ == "__main__":

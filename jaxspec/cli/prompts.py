@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxspec import files
 from jaxspec.cli import drafter_names, names
+from jaxspec.core.checks import at_least
 
 EXAMPLES = 3  # prompts of the first screen
 LONGEST = 100  # characters of a sentence there
@@ -100,8 +101,7 @@ def heldout(task: str, count: int) -> list[str]:
     """Returns the first prompts of those that come with jaxspec, for a task."""
     from jaxspec.files import corpus
 
-    if count < 1:
-        raise ValueError(f"count is {count}: expected at least 1")
+    at_least(1, count=count)
     return [row["input"] for row in corpus.heldout(task)[:count]]
 
 

@@ -59,8 +59,8 @@ def number(value: Any, name: str, expected: str) -> float:
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
-def at_least(least: int, /, **values: int) -> None:
-    """Refuses integers that are less than there must be, by their names.
+def at_least(least: int, /, **values: float) -> None:
+    """Refuses numbers that are less than there must be, by their names.
 
     >>> at_least(1, heads=3, blocks=0)
     Traceback (most recent call last):

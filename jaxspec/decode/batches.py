@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from jaxspec import sharding
 from jaxspec.core import BoundPolicy, token_rows
+from jaxspec.core.checks import at_least
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import OPTIONS, bound_processors
@@ -75,8 +76,7 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
     >>> [part.rows.tolist() for part in in_batches(take(prepared_table(), [0, 0, 1, 0, 1]), 2)]
     [[0, 1], [2, 3], [4, 4]]
     """
-    if batch < 1:
-        raise ValueError(f"batch is {batch}: expected at least 1")
+    at_least(1, batch=batch)
     total = len(prepared.prompt.length)
     batch = min(batch, total)
     for start in range(0, total, batch):

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxspec.core import token_ids
+from jaxspec.core.checks import one_of
 from jaxspec.files import read_jsonl, read_text
 
 if TYPE_CHECKING:
@@ -94,6 +95,5 @@ def heldout(task: str) -> list[dict[str, str]]:
     >>> len(heldout("text")), sorted(heldout("text")[0])[:1]
     (300, ['input'])
     """
-    if task not in TASKS:
-        raise ValueError(f"no held-out prompts for {task!r}: expected one of {', '.join(TASKS)}")
+    one_of(task, "task", TASKS)
     return list(read_jsonl(HELDOUT / f"{task}.jsonl"))

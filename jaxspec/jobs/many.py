@@ -259,7 +259,8 @@ def generate_many(
     reader = PromptReader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
-    job = _Job(prepared, reader, stopper, slots, group, width, max_ahead if in_order else None, progress)
+    sizes = _Sizes(slots, group, width, max_ahead if in_order else None)
+    job = _Job(prepared, reader, stopper, sizes, progress)
     return _checked(job.run(), on_error)
 
 
@@ -282,6 +283,15 @@ class _Live(NamedTuple):
     searched: int = 0  # of its tokens, those that are known to hold no stop string
 
 
+class _Sizes(NamedTuple):
+    """The sizes of a job; see `generate_many`."""
+
+    slots: int
+    group: int
+    width: int | None  # the longest prompt; None: as long as prompts come
+    max_ahead: int | None  # None: results are yielded as they are done
+
+
 class _Job:
     """The host's side of a job.
 
@@ -295,21 +305,17 @@ class _Job:
         prepared: Prepared,
         reader: PromptReader,
         stop: stopping.Stop,
-        slots: int,
-        group: int,
-        width: int | None,
-        max_ahead: int | None,
+        sizes: _Sizes,
         report: Callable[[Progress], Any] | None,
     ):
         self._prepared, self._reader, self._stop = prepared, reader, stop
-        self._slots, self._group = slots, group
+        self._slots, self._group, width, self._max_ahead = sizes
         self._bounded = "top_k" in reader.defaults
         self._is_fixed = width is not None  # the caller has said how long prompts are
         self._width = 0 if width is None else prepared.widths(width)[0]  # of slots that are not for long prompts
         self._usual = self._width  # width of most prompts, beside which others are long
         self._report = report
         self._progress = Progress()
-        self._max_ahead = max_ahead  # None: results are yielded as they are done
         self._nodes = prepared.decoder.nodes
         self._finished = dict[int, Completion]()  # by place; not yielded yet
         self._first = 0  # of the places, the first that is not done, if results are yielded in order

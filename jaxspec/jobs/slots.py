@@ -50,6 +50,31 @@ class KeySources(NamedTuple):
     sample: Int[Array, " group"]  # which of its texts a row is
 
 
+class NewRows(NamedTuple):
+    """Rows to prefill together, as arrays."""
+
+    prompt: Prompt
+    sources: KeySources
+    limit: Int[Array, " group"]  # most new tokens
+    sampling: tuple[Any, Any]  # the rows' values of sampling, and those of the drafter; None for the target's
+
+
+class StateSize(NamedTuple):
+    """The size that the state of new rows has, so that it can be put into slots; static."""
+
+    headroom: int  # fills the slots' capacity after a prompt of this width
+    growth: int  # tokens of it that a row uses
+    shapes: tuple[tuple[int, ...], ...] | None = None  # of the leaves, to which zeros extend smaller ones
+
+
+class Until(NamedTuple):
+    """The end of a call of `run_rounds`."""
+
+    ended: Bool[Array, " slots"]  # rows to end before the first round
+    finished: Int[Array, ""]  # slots that must be done; those that were free before count
+    limit: Int[Array, ""]  # most rounds, at most those that a report has room for
+
+
 class Rounds(NamedTuple):
     """Counts of the rounds that one call of `run_rounds` has run; those after its last are 0."""
 
@@ -116,14 +141,12 @@ class Slots:
             jnp.asarray([row.sample for row in rows], jnp.int32),
         )
         limit = np.array([row.max_new_tokens for row in rows], np.int32)
-        arrays = prompt, sources, limit, self._sampling_of(rows)
+        new: Any = NewRows(prompt, sources, limit, self._sampling_of(rows))  # type: ignore[arg-type]
         if self._mesh is not None:
-            arrays = sharding.place(arrays, self.group, self._mesh)
-        prompt, sources, limit, sampling = arrays
+            new = sharding.place(new, self.group, self._mesh)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(self._shapes_at(self.width)))
         before = self._before(self._prepared.widths(longest)[1])
-        common = self._common(width) | dict(before=before, shapes=shapes)
-        return prefill(prompt=prompt, sources=sources, limit=limit, sampling=sampling, **common)
+        return prefill(**self._common, new=new, before=before, size=self._size_at(width)._replace(shapes=shapes))
 
     def insert(self, new: State, slots: Sequence[int]) -> None:
         """Puts the first rows of what `prefill` made into some slots."""
@@ -151,9 +174,7 @@ class Slots:
             p.decoder,
             p.weights,
             self._state,
-            self._ended,
-            np.int32(finished),
-            np.int32(self._rounds if rounds is None else rounds),
+            Until(self._ended, np.int32(finished), np.int32(self._rounds if rounds is None else rounds)),  # type: ignore[arg-type]
             self._rounds,
             p.max_new_tokens,
             self._layout,
@@ -178,10 +199,11 @@ class Slots:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
-        start = functools.partial(_start, **self._common(width), before=self._before(self._prepared.widths(1)[1]))
+        before = self._before(self._prepared.widths(1)[1])
+        start = functools.partial(_start, **self._common, before=before, size=self._size_at(width))
         key = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)
         sources, sampling = KeySources(key, count, count), self._sampling_of([Row(0, (0,), 1)] * self.group)  # type: ignore[arg-type]
-        return jax.eval_shape(start, prompt=prompt, sources=sources, limit=count, sampling=sampling)
+        return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
 
     def _key_of(self, seed: int) -> np.ndarray:
         """The bits of a seed's key, which is of the job's kind."""
@@ -211,17 +233,16 @@ class Slots:
         drafts = np.where(temperature > 0, np.where(np.isnan(drafts), temperature, drafts), temperature)
         return type(target)(**fields), type(target)(**fields | {"temperature": drafts})
 
-    def _common(self, width: int) -> dict[str, Any]:
-        """The arguments of `_start` that are the same for all prompts of a width."""
+    @property
+    def _common(self) -> dict[str, Any]:
+        """The arguments of `_start` that are the same for all prompts."""
         p = self._prepared
-        return dict(
-            decoder=p.decoder,
-            weights=p.weights,
-            request=p.request._replace(keys=None, sampling_params=None, draft_sampling_params=None),
-            key=_key(p),
-            headroom=self._capacity - self._row_length(width),
-            growth=self._growth,
-        )
+        request = p.request._replace(keys=_key(p), sampling_params=None, draft_sampling_params=None)
+        return dict(decoder=p.decoder, weights=p.weights, request=request)
+
+    def _size_at(self, width: int) -> StateSize:
+        """The size of the state of rows whose prompts have this width."""
+        return StateSize(self._capacity - self._row_length(width), self._growth)
 
     def _width_of(self, tokens: int) -> int:
         """The narrowest width for a prompt whose state has, or can be given, the shapes of the widest one's."""
@@ -274,30 +295,25 @@ def _can_grow(small: State, large: State) -> bool:
 def _start(
     decoder: Decoder,
     weights: Weights,
-    request: Request,  # the options of one row, which all have
-    key: Key[Array, ""],  # a key of the rows' kind
-    prompt: Prompt,  # one entry for each row, as the next two
-    sources: KeySources,
-    limit: Int[Array, " group"],  # most new tokens
-    sampling: tuple[Any, Any],  # the rows' values of sampling, and those of the drafter; None for the target's
-    headroom: int,  # fills the slots' capacity after a prompt of this width
-    growth: int,  # tokens of it that a row uses
+    request: Request,  # the options of one row, which all have; its key is any of the rows' kind
+    new: NewRows,
     before: Before | None,  # the part that was read before; None: nothing
-    shapes: tuple[tuple[int, ...], ...] | None = None,  # of the leaves, to which zeros extend smaller ones
+    size: StateSize,
 ) -> State:
     """The state of new rows after prefill."""
-    request = token_rows.repeat_rows(request, limit.shape[0])
-    request = request._replace(sampling_params=sampling[0], draft_sampling_params=sampling[1])
-    request = request._replace(keys=_row_keys(sources, jax.random.key_impl(key)), max_new_tokens=limit)
-    state = decoder.init(weights, prompt, request, headroom, before)
-    state = log_probs.cut(state, growth)
-    if shapes is None:
+    keys = _row_keys(new.sources, jax.random.key_impl(request.keys))
+    request = token_rows.repeat_rows(request._replace(keys=None), new.limit.shape[0])
+    request = request._replace(sampling_params=new.sampling[0], draft_sampling_params=new.sampling[1])
+    request = request._replace(keys=keys, max_new_tokens=new.limit)
+    state = decoder.init(weights, new.prompt, request, size.headroom, before)
+    state = log_probs.cut(state, size.growth)
+    if size.shapes is None:
         return state
     leaves, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(structure, list(map(token_rows.grow, leaves, shapes)))
+    return jax.tree.unflatten(structure, list(map(token_rows.grow, leaves, size.shapes)))
 
 
-prefill = programs.jit(static_argnames=("decoder", "headroom", "growth", "shapes"))(_start)
+prefill = programs.jit(static_argnames=("decoder", "size"))(_start)
 
 
 @programs.jit(static_argnames=("slots",))
@@ -319,20 +335,18 @@ def run_rounds(
     decoder: Decoder,
     weights: Weights,
     state: State,
-    ended: Bool[Array, " slots"],  # rows to end before the first round
-    finished: Int[Array, ""],  # slots; those that were free before count
-    limit: Int[Array, ""],  # most rounds, at most `rounds`
+    until: Until,
     rounds: int,  # with the next the size of the report
     max_new_tokens: int,
     layout: Layout,
 ) -> tuple[State, Report]:
-    """Runs rounds until `finished` slots are done, or `limit` rounds. The state given is consumed."""
-    state = state._replace(done=jnp.logical_or(state.done, ended))
+    """Runs rounds until enough slots are done, or enough rounds were run. The state given is consumed."""
+    state = state._replace(done=jnp.logical_or(state.done, until.ended))
     none = jnp.zeros((rounds, state.done.shape[0]), jnp.int32)
 
     def goes_on(carry: tuple[Int[Array, ""], State, Rounds]) -> Bool[Array, ""]:
         index, state, _ = carry
-        return jnp.logical_and(index < limit, jnp.sum(state.done, dtype=jnp.int32) < finished)
+        return jnp.logical_and(index < until.limit, jnp.sum(state.done, dtype=jnp.int32) < until.finished)
 
     def one_round(carry: tuple[Int[Array, ""], State, Rounds]) -> Any:
         index, state, history = carry

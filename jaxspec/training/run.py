@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxspec import files
+from jaxspec.core.checks import one_of
 from jaxspec.files import folders
 from jaxspec.nets import table_of
 from jaxspec.training import heads, networks, ngrams
@@ -128,5 +129,4 @@ def _check_dtype(recipe: AnyRecipe, dtype: str) -> None:
     if isinstance(recipe, HeadRecipe) and dtype not in heads.DTYPES:
         expected = " or ".join(heads.DTYPES)
         raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {expected}")
-    if dtype not in orbax.DTYPES:
-        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
+    one_of(dtype, "dtype", orbax.DTYPES)

@@ -245,7 +245,7 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
         (["bench", "--batch", "0"], "--batch is '0'"),
         (["bench", "--draft", "debian-t5-draft,suffix=3"], "expected suffix"),
         (["bench", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
-        (["bench", "--task", "songs"], "no held-out prompts for 'songs'"),
+        (["bench", "--task", "songs"], "task is 'songs': expected one of"),
         (["bench", "--csv", "file/rows.csv"], "there is no folder file"),
         (["bench", "--resume", "file/rows.jsonl"], "Not a directory"),
         (["bench", "--resume", "file"], "file: line 1 is not a measurement"),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core import Model
+from jaxspec.core.checks import at_least
 from jaxspec.drafters.lookups.ngram_model import ContextLevel, NGramConfig, Tables, language_model
 from jaxspec.files.corpus import token_rows
 
@@ -128,8 +129,7 @@ def count(
     >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
     ((2,), [1, 0])
     """
-    if min(order, followers, least) < 1:
-        raise ValueError(f"order is {order}, followers {followers}, least {least}: expected at least 1 of each")
+    at_least(1, order=order, followers=followers, least=least)
     if not rows:
         raise ValueError("got no rows: expected at least one")
     begin = np.array([] if start_token is None else [start_token], np.int64)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Prompt, TreeSize, Weights, token_rows
-from jaxspec.core.checks import integers, number
+from jaxspec.core.checks import at_least, in_range, integers, number
 from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import lookup_drafter
 from jaxspec.drafters.lookups import vote
@@ -101,10 +101,8 @@ def suffix(
     least_score = number(least_score, "least_score", "a finite number, 0 or more")
     if not factor > 0:
         raise ValueError(f"factor is {factor}: expected more than 0 draft tokens for each token that matched")
-    if not 0 <= least_probability <= 1 or least_score < 0:
-        raise ValueError(
-            f"least_probability is {least_probability} and least_score {least_score}: expected 0 to 1, and 0 or more"
-        )
+    in_range(0, 1, least_probability=least_probability)
+    at_least(0, least_score=least_score)
     tree = vote.tree_size(candidates, length)
     options = SuffixOptions(longest, places, factor, least_probability, least_score, share, texts is not None, tree)
     stored = None if texts is None else jnp.asarray(_joined(texts, room))
