@@ -14,9 +14,6 @@ import jax
 def integer(value: Any, name: str, expected: str) -> int:
     """Returns an integer of any library as Python's; True and False are none.
 
-    Raises:
-        ValueError: it is not; the message has `name`, the value and what was expected.
-
     >>> import numpy as np
     >>> integer(np.int64(3), "gamma", "an integer")
     3
@@ -119,9 +116,6 @@ def check_names(
         options: the options there are.
         other_names: other libraries' names of some options, and the names here.
         elsewhere: names of other libraries' options that are none here, and what to do in their place.
-
-    Raises:
-        TypeError: one is not known.
 
     >>> check_names(["temprature"], ["temperature", "top_k"])
     Traceback (most recent call last):

@@ -70,11 +70,7 @@ def size_of(drafter: Drafter, gamma: int) -> TreeSize:
 
 
 def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
-    """Refuses a drafter of trees with a model or a rule that takes chains only.
-
-    Raises:
-        ValueError: see `check_takes_trees`.
-    """
+    """Refuses a drafter of trees with a model or a rule that takes chains only."""
     if drafter.tree is not None:
         check_takes_trees(target, "the target", "the drafter drafts token trees")
         check_takes_trees(rule, f"the rule {rule.name}", "the drafter drafts token trees")
@@ -87,9 +83,6 @@ def check_takes_trees(party: LanguageModel | Drafter | Rule, name: str, purpose:
         party: a model that reads trees, a drafter whose functions make them, or a rule that judges them.
         name: its name in the error.
         purpose: who needs the trees, in words.
-
-    Raises:
-        ValueError: it takes chains only.
 
     >>> check_takes_trees(Rule(None, "mine", exact=True), "the rule mine", "the drafter drafts token trees")
     ... # doctest: +ELLIPSIS
@@ -110,9 +103,6 @@ def check_takes_trees(party: LanguageModel | Drafter | Rule, name: str, purpose:
 
 def check_room(cache: Cache, tokens: int) -> None:
     """Refuses a round that may take back more tokens than its cache was made to take back. All of this is static.
-
-    Raises:
-        ValueError: with what the cache takes back (`Room.rewind`), and the most that the round does.
 
     >>> from jaxspec.core import Room
     >>> check_room(kv_cache.empty(1, Room(64, rewind=4), [kv_cache.whole(1, 8)]), 6)  # doctest: +ELLIPSIS
@@ -287,11 +277,7 @@ def _proposed(returned: Any, old_caches: Caches) -> tuple[Draft, Caches]:
 
 
 def committed_caches(returned: Any) -> Caches:
-    """Returns the caches that a drafter's `commit` returned.
-
-    Raises:
-        TypeError: they are none.
-    """
+    """Returns the caches that a drafter's `commit` returned."""
     if isinstance(returned, Caches):
         return returned
     raise TypeError(

@@ -16,9 +16,6 @@ def check_unicode(value: Any, name: str) -> None:
         value: a text; or lists and mappings, all of whose texts are checked, such as a conversation.
         name: the value's name in messages.
 
-    Raises:
-        ValueError: a text is not valid Unicode.
-
     >>> check_unicode([{"role": "user", "content": "A \ud83d cat"}], "the chat")
     Traceback (most recent call last):
     ValueError: the chat has '\ud83d' at character 2, half of a surrogate pair: expected valid Unicode

@@ -199,9 +199,6 @@ def of_choices(choices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
     Returns:
         For each node its parent as in `Draft`, and its rank among its siblings; nodes sorted by depth, then by rank.
 
-    Raises:
-        ValueError: a node without its parent, or named twice.
-
     >>> of_choices([(0,), (0, 0), (1,), (0, 1)])
     ((0, 0, 1, 1), (0, 1, 0, 1))
     """

@@ -31,9 +31,6 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
 
     A row's text is the same in any batch.
 
-    Raises:
-        ValueError: a generation of several samples of each prompt.
-
     >>> from jaxspec.testing import prepared_table
     >>> prepared = prepared_table(max_new_tokens=[4, 7])
     >>> take(prepared, [1]).prompt.length.tolist(), take(prepared, [1]).plain().request.max_new_tokens.tolist()
@@ -68,9 +65,6 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
     """Splits all rows into batches of one shape, which share a program.
 
     A short last batch is filled with copies of the last row.
-
-    Raises:
-        ValueError: batch < 1.
 
     >>> from jaxspec.testing import prepared_table
     >>> [part.rows.tolist() for part in in_batches(take(prepared_table(), [0, 0, 1, 0, 1]), 2)]

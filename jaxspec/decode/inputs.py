@@ -75,11 +75,7 @@ CHAT = "expected a conversation, a list of messages, or a list of nothing but co
 
 
 def check_untraced(*trees: Any) -> None:
-    """Refuses to prepare a generation where arrays have no values yet.
-
-    Raises:
-        TypeError: it is called under `jit`, `vmap`, `grad` or another transformation of JAX's.
-    """
+    """Refuses to prepare a generation where arrays have no values yet."""
     leaves = [jnp.zeros(()), *jax.tree.leaves(trees)]
     if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
@@ -115,11 +111,7 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
 
 
 def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:
-    """Refuses a value of another type; with a `home`, a module, it says what of it is perhaps meant.
-
-    Raises:
-        TypeError: with what the value is, and what was expected.
-    """
+    """Refuses a value of another type; with a `home`, a module, it says what of it is perhaps meant."""
     if not isinstance(value, types):
         shown = uncalled(value, name, home) if home else f"{name} is of type {type(value).__name__}"
         raise TypeError(f"{shown}: expected {expected}")
@@ -184,11 +176,7 @@ def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
 
 
 def arrays_of(prompt: Prompt) -> Prompt:
-    """Returns the same rows as arrays of JAX's.
-
-    Raises:
-        ValueError: they are lists of several lengths.
-    """
+    """Returns the same rows as arrays of JAX's."""
     try:
         return Prompt(*(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt))
     except (ValueError, TypeError) as error:
@@ -293,10 +281,6 @@ def chat_ids(
         messages: each with a role and its content.
         answer: whether to go on up to where the model's answer begins.
         template: values of the template's own, such as enable_thinking=False.
-
-    Raises:
-        ValueError: the model has no chat template, or it refuses the conversation, or a message is without content, or
-            has a part that is no text, or tools are given that the template does not read.
     """
     from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
 
@@ -339,12 +323,7 @@ def _with_text(message: Any, number: int) -> Any:
 
 
 def check_template(target: Model) -> None:
-    """Refuses a model without a chat template.
-
-    Raises:
-        TypeError: it is no model.
-        ValueError: it has none.
-    """
+    """Refuses a model without a chat template."""
     check_model(target, "target")
     if getattr(target.tokenizer, "chat_template", None) is None:
         name = target.name or "this model"

@@ -356,11 +356,7 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
 
 
 def check_prompt(prompt: Prompt, vocab: int) -> None:
-    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids.
-
-    Raises:
-        ValueError: what is wrong with which row.
-    """
+    """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids."""
     shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
     if len(shape) != 2 or lengths != shape[:1]:
         raise ValueError(
@@ -468,9 +464,6 @@ def check_positions(
         length: the prompts' lengths.
         limit: most new tokens of each row; there may be several rows for each prompt.
         padded: whether the lengths are those of padded prompts, whose own are not known.
-
-    Raises:
-        ValueError: with the longest row.
     """
     for name, lm in readers(target, drafter):
         read, limits = length, lm.limits

@@ -57,9 +57,6 @@ class SharedPrefix:
             row: the ids of what follows, of a text's with what its tokenizer puts in front; of a chat all ids.
             kind: the prompt's kind: "text", "ids" or "chat".
             index: the prompt's number, for the error.
-
-        Raises:
-            ValueError: a chat that does not begin with the prefix.
         """
         row = list(row)
         if kind == "chat":
@@ -116,11 +113,7 @@ def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapp
 
 
 def check_same(role: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -> None:
-    """Refuses a prefix that was read by another party.
-
-    Raises:
-        ValueError: it has another name, or other arrays of parameters.
-    """
+    """Refuses a prefix that was read by another party."""
     names, arrays = (old.name, new.name), [jax.tree.leaves(party.params) for party in (old, new)]
     if names[0] == names[1] and len(arrays[0]) == len(arrays[1]) and all(map(operator.is_, *arrays)):
         return
@@ -150,11 +143,7 @@ def read(lm: LanguageModel, drafter: Drafter | None, weights: Weights, prompt: P
 
 
 def check_drafter(drafter: BoundDrafter) -> None:
-    """Refuses a drafter that cannot go on from a state of the beginning of a prompt.
-
-    Raises:
-        ValueError: it says so (`Drafter.resumes`).
-    """
+    """Refuses a drafter that cannot go on from a state of the beginning of a prompt."""
     if not drafter.functions.resumes:
         raise ValueError(
             f"the drafter {drafter.name or 'without a name'} cannot go on from a prefix, or from turn to turn of a "

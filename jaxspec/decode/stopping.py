@@ -62,11 +62,7 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
 
 
 def checked(stop: Any, target: Model) -> Stop:
-    """Makes what a user gave as stop strings ready to be looked for: None, one, or several.
-
-    Raises:
-        TypeError, ValueError: it is something else, or the target has no tokenizer.
-    """
+    """Makes what a user gave as stop strings ready to be looked for: None, one, or several."""
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
         raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")

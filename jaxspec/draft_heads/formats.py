@@ -141,9 +141,6 @@ def check_same(*facts: tuple[str, int | None, int]) -> None:
     Args:
         facts: a name of the fact, the files' value and the target's. None: the files are silent.
 
-    Raises:
-        FamilyError: they differ; the first fact that does is named.
-
     >>> check_same(("layers", None, 4), ("vocabulary size", 13, 16))
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: its vocabulary size is 13, ... 16: it was made for another target

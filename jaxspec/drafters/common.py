@@ -16,11 +16,7 @@ from jaxspec.drafters.model import model
 
 
 def as_drafter(drafter: core.Drafter | core.BoundDrafter | core.Model, name: str = "a drafter") -> core.BoundDrafter:
-    """Returns a model as the drafter that samples from it, functions alone with no values, a drafter as it is.
-
-    Raises:
-        TypeError: none of these; `name` is what the caller calls it.
-    """
+    """Returns a model as the drafter that samples from it, functions alone with no values, a drafter as it is."""
     if isinstance(drafter, core.Model):
         return model(drafter)
     if isinstance(drafter, core.Drafter):
@@ -31,11 +27,7 @@ def as_drafter(drafter: core.Drafter | core.BoundDrafter | core.Model, name: str
 
 
 def steps_of(draft: core.BoundDrafter, depth: int) -> core.Steps:
-    """Returns the functions that a tree of this depth is made of.
-
-    Raises:
-        ValueError: the drafter takes chains only, or has no distributions so far ahead.
-    """
+    """Returns the functions that a tree of this depth is made of."""
     steps = draft.functions.steps
     check_takes_trees(draft.functions, name_of(draft), "a token tree is made of its drafts")
     assert steps is not None
@@ -119,11 +111,7 @@ def lookup_drafter(
 
 
 def with_taps_of(target: core.Model, made_for: core.Model) -> core.Model:
-    """Returns the target with the language model that a drafter was made for, which may give other taps than its own.
-
-    Raises:
-        ValueError: it was made for another model.
-    """
+    """Returns the target with the language model that a drafter was made for, which may give other taps."""
     if target.lm is made_for.lm or target.lm == made_for.lm:
         return target
     if target.config is None or target.config != made_for.config:

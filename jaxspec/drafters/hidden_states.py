@@ -47,9 +47,6 @@ def inside_of(
         reader: who asks, for errors.
         sizes: the width of features and the number of token ids that the reader expects; None: any.
         advice: the way out where sizes differ.
-
-    Raises:
-        ValueError: the model has no inside, or other sizes.
     """
     inside, name = model.lm.inside, model.name or "the model"
     if inside is None:
@@ -66,11 +63,7 @@ def inside_of(
 
 
 def check_target(requirements: TargetRequirements, target: Model, kind: str) -> None:
-    """Compares what a network expects with the target.
-
-    Raises:
-        ValueError: the target has no inside or not the taps, or is of another width or vocabulary.
-    """
+    """Compares what a network expects with the target."""
     taps = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size)).taps
     if requirements.taps and taps != requirements.taps:
         state = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"

@@ -165,12 +165,7 @@ def _skipped_layers(part: str, layers: Sequence[int]) -> list[int]:
 
 
 def layers_of(target: core.Model) -> core.Layers:
-    """Returns the target's layers, once it is known that they can be run in part.
-
-    Raises:
-        TypeError: the target is no model.
-        ValueError: they cannot be run in part.
-    """
+    """Returns the target's layers, once it is known that they can be run in part."""
     check_model(target, "target")
     if (inside := target.lm.inside) is None or inside.layers is None:
         raise ValueError(
@@ -227,10 +222,6 @@ def make_drafter(
         name: the drafter's name.
         head: a model whose head makes the drafter's logits; None: the target.
         adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
-
-    Raises:
-        TypeError: the head is no model.
-        ValueError: the head or the adapter is for another model.
     """
     lm, trimmed = target.lm, None
     if head is not None:

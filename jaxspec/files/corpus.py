@@ -30,10 +30,6 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
         field: the field of JSON lines to read.
         tasks: only lines whose `task` is one of these; all if there are none.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a JSON object with that field, or the file has no text.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "texts.txt"

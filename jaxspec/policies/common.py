@@ -15,9 +15,6 @@ from jaxspec.core import Distribution, Draft, Params, Prompt, Verdict, tree
 def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.float32) -> np.ndarray:
     """A number, or one per prompt.
 
-    Raises:
-        ValueError: one that is not between `low` and `high`, or not finite.
-
     >>> checked(0.5, "threshold", 0, 1).dtype
     dtype('float32')
     """

@@ -23,11 +23,7 @@ def is_real(draft: Draft) -> Bool[Array, "B N"]:
 
 
 def require_chain(draft: Draft, rule: str) -> None:
-    """Refuses trees, for rules that judge chains only.
-
-    Raises:
-        ValueError: a tree.
-    """
+    """Refuses trees, for rules that judge chains only."""
     if draft.parent is not None:
         raise ValueError(f"the rule {rule} judges chains only, and got a tree: use {JUDGE_TREES}")
 

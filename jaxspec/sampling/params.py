@@ -57,9 +57,6 @@ def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
 def values_per_row(values: Any, batch: int, owner: str) -> Any:
     """The values of a policy or a processor with an entry for each row.
 
-    Raises:
-        ValueError: one has entries for another number of rows.
-
     >>> values_per_row({"limit": 3, "best": np.array([[1, 2]])}, 2, "the policy")["best"].tolist()
     [[1, 2], [1, 2]]
     """
@@ -95,11 +92,7 @@ def _array(value: Any, name: str, expected: str) -> np.ndarray:
 
 
 def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
-    """The ids of tokens as Python's integers.
-
-    Raises:
-        ValueError: something else is among them: text, a float, True, an integer past the vocabulary.
-    """
+    """The ids of tokens as Python's integers."""
     expected = f"ids from 0 to {vocab - 1}"
     checked = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
     if outside := [token for token in checked if not 0 <= token < vocab]:
@@ -148,11 +141,7 @@ def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
 
 
 def bound_processors(processors: Any, name: str) -> tuple[BoundProcessor, ...]:
-    """The caller's own logits processors, each with its values; of one alone a tuple of one.
-
-    Raises:
-        TypeError: something else is among them.
-    """
+    """The caller's own logits processors, each with its values; of one alone a tuple of one."""
     expected = "core.Processor, core.BoundProcessor or functions (values, logits, preceding) -> logits"
     if isinstance(processors, Processor | BoundProcessor) or callable(processors):
         processors = [processors]  # a named tuple is a sequence, too
@@ -322,9 +311,6 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
         target: ids past its tokenizer's are never generated.
         batch: number of prompts.
         options: the sampling options by name; None counts as not given.
-
-    Raises:
-        ValueError: an option out of range; every token ruled out.
     """
     sizes = sizes_of(target, batch)
     set_options = {name: value for name, value in options.items() if is_set(value)}
@@ -357,9 +343,6 @@ def sizes_of(target: Model, batch: int) -> Sizes:
 
 def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]:
     """Converts options that are set to values, by field of `SamplingParams`; "draft" is the drafter's temperature.
-
-    Raises:
-        ValueError: an option is out of range; every token is ruled out.
 
     >>> values_of({"banned": [1], "logit_bias": {0: 2.0}}, Sizes(1, 3, 3))["bias"].tolist()
     [[2.0, -inf, 0.0]]

@@ -58,9 +58,6 @@ class Draws:
 
         Returns:
             The used keys of each path after it.
-
-        Raises:
-            ValueError: draws share a key, and not every token is plain sampling's.
         """
         used = self._spend(sites, ends, used)
         self._unread.append(ends)

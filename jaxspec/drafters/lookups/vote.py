@@ -17,11 +17,7 @@ from jaxspec.core.checks import integers
 
 
 def tree_size(candidates: int, length: int) -> TreeSize | None:
-    """Returns the size of a tree of `candidates` continuations of `length` tokens; None for a single one, a chain.
-
-    Raises:
-        ValueError: no candidates, or of no tokens, or other numbers than integers.
-    """
+    """Returns the size of a tree of `candidates` continuations of `length` tokens; None for a single one, a chain."""
     candidates, length = integers(1, candidates=candidates, length=length)
     return TreeSize(candidates * length, length) if candidates > 1 else None
 

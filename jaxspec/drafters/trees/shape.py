@@ -81,9 +81,6 @@ def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
 def shape_of(choices: Sequence[Sequence[int]]) -> Shape:
     """Converts a tree of ranks to a `Shape`.
 
-    Raises:
-        ValueError: no list of ranks, no nodes, one without its parent or its elder sibling, or one that is named twice.
-
     >>> shape = shape_of(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))  # a b, c d after a, e after c
     >>> shape.parents, shape.fed  # a c are fed, b d e end paths
     ((0, 1, 0, 1, 2), 2)
