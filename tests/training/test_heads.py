@@ -24,11 +24,10 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, head_loss, heads, recipes, run
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.orbax import CheckpointError
-from tests.small import tiny_llama
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 V = 12
-SHAPE = tiny_llama(V, layers=4)
+SHAPE = decoder.decoder_config(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
 WORDS = ["</s>", "<unk>", *"abcdefghij"]
 TABLE = {
     "name": "toy",
