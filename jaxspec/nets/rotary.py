@@ -49,6 +49,7 @@ class Rotary:
         magnitude: multiplies cosines and sines (YaRN).
         proportional: whether frequencies and pairs are those of the whole head, of which those beyond `dims` stand
             still (Gemma 4).
+        factors: divisors of the frequencies, one for each; empty for none (Phi's "longrope").
         adjacent: whether dimensions 2 i and 2 i + 1 are a pair, not i and i + dims / 2 (Cohere, GLM-4).
     """
 
@@ -58,6 +59,7 @@ class Rotary:
     magnitude: float = 1.0
     proportional: bool = False
     adjacent: bool = False
+    factors: tuple[float, ...] = ()
 
     def at(self, position: Int[Array, "B T"], head_dim: int) -> Rotation:
         """Computes the rotation at some positions.
@@ -74,6 +76,8 @@ class Rotary:
             frequency = np.where(np.arange(len(frequency)) < (self.dims or head_dim) // 2, frequency, np.float32(0))
         else:
             frequency = frequencies(self.dims or head_dim, self.base, self.scaling)
+        if self.factors:
+            frequency = frequency / np.asarray(self.factors, np.float32)
         return rotation(position, frequency, self.magnitude)
 
 

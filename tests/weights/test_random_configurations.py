@@ -81,9 +81,13 @@ def ministral(draw):
     return decoder(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 
 
-def phi3(draw):  # no head_dim of its own; longrope is refused
-    table = decoder(draw) | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    table["rope_parameters"]["partial_rotary_factor"] = draw.choice([0.5, 1.0])
+def phi3(draw):  # no head_dim of its own
+    share = draw.choice([0.5, 1.0])
+    count = int(8 * share) // 2
+    scaled = {"rope_type": "longrope", "short_factor": [1.0 + 0.3 * i for i in range(count)]}
+    scaled |= {"long_factor": [2.0] * count, "original_max_position_embeddings": 16}
+    table = decoder(draw) | {"rope_parameters": draw.choice([{"rope_type": "default"}, scaled]) | {"rope_theta": 1e4}}
+    table["rope_parameters"]["partial_rotary_factor"] = share
     return table | {"sliding_window": draw.choice([None, 3])}
 
 

@@ -2,29 +2,75 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import FamilyError, need
 
 FUSED: dict[str, str] = dict.fromkeys(("attention/query", "attention/key", "attention/value"), "self_attn.qkv_proj")
 FUSED |= dict.fromkeys(("ff/gate", "ff/wi"), "mlp.gate_up_proj")
 
 
 def read(table: dict) -> DecoderConfig:
-    """Reads the network of a config.json; scaled positions, as in files for 128k tokens, are refused."""
+    """Reads the network of a config.json.
+
+    Positions scaled by "longrope", as in files for 128k tokens, have other frequencies in rows longer than those of the
+    training. A cache has one set of them: that of rows up to that length, which is the longest row.
+    """
     table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
-    only({"rope type": rope.get("rope_type") or rope.get("type")}, **{"rope type": "default"})
-
-    return decoders.read(
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "longrope", "su"):  # the first files call it "su"
+        raise FamilyError(f"rope type is {kind!r}: expected default or longrope")
+    windows = decoders.windows(table, [True])
+    if kind == "default":
+        return decoders.read(table, lambda i, layer: decoders.change(layer, decoders.turned(layer, share)), **windows)
+    original = rope.get("original_max_position_embeddings") or need(table, "original_max_position_embeddings")
+    options = {"factors": _factors(rope, table, share), "magnitude": _magnitude(rope, table, original)}
+    base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
+    config = decoders.read(
         table,
-        lambda index, layer: decoders.change(layer, decoders.turned(layer, share)),
-        **decoders.windows(table, [True]),
+        lambda i, layer: decoders.change(layer, decoders.turned(layer, share, **options)),
+        rope_base=base,
+        **windows,
     )
+    return decoders.with_layers(config, max_positions=min(original, config.max_positions or original))
+
+
+def _factors(rope: dict, table: dict, share: float) -> tuple[float, ...]:
+    factors, head_dim = need(rope, "short_factor"), table.get("head_dim")
+    head_dim = head_dim or need(table, "hidden_size") // need(table, "num_attention_heads")
+    count = int(head_dim * share) // 2
+    are_numbers = isinstance(factors, list) and all(isinstance(x, int | float) and x > 0 for x in factors)
+    if not are_numbers or len(factors) != count:
+        raise FamilyError(f"short_factor is {str(factors)[:40]}: expected {count} positive numbers, one a frequency")
+    return tuple(map(float, factors))
+
+
+def _magnitude(rope: dict, table: dict, original: int) -> float:
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    factor = rope.get("factor") or need(table, "max_position_embeddings") / original
+    # Longer rows have flatter softmaxes: scores grow with the context, in training and here.
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def _longrope_key(config: DecoderConfig) -> dict[str, Any]:
+    rotary = decoders.rotated(config)
+    if not rotary.factors:
+        return decoders.partial_key(config)
+    factors, longest = list(rotary.factors), config.max_positions
+    scaling = {
+        "type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": rotary.magnitude,
+    }
+    return decoders.partial_key(config) | {"rope_scaling": scaling, "original_max_position_embeddings": longest}
 
 
 def _keys(form: UniformDecoder) -> dict[str, Any]:
@@ -48,6 +94,6 @@ PHI3 = decoders.family(
     read,
     _keys,
     configs(_FORMS),
-    more_keys=decoders.partial_key,
+    more_keys=_longrope_key,
     renamed=FUSED,
 )
