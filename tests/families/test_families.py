@@ -257,7 +257,11 @@ def test_a_file_without_a_rotary_base_has_its_familys(model_type):
         ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only False is supported"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only False is supported"),
         ("phi3", {"rope_scaling": {"type": "yarn"}}, "rope type is 'yarn': expected default or longrope"),
-        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type is 'linear': only 'default'"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope type is 'linear': expected default or longrope",
+        ),
         ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": "x"}}, "alpha is 'x', and heads have 8"),
         ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers has 2 layers, num_hidden_layers is 4"),
     ],
