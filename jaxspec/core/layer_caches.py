@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,12 @@ from jaxspec.core.passes import Pass, View, last_entries
 Layer = Float[Array, "batch kv_heads capacity head_dim"]
 New = Float[Array, "batch kv_heads step head_dim"]
 KeysValues = tuple[Layer, Layer]
+Step = Callable[[Any, Any], tuple[Any, Any]]
+"""A recurrence by one token: (state [B, ...], the token's entry [B, ...]) -> (state, output [B, ...])."""
+Many = Callable[[Any, Any, Int[Array, " B"]], tuple[Any, Any]]
+"""By N tokens: (state, entries [B, N, ...], count [B]) -> (outputs [B, N, ...], state after `count` of them)."""
+FEW = 16  # tokens of a pass that are always read one by one
+MOST_SINGLY = 64  # and the most that are, where any number may be taken back
 
 
 class LayerCache:
@@ -40,7 +46,7 @@ class LayerCache:
 
     source: int | None = None
     wraps: bool = False
-    keeps_state: bool = False
+    keeps_state: ClassVar[bool] = False
 
     @property
     def own(self) -> KeysValues | None:
@@ -252,22 +258,26 @@ class Recurrent(LayerCache):
     state: Any
     log: Any
     base: Int[Array, " B"]
+    keeps_state: ClassVar[bool] = True
 
-    keeps_state = True
 
     @property
     def size(self) -> int:
         """The most tokens that are taken back."""
         return jax.tree.leaves(self.log)[0].shape[1]
 
-    def read(self, at: Pass, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
+    def read(self, at: Pass, records: Sequence[Any], step: Step, new: Any, many: Many | None = None) -> RecurrentRecord:
         """Runs the layer's recurrence over the tokens that count and the new ones.
+
+        A row that was rewound to before its state (`can_rewind`) gets NaN.
 
         Args:
             at: the pass, over a chain.
             records: not read.
-            step: (state [B, ...], one token's entry [B, ...]) -> (state, output [B, ...]).
+            step: the recurrence by one token.
             new: the entries of the tokens, a pytree of [B, T, ...].
+            many: the same by many tokens at once, for passes wider than any that is taken back; None: by `step`. One
+                form serves a round's pass and passes of one token, so that both give the same numbers.
 
         Returns:
             A `RecurrentRecord`, with outputs [B, T, ...].
@@ -277,40 +287,28 @@ class Recurrent(LayerCache):
         size, length = self.size, at.length
         is_empty = length == 0  # such rows begin again
         base = jnp.where(is_empty, 0, self.base)
-        state = jax.tree.map(lambda x: jnp.where(_like(is_empty, x), jnp.zeros_like(x), x), self.state)
+        state = _where(is_empty, jax.tree.map(jnp.zeros_like, self.state), self.state)
+        lost = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x, state)
+        state = _where(length < base, lost, state)
+        # [B, R+T]: the tokens from `base` on, those of the log below the length and the new ones; then garbage.
+        together = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
+        index, logged = jnp.arange(size + at.step, dtype=length.dtype)[None, :], (length - base)[:, None]
+        sequence = _take_tokens(together, jnp.where(index < logged, index, index - logged + size))
         # The state moves on to `size` tokens before the end: what comes after it can be taken back.
         new_base = jnp.maximum(base, at.end - size)
-        # [B, R+T]: the logged tokens, at base + i, of which those below the length count; then the new ones.
-        sequence = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
-        index = jnp.arange(size + at.step, dtype=length.dtype)[None, :]
-        position = jnp.where(index < size, base[:, None] + index, length[:, None] + index - size)
-        counts = position < jnp.where(index < size, length[:, None], at.end[:, None])
+        is_wide = at.step > min(max(size, FEW), MOST_SINGLY)
+        run = many if is_wide and many is not None else _one_by_one(step)
+        outputs, state = run(state, sequence, new_base - base)
+        outputs = _take_tokens(outputs, logged + index[:, : at.step])
+        log = _take_tokens(sequence, (new_base - base)[:, None] + index[:, :size])
+        return RecurrentRecord(outputs, Recurrent(state, log, new_base))
 
-        def next_token(carry: tuple[Any, Any], fed: tuple[Any, Array, Array]) -> tuple[tuple[Any, Any], Any]:
-            (state, at_base), (entry, counts, position) = carry, fed
-            stepped, output = step(state, entry)
-            state = jax.tree.map(lambda x, y: jnp.where(_like(counts, x), x, y), stepped, state)
-            is_old = jnp.logical_and(counts, position < new_base)
-            at_base = jax.tree.map(lambda x, y: jnp.where(_like(is_old, x), x, y), state, at_base)
-            return (state, at_base), output
-
-        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (sequence, counts, position))
-        (_, at_base), outputs = jax.lax.scan(next_token, (state, state), over_time)
-        outputs = jax.tree.map(lambda x: jnp.moveaxis(x[size:], 0, 1), outputs)
-        # Slot i of the new log has token new_base + i: a logged one below the length, a new one from there on.
-        token = new_base[:, None] + index[:, :size]
-        source = jnp.where(token < length[:, None], token - base[:, None], size + token - length[:, None])
-        source = jnp.clip(source, 0, size + at.step - 1)
-        log = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(source, x), axis=1), sequence)
-        return RecurrentRecord(outputs, Recurrent(at_base, log, new_base))
-
-    def read_whole(self, records: Sequence[Any], step: Callable[[Any, Any], tuple[Any, Any]], new: Any) -> Any:
+    def read_whole(self, records: Sequence[Any], step: Step, new: Any, many: Many | None = None) -> RecurrentRecord:
         """Runs the recurrence from the first token on."""
-        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), new)  # [T, B, ...]
-        batch = jax.tree.leaves(over_time)[0].shape[1]
+        batch, count = jax.tree.leaves(new)[0].shape[:2]
         state = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape[1:]), x.dtype), self.state)
-        _, outputs = jax.lax.scan(step, state, over_time)
-        return RecurrentRecord(jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs), self)
+        run = many if count > FEW and many is not None else _one_by_one(step)
+        return RecurrentRecord(run(state, new, jnp.full((batch,), count, jnp.int32))[0], self)
 
     def after(self, record: RecurrentRecord, at: Pass) -> Recurrent:
         """Holds what the pass has left."""
@@ -328,6 +326,33 @@ class Recurrent(LayerCache):
     def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
         """The state is older."""
         return self.base <= length
+
+
+def _one_by_one(step: Step) -> Many:
+    """Makes the recurrence by many tokens of that by one."""
+
+    def run(state: Any, entries: Any, count: Int[Array, " B"]) -> tuple[Any, Any]:
+        def next_token(carry: tuple[Any, Any], fed: tuple[Array, Any]) -> tuple[tuple[Any, Any], Any]:
+            (state, kept), (index, entry) = carry, fed
+            state, output = step(state, entry)
+            return (state, _where(index < count, state, kept)), output
+
+        over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), entries)  # [N, B, ...]
+        index = jnp.arange(jax.tree.leaves(over_time)[0].shape[0], dtype=count.dtype)
+        (_, kept), outputs = jax.lax.scan(next_token, (state, state), (index, over_time))
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs), kept
+
+    return run
+
+
+def _where(rows: Bool[Array, " B"], x: Any, y: Any) -> Any:
+    """Chooses between two trees of [B, ...], row by row."""
+    return jax.tree.map(lambda a, b: jnp.where(_like(rows, a), a, b), x, y)
+
+
+def _take_tokens(x: Any, index: Int[Array, "B N"]) -> Any:
+    """Takes tokens of each row out of a tree of [B, T, ...]; of numbers past the end the last one."""
+    return jax.tree.map(lambda a: jnp.take_along_axis(a, _like(jnp.clip(index, 0, a.shape[1] - 1), a), axis=1), x)
 
 
 def _like(rows: Array, x: Array) -> Array:

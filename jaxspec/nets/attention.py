@@ -211,6 +211,7 @@ class Attention(nn.Module):
         value_norm: makes that of each value head.
         keys_are_values: whether values are the projected keys, before their norm and rotation.
         has_keys: whether it makes keys and values; if not, it attends to those of another layer.
+        gated: whether what each head mixes is multiplied by the sigmoid of a gate, which is projected beside its query.
     """
 
     heads: int
@@ -227,6 +228,7 @@ class Attention(nn.Module):
     value_norm: Callable[[], nn.Module] | None = None
     keys_are_values: bool = False
     has_keys: bool = True
+    gated: bool = False
     init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
 
@@ -237,7 +239,7 @@ class Attention(nn.Module):
 
         # T5 does not scale its scores; its queries are initialised smaller in place of that.
         query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
-        self.query = dense(self.heads * self.head_dim, query_scale, self.qkv_bias)
+        self.query = dense((1 + self.gated) * self.heads * self.head_dim, query_scale, self.qkv_bias)
         if self.has_keys:
             self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
         if self.has_keys and not self.keys_are_values:
@@ -297,12 +299,17 @@ class Attention(nn.Module):
 
         Garbage in masked keys, NaN included, has no effect; garbage in masked values must be finite.
         """
-        query = self._turned(self.query(x), self.heads, self.query_norm if self.head_norm else None, rotary)
+        projected, gate = self.query(x), None
+        if self.gated:  # each head has its query, then its gate
+            parts = projected.reshape(*x.shape[:2], self.heads, 2, self.head_dim)
+            projected, gate = (parts[:, :, :, i].reshape(*x.shape[:2], -1) for i in (0, 1))
+        query = self._turned(projected, self.heads, self.query_norm if self.head_norm else None, rotary)
         if callable(mask):
             mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap)
         else:
             mixed = attend(query, keys, values, mask, bias, self.scale, self.softcap)
-        return self.out(mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim))
+        joined = mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim)
+        return self.out(joined if gate is None else joined * jax.nn.sigmoid(gate))
 
     def _split(self, x: Float[Array, "B T _"], heads: int) -> Float[Array, "B heads T D"]:
         return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jaxspec.nets.dense_and_experts import DenseAndExpertsShape
+from jaxspec.nets.delta import DeltaShape
 from jaxspec.nets.experts import ExpertsShape
 from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
 from jaxspec.nets.shapes import AttentionShape, FeedForwardShape
@@ -15,6 +16,7 @@ BLOCKS: dict[str, type] = {
     "dense": FeedForwardShape,
     "experts": ExpertsShape,
     "dense_and_experts": DenseAndExpertsShape,
+    "delta": DeltaShape,
     "per_layer": PerLayerShape,
     "layer_end": LayerEndShape,
 }

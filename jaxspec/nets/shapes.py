@@ -111,6 +111,7 @@ class AttentionShape(WholeBlock):
         value_norm: whether each value head is normalised, without a scale (Gemma 4).
         keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
         shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
+        gate: whether a gate of each head, projected beside its query, multiplies what the head mixes (Qwen 3.5).
     """
 
     heads: int
@@ -127,6 +128,7 @@ class AttentionShape(WholeBlock):
     value_norm: bool = False
     keys_are_values: bool = False
     shares: int | None = None
+    gate: bool = False
 
     def __post_init__(self):
         one_of(self.norms_of, "norms_of", NORMED)
@@ -169,6 +171,7 @@ class AttentionShape(WholeBlock):
             plain_norm if self.value_norm else None,
             self.keys_are_values,
             self.shares is None,
+            self.gate,
             dtype=dtype,
             parent=None,
         )

@@ -451,7 +451,8 @@ def stored_dtype(folder: Path) -> str:
     table = read_object(folder / CONFIG)
     if (scheme := quantised_files.scheme_of(table)) is not None:
         return scheme.dtype
-    dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
+    tables, keys = (table, table.get("text_config") or {}), ("dtype", "torch_dtype")
+    dtype = next((x[key] for x in tables for key in keys if x.get(key)), None)
     return "bfloat16" if dtype == "bfloat16" else "float32"
 
 

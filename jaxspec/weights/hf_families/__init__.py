@@ -21,6 +21,7 @@ from jaxspec.weights.hf_families import (
     olmo,
     phi,
     qwen,
+    qwen3_5,
     t5,
     ungated,
 )
@@ -36,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     mistral.MISTRAL,
     qwen.QWEN2,
     qwen.QWEN3,
+    qwen3_5.QWEN3_5,
     gemma.GEMMA2,
     gemma.GEMMA3,
     gemma.GEMMA,

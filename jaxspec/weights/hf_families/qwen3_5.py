@@ -1,0 +1,151 @@
+"""Qwen 3.5 and 3.6, dense: three layers of the gated delta rule to one of attention with an output gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.delta import DeltaShape
+from jaxspec.nets.rotary import Rotary
+from jaxspec.nets.shapes import AttentionShape, LayerShape
+from jaxspec.nets.uniform import nearest
+from jaxspec.weights.hf_families import common, decoders
+from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, only
+
+TYPES = ("qwen3_5_text", "qwen3_5")
+KINDS = {"linear_attention": True, "full_attention": False}
+DELTA = {  # fields of a `DeltaShape`: keys of config.json
+    "key_heads": "linear_num_key_heads",
+    "value_heads": "linear_num_value_heads",
+    "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim",
+    "kernel": "linear_conv_kernel_dim",
+}
+DEFAULTS = {
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
+SHARE = 0.25  # of a head's dimensions is rotated
+ATTENTION = AttentionShape(16, 4, 256, rotary=Rotary(dims=64), head_norms=True, gate=True)  # where no layer has any
+
+
+def read(table: dict) -> DecoderConfig:
+    """Reads the network of a Qwen 3.5; of a model that also sees, the text's.
+
+    Positions of pictures have three parts (mrope), which are one and the same in text.
+    """
+    if "text_config" in table:
+        shared = {key: table[key] for key in ("tie_word_embeddings",) if key in table}
+        table = {**table["text_config"], **shared}
+    table, share = decoders.partial_rotary(decoders.with_defaults(table, **DEFAULTS), SHARE)
+    only(table, hidden_act="silu", attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
+    try:
+        delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
+    count, interval = int(table["num_hidden_layers"]), int(table["full_attention_interval"])
+    usual = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)]
+    kinds = table.get("layer_types") or usual
+    if others := sorted(set(kinds) - set(KINDS)):
+        raise FamilyError(f"layer_types has {', '.join(others)}: expected {' and '.join(KINDS)}")
+    if len(kinds) != count:
+        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
+
+    def changed(index: int, layer: LayerShape) -> LayerShape:
+        if KINDS[kinds[index]]:
+            return replace(layer, attention=delta)
+        return decoders.change(layer, {"gate": True, **decoders.turned(layer, share)})
+
+    biases = decoders.attention_biases(table)
+    return decoders.read(table, changed, head_norms=True, norms_from_one=True, **biases)
+
+
+def _attends(config: DecoderConfig) -> DecoderConfig:
+    """Returns the configuration with attention in every layer; ValueError: it is none of these models."""
+    mixers = [layer.attention for layer in config.layers]
+    attention = next((x for x in mixers if isinstance(x, AttentionShape)), ATTENTION)
+    if not any(isinstance(x, DeltaShape) for x in mixers) and not attention.gate:
+        raise ValueError("no layer has the gated delta rule or attention with an output gate")
+    return decoders.with_layers(config, lambda index, layer: replace(layer, attention=attention))
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    attends = _attends(config)
+    form = nearest(attends)
+    kinds = ["linear_attention" if isinstance(x.attention, DeltaShape) else "full_attention" for x in config.layers]
+    delta = next((x.attention for x in config.layers if isinstance(x.attention, DeltaShape)), None)
+    numbers = {} if delta is None else {key: getattr(delta, field) for field, key in DELTA.items()}
+    rotation = {"rope_theta": form.rope_base, **decoders.scaling_keys(form), **decoders.partial_key(attends)}
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": TYPES[0],
+        **{key: value for key, value in common.write_keys(form, decoders.KEYS).items() if value is not None},
+        **{"hidden_act": "silu", "attention_bias": form.qkv_bias, "rope_parameters": rotation},
+        **{"layer_types": kinds, **numbers},
+    }
+
+
+def _names(config: DecoderConfig) -> dict[str, Tensor]:
+    tensors = decoders.names(_attends(config))
+    for i, layer in enumerate(config.layers):
+        ours, theirs = f"layers_{i}/attention/", f"model.layers.{i}.linear_attn."
+        if not isinstance(delta := layer.attention, DeltaShape):
+            continue
+        tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith(ours)}
+        # Queries, keys and values of all heads are rows of one tensor, one after the other.
+        keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
+        rows = {"query": (0, keys), "key": (keys, 2 * keys), "value": (2 * keys, 2 * keys + values)}
+        modules = {"gate": "in_proj_z", "beta": "in_proj_b", "decay": "in_proj_a", "out": "out_proj"}
+        leaves = {"convolution": "conv1d.weight", "rate": "A_log", "bias": "dt_bias", "norm/scale": "norm.weight"}
+        tensors |= {
+            **{
+                f"{ours}{name}/weight": Tensor(f"{theirs}in_proj_qkv.weight", part=(*part, delta.width))
+                for name, part in rows.items()
+            },
+            **{f"{ours}{name}/weight": Tensor(f"{theirs}{module}.weight") for name, module in modules.items()},
+            **{f"{ours}{name}": Tensor(f"{theirs}{leaf}") for name, leaf in leaves.items()},
+        }
+    return tensors
+
+
+def canonical(name: str) -> str | None:
+    """Finds the text half among the tensors of a model that also sees.
+
+    >>> canonical("model.language_model.layers.0.mlp.up_proj.weight")
+    'model.layers.0.mlp.up_proj.weight'
+    >>> canonical("model.visual.patch_embed.proj.weight")
+    """
+    if name.startswith(("model.visual.", "visual.")):
+        return None
+    return decoders.canonical(name.replace("model.language_model.", "model."))
+
+
+def _size(dim: int, ff_dim: int, layers: int, heads: int, value_heads: int, *, tied: bool) -> DecoderConfig:
+    sizes = {"hidden_size": dim, "intermediate_size": ff_dim, "num_hidden_layers": layers}
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": 2 if heads == 8 else 4}
+    rotation = {"rope_theta": 1e7, "rope_type": "default"}
+    options = {"linear_num_value_heads": value_heads, "tie_word_embeddings": tied, "rope_parameters": rotation}
+    return read(sizes | heads_of | options | {"max_position_embeddings": 262_144})
+
+
+SIZES = {
+    "qwen3.5-0.8b": _size(1024, 3584, 24, 8, 16, tied=True),
+    "qwen3.5-2b": _size(2048, 6144, 24, 8, 16, tied=True),
+    "qwen3.5-4b": _size(2560, 9216, 32, 16, 32, tied=True),
+    "qwen3.5-9b": _size(4096, 12_288, 32, 16, 32, tied=False),
+    "qwen3.5-27b": _size(5120, 17_408, 64, 24, 48, tied=False),
+}
+QWEN3_5 = Family("Qwen 3.5, text", TYPES, read, _write, _names, canonical, SIZES)
