@@ -260,7 +260,6 @@ class Recurrent(LayerCache):
     base: Int[Array, " B"]
     keeps_state: ClassVar[bool] = True
 
-
     @property
     def size(self) -> int:
         """The most tokens that are taken back."""

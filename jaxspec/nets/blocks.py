@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jaxspec.nets.dense_and_experts import DenseAndExpertsShape
 from jaxspec.nets.delta import DeltaShape
+from jaxspec.nets.dense_and_experts import DenseAndExpertsShape
 from jaxspec.nets.experts import ExpertsShape
 from jaxspec.nets.per_layer import LayerEndShape, PerLayerShape
 from jaxspec.nets.shapes import AttentionShape, FeedForwardShape

@@ -61,6 +61,14 @@ def qwen(draw):
     return decoder(draw) | (windowed if draw.random() < 0.5 else {})
 
 
+def qwen3_5(draw):
+    table = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    table |= {"linear_value_head_dim": 12, "layer_types": ["linear_attention", "full_attention"]}
+    table = decoder(draw) | {"attention_bias": draw.random() < 0.5, "hidden_act": "silu"} | table
+    share = {"partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])}
+    return table | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4} | share}
+
+
 def gemma2(draw):
     table = decoder(draw) | {"sliding_window": 3, "query_pre_attn_scalar": draw.choice([8, 12])}
     table |= {"hidden_activation": table.pop("hidden_act"), "attention_bias": draw.random() < 0.5}
@@ -220,6 +228,7 @@ FAMILIES = {
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen,
     "Qwen3ForCausalLM": qwen,
+    "Qwen3_5ForCausalLM": qwen3_5,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
