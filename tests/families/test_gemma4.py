@@ -105,6 +105,23 @@ def test_drafted_text_is_plain_text(name):
     assert drafted.stats.accepted.sum() > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    theirs = peer(name, tmp_path / name)
+    tokens = np.random.RandomState(0).randint(1, 61, (1, 24))
+    with torch.no_grad():
+        wide = theirs(torch.tensor(tokens), use_cache=False).logits.numpy()
+        narrow = theirs.to(torch.bfloat16)(torch.tensor(tokens), use_cache=False).logits.float().numpy()
+    model = jaxspec.load(tmp_path / name, dtype="bfloat16")
+    prompt = jaxspec.Prompt(jnp.asarray(tokens), jnp.array([24]))
+    _, cache = model.lm.prefill(model.params, prompt, jaxspec.core.Room(25))
+    read = model.lm.extend(model.params, model.lm.rewind(cache, jnp.array([0])), prompt.tokens)[0]
+    off = {"ours": np.square(np.asarray(read.logits) - wide).mean(), "theirs": np.square(narrow - wide).mean()}
+    assert 0 < off["ours"] < 1.5 * off["theirs"]
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_both_spellings_of_sizes_are_read(name):
     """transformers writes sizes layer by layer; published files have those of global layers, in their text_config."""
