@@ -14,6 +14,7 @@ from jaxspec.decode import loop
 from jaxspec.draft_heads import kind_of
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import net_of
+from jaxspec.nets.shapes import DecoderConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.tensors import CheckpointError
@@ -34,7 +35,11 @@ def shallow(name: str, taps: tuple[int, ...] = ()) -> jaxspec.Model:
     config = pairs.model(name).config
     encoder_decoder = isinstance(config, T5Config)
     fields = ("encoder_layers", "decoder_layers") if encoder_decoder else ("layers",)
-    config = nets.replace(config, **dict.fromkeys(fields, 2 + max(taps, default=0)))
+    count = 2 + max(taps, default=0)
+    if isinstance(nets.form_of(config)[1], DecoderConfig):  # its layers are listed
+        config = dataclasses.replace(config, layers=config.layers[:count])
+    else:
+        config = nets.replace(config, **dict.fromkeys(fields, count))
     params = pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
     return jaxspec.Model(net_of(config).language_model(config, taps), params, None, config, name)
 
