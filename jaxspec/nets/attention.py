@@ -33,6 +33,7 @@ MANY_KEYS, MANY_SCORES = 4096, 512 * 2048  # from either on (scores of a head) k
 
 Mask = Bool[Array, "#B 1 #T S"]
 Bias = Float[Array, "#B #H T S"] | None
+Sinks = Float[Array, " H"] | None
 QueryMask = Callable[[Any, int], tuple[Mask, Bias]]
 """(number of the first query in its pass, how many) -> the mask and the bias of so many queries from that one on."""
 
@@ -59,14 +60,17 @@ def attend(
     bias: Bias,
     scale: float,
     cap: float | None,
+    sinks: Sinks = None,
 ) -> Float[Array, "B H T D"]:
     """Mixes values by the softmax of scores; the place to choose a kernel for a backend.
+
+    A sink is one more score of a head, of no key: its weight goes to nothing (Xiao et al., arXiv 2309.17453; gpt-oss).
 
     Over few keys the scores are made whole. Over many they are made for KEYS keys at a time, and only from the first
     that any query may read to the last: a cache costs what is filled of it, and a window what lies in it. (On a TPU
     `jax.experimental.pallas.ops.tpu.splash_attention` would go here, for passes over a chunk without biases.)
     """
-    arrays, step, size = (query, keys, values, mask, bias), query.shape[2], keys.shape[2]
+    arrays, step, size = (query, keys, values, mask, bias, sinks), query.shape[2], keys.shape[2]
     at_once, by_keys = functools.partial(_whole, scale, cap), functools.partial(_by_keys, scale, cap)
     # The scores of all keys at once, [B, H, T, S] in float32, would be larger than all weights of a layer.
     if size > KEYS and step * size >= MANY_SCORES:
@@ -77,7 +81,9 @@ def attend(
     return jax.lax.platform_dependent(*arrays, cuda=at_once, rocm=at_once, default=by_keys)
 
 
-def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
+def _whole(
+    scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias, sinks: Sinks = None
+) -> Float[Array, "B H T D"]:
     B, H, T, D = query.shape
     K, S = keys.shape[1:3]
     # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps; one product serves them all.
@@ -90,13 +96,19 @@ def _whole(scale: float, cap: float | None, query, keys, values, mask: Mask, bia
     if bias is not None:
         scores = scores + bias
     # Softmax in float32; only the weights are rounded to the stream's dtype.
-    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1).astype(query.dtype)
+    scores = jnp.where(mask, scores, MASKED)
+    if sinks is not None:  # [B, H, T, S + 1]
+        of_none = jnp.broadcast_to(sinks.astype(jnp.float32)[None, :, None, None], (B, H, T, 1))
+        scores = jnp.concatenate([scores, of_none], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :S].astype(query.dtype)
     mixed = jnp.einsum("bkts,bksd->bktd", weights.reshape(B, K, (H // K) * T, S), values, precision=exact)
     return mixed.reshape(B, H, T, D)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias) -> Float[Array, "B H T D"]:
+def _by_keys(
+    scale: float, cap: float | None, query, keys, values, mask: Mask, bias: Bias, sinks: Sinks = None
+) -> Float[Array, "B H T D"]:
     """Computes `_whole` block of keys by block, with the largest score and the sum of weights so far carried along.
 
     Its gradient is that of `_whole`. Reference: Milakov, Gimelshein, arXiv 1805.02867.
@@ -139,7 +151,11 @@ def _by_keys(scale: float, cap: float | None, query, keys, values, mask: Mask, b
         return higher, total * kept + jnp.sum(weights, axis=-1, keepdims=True), mixed * kept + added
 
     zeros = jnp.zeros((B, K, group * T, 1), jnp.float32)
-    carry = zeros + MASKED, zeros, jnp.zeros((B, K, group * T, D), jnp.float32)
+    top, total = zeros + MASKED, zeros
+    if sinks is not None:  # as if a key of that score and of a value of zeros had been read first
+        by_group = jnp.repeat(sinks.astype(jnp.float32).reshape(K, group), T, axis=1)  # [K, G T]
+        top, total = zeros + by_group[None, :, :, None], zeros + 1.0
+    carry = top, total, jnp.zeros((B, K, group * T, D), jnp.float32)
     _, total, mixed = jax.lax.fori_loop(first // KEYS, last // KEYS + 1, add, carry)
     return (mixed / total).astype(query.dtype).reshape(B, H, T, D)
 
@@ -166,7 +182,7 @@ def causal(length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array
 
 
 def _by_queries(
-    query: Float[Array, "B H T D"], keys, values, make: QueryMask, scale: float, cap: float | None
+    query: Float[Array, "B H T D"], keys, values, make: QueryMask, scale: float, cap: float | None, sinks: Sinks
 ) -> Float[Array, "B H T D"]:
     """Computes `attend` for chunks of queries, one after the other, and again for their gradients."""
     B, H, T, D = query.shape
@@ -174,7 +190,7 @@ def _by_queries(
 
     @jax.checkpoint
     def one(keys, values, first: Int[Array, ""], part: Float[Array, "B H C D"]) -> Float[Array, "B H C D"]:
-        return attend(part, keys, values, *make(first, size), scale, cap)
+        return attend(part, keys, values, *make(first, size), scale, cap, sinks)
 
     def step(_: None, fed: tuple[Array, Array]) -> tuple[None, Array]:
         return None, one(keys, values, *fed)
@@ -212,6 +228,7 @@ class Attention(nn.Module):
         keys_are_values: whether values are the projected keys, before their norm and rotation.
         has_keys: whether it makes keys and values; if not, it attends to those of another layer.
         gated: whether what each head mixes is multiplied by the sigmoid of a gate, which is projected beside its query.
+        has_sinks: whether each head has a sink: see `attend`.
     """
 
     heads: int
@@ -231,6 +248,7 @@ class Attention(nn.Module):
     gated: bool = False
     init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
+    has_sinks: bool = False
 
     def setup(self):
         def dense(features: int, scale: float, use_bias: bool):
@@ -251,6 +269,8 @@ class Attention(nn.Module):
             self.key_norm = self.head_norm()
         if self.has_keys and self.value_norm is not None:
             self.value_heads_norm = self.value_norm()
+        if self.has_sinks:
+            self.sinks = parameter(self, "sinks", nn.initializers.zeros, (self.heads,))
 
     def keys_values(
         self, x: Float[Array, "B T M"], rotary: Rotation | None = None
@@ -304,10 +324,11 @@ class Attention(nn.Module):
             parts = projected.reshape(*x.shape[:2], self.heads, 2, self.head_dim)
             projected, gate = (parts[:, :, :, i].reshape(*x.shape[:2], -1) for i in (0, 1))
         query = self._turned(projected, self.heads, self.query_norm if self.head_norm else None, rotary)
+        sinks = self.sinks if self.has_sinks else None
         if callable(mask):
-            mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap)
+            mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap, sinks)
         else:
-            mixed = attend(query, keys, values, mask, bias, self.scale, self.softcap)
+            mixed = attend(query, keys, values, mask, bias, self.scale, self.softcap, sinks)
         joined = mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim)
         return self.out(joined if gate is None else joined * jax.nn.sigmoid(gate))
 

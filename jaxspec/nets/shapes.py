@@ -112,6 +112,7 @@ class AttentionShape(WholeBlock):
         keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
         shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
         gate: whether a gate of each head, projected beside its query, multiplies what the head mixes (Qwen 3.5).
+        sinks: whether each head has one more score, of no key, among those of its softmax (gpt-oss).
     """
 
     heads: int
@@ -129,6 +130,7 @@ class AttentionShape(WholeBlock):
     keys_are_values: bool = False
     shares: int | None = None
     gate: bool = False
+    sinks: bool = False
 
     def __post_init__(self):
         one_of(self.norms_of, "norms_of", NORMED)
@@ -173,6 +175,7 @@ class AttentionShape(WholeBlock):
             self.shares is None,
             self.gate,
             dtype=dtype,
+            has_sinks=self.sinks,
             parent=None,
         )
 

@@ -374,8 +374,10 @@ def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
     if isinstance(x, quantised_files.Quantised) and not tensor.transposed:
         return x.part(first * rows, last * rows)
     if tensor.transposed and len(x.shape) == 3:  # experts, each of which is turned when it is read
-        turned = (x.shape[0], x.shape[2], x.shape[1])
-        return Stored(turned, x.dtype, lambda start, stop: x[start:stop].swapaxes(1, 2))
+        turned = (x.shape[0], x.shape[2], x.shape[1]), x.dtype, lambda start, stop: x[start:stop].swapaxes(1, 2)
+        if isinstance(x, quantised_files.Quantised):
+            return dataclasses.replace(x, **dict(zip(("shape", "dtype", "rows"), turned, strict=True)))
+        return Stored(*turned)
     x = np.asarray(x)
     return (x.T if tensor.transposed else x)[first * rows : last * rows]
 

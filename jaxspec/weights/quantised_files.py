@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face's form whose matrices somebody quantised: GPTQ, AWQ, compressed-tensors and fp8.
+"""Checkpoints of Hugging Face's form whose matrices somebody quantised: GPTQ, AWQ, compressed-tensors, fp8 and mxfp4.
 
 A quantised layer has several tensors in the place of `NAME.weight` [out, in]. They are one matrix w = s (q - z), with q
 of b bits less 2**(b - 1) and G groups of neighbouring columns:
@@ -14,6 +14,8 @@ of b bits less 2**(b - 1) and G groups of neighbouring columns:
     fp8; compressed-     .weight float8_e4m3fn [out, in] with one scale, one per output, or one per block of (as a rule)
     tensors, "float-     128 x 128 entries: .weight_scale_inv, by whose entries, its name notwithstanding, one
     quantized"           multiplies, or .weight_scale
+    mxfp4 (experts)      _blocks uint8 [E, out, in / 32, 16], two numbers of 4 bits a byte, the lower one first, and
+                         _scales uint8 [E, out, in / 32], powers of two with 127 added
 
 Integers of 4 bits are taken as they are in int4 and int8, those of 8 bits in int8. In another dtype the matrix is that
 which they stand for. Matrices of fp8 are always read as such: in bfloat16 they take twice the file's bytes. Matrices
@@ -51,7 +53,7 @@ UNMOVED = {None, False, "static", "weight"}  # values of "actorder" that leave g
 ELSEWHERE = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # ModelOpt's; of old GPTQ and AWQ
 EXPECTED = (
     "Expected none, GPTQ or AWQ of 4 bits (GPTQ also of 8), compressed-tensors' integers of 4 or 8 bits around "
-    'activations in full (W4A16, W8A16), or fp8 (e4m3): load the model that it was made of, with dtype="int4" or '
+    'activations in full (W4A16, W8A16), mxfp4 or fp8 (e4m3): load the model that it was made of, with dtype="int4" or '
     'dtype="int8", or a GGUF file of it'
 )
 
@@ -62,7 +64,10 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Quantised(Stored):
-    """A float32 matrix that lies in its file as integers with scales."""
+    """A float32 matrix, or a stack, that lies in its file as integers with scales.
+
+    Entries and scales are [out, in] and [out, G] in a file whose matrices are [in, out], too.
+    """
 
     entries: Stored  # [out, in], of `bits` bits as int8
     scale: np.ndarray  # [out, G], float32
@@ -89,8 +94,9 @@ class Scheme(NamedTuple):
     main: str  # the end of the name of the tensor that holds the entries
     needed: tuple[str, ...]  # those of the tensors beside it, and of such as may be there
     perhaps: tuple[str, ...]
-    shape: Callable[[Mapping[str, Array]], tuple[int, int]]  # parts -> the shape of the matrix
-    matrix: Callable[[Mapping[str, Array], tuple[int, int]], Stored]  # parts, shape -> the matrix
+    shape: Callable[[Mapping[str, Array]], Shape]  # parts -> the shape of the matrix
+    matrix: Callable[[Mapping[str, Array], Any], Stored]  # parts, shape -> the matrix
+    end: str = ".weight"  # of the matrix's name
 
 
 def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
@@ -120,6 +126,8 @@ def scheme_of(table: Mapping[str, Any]) -> Scheme | None:
     block = config.get("weight_block_size")
     if method == "fp8" and config.get("fmt", "e4m3") == "e4m3":
         return _fp8(tuple(block) if block else None)
+    if method == "mxfp4":
+        return _mxfp4()
     bits = bits or (4 if config.get("load_in_4bit") else 8 if config.get("load_in_8bit") else None)
     _refuse(str(method), str(form or ""), f"{bits} bits" if bits else "", str(config.get("fmt") or ""))
 
@@ -326,6 +334,39 @@ def _fp8(block: tuple[int, ...] | None) -> Scheme:
     return Scheme("bfloat16", ".weight", (), (".weight_scale_inv", ".weight_scale"), shape, matrix)
 
 
+# What the 16 numbers of 4 bits stand for, twice over: integers from -12 to 12.
+MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+MXFP4_PAIRS = np.stack([np.tile(MXFP4, 16), np.repeat(MXFP4, 16)], axis=1)  # [256, 2], of each byte
+
+
+def _mxfp4() -> Scheme:
+    def shape(parts: Mapping[str, Array]) -> Shape:
+        experts, rows, groups, size = parts["_blocks"].shape
+        if tuple(parts["_scales"].shape) != (experts, rows, groups) or size != 16:
+            raise ValueError(f"scales {list(parts['_scales'].shape)} of blocks {list(parts['_blocks'].shape)}")
+        # As the same matrices are stored in full: [in, out], of each expert.
+        return experts, 2 * size * groups, rows
+
+    def matrix(parts: Mapping[str, Array], shape: Shape) -> Stored:
+        blocks, (experts, width, rows) = parts["_blocks"], shape
+        if blocks.dtype != np.uint8 or parts["_scales"].dtype != np.uint8:
+            raise ValueError(f"blocks of {blocks.dtype}, scales of {parts['_scales'].dtype}: expected uint8")
+        # Half of 2^(x - 127), for entries that are twice the numbers.
+        scale = np.ldexp(np.float32(1.0), np.asarray(parts["_scales"]).astype(np.int32) - 128)  # [E, out, G]
+
+        def entries(start: int, stop: int) -> np.ndarray:
+            return MXFP4_PAIRS[blocks[start:stop]].reshape(stop - start, rows, width)
+
+        def turned(start: int, stop: int) -> np.ndarray:
+            values = entries(start, stop).reshape(stop - start, rows, -1, 32) * scale[start:stop, :, :, None]
+            return values.reshape(stop - start, rows, width).swapaxes(1, 2)
+
+        stored = Stored((experts, rows, width), np.dtype(np.int8), entries)
+        return Quantised(shape, FLOAT32, turned, stored, scale)
+
+    return Scheme("bfloat16", "_blocks", ("_scales",), (), shape, matrix, end="")
+
+
 def _fields(words: np.ndarray | Stored, bits: int) -> np.ndarray:
     """Splits int32 words into unsigned fields, the lowest bits first: [n, words] -> [n, fields].
 
@@ -385,7 +426,7 @@ def _unpacked(shard: Shard, scheme: Scheme, beside: Mapping[str, Array], left_ou
             continue
         if absent := [end for end in scheme.needed if layer + end not in beside]:
             raise CheckpointError(f"{shard.path}: {name} is without {absent[0][1:]}: download it again")
-        layers[layer + ".weight"] = name, layer
+        layers[layer + scheme.end] = name, layer
 
     for name, (main, layer) in layers.items():
         # Of the entries the shape is enough here; the small tensors beside them are at hand.

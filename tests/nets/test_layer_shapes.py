@@ -42,12 +42,15 @@ CONFIGS = {
     "Nemotron": changed(
         {"rotary": Rotary(dims=2)}, {"gated": False, "activation": "relu2"}, norm=NormShape("layer", from_one=True)
     ),
+    "gpt-oss": changed({"sinks": True}),
     "Hunyuan": changed({"head_norms": True, "norms_of": "rotated"}),
 }
 
 
 def random(config, seed):
     params = decoder.init(config, jax.random.key(seed))
+    drawn = jax.random.normal(jax.random.key(seed + 2), (4,))  # sinks are zeros at first
+    params = jax.tree_util.tree_map_with_path(lambda path, x: drawn if path[-1].key == "sinks" else x, params)
     return Model(decoder.language_model(config), params, config=config)
 
 

@@ -96,15 +96,36 @@ def test_a_long_text_has_the_loss_and_the_gradient_of_whole_scores(name, make_sm
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), got, expected)
 
 
-def test_only_blocks_of_keys_that_may_be_read_are_read(make_small):
+@pytest.mark.parametrize("sinks", [None, jnp.array([2.0, -1.0])])
+def test_only_blocks_of_keys_that_may_be_read_are_read(make_small, sinks):
     make_small(4)
     query, keys = (jax.random.normal(jax.random.key(seed), (1, 2, size, 4)) for seed, size in ((0, 3), (1, 18)))
     slot = jnp.arange(18)
     mask = jnp.logical_and(slot >= 6, slot < 14)[None, None, None, :]  # in the blocks 5..9 and 10..14
     unread = jnp.logical_or(slot < 5, slot >= 15)[None, None, :, None]
-    expected = attention._whole(0.5, None, query, keys, keys, mask, None)
-    got = attention._by_keys(0.5, None, query, *[jnp.where(unread, jnp.nan, keys)] * 2, mask, None)
+    expected = attention._whole(0.5, None, query, keys, keys, mask, None, sinks)
+    got = attention._by_keys(0.5, None, query, *[jnp.where(unread, jnp.nan, keys)] * 2, mask, None, sinks)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_a_sink_is_a_key_whose_value_is_nothing(make_small):
+    """In all three ways: whole, by keys, by queries; each head has its own."""
+    make_small(4)
+    query, keys = (jax.random.normal(jax.random.key(seed), (1, heads, 10, 4)) for seed, heads in ((0, 4), (1, 2)))
+    mask, sinks = jnp.tril(jnp.ones((10, 10), bool))[None, None], jnp.array([1.0, -2.0, 0.5, 3.0])
+    scores = jnp.einsum("bhtd,bhsd->bhts", query, jnp.repeat(keys, 2, axis=1)) * 0.5
+    weights = jnp.where(mask, jnp.exp(scores), 0)
+    weights = weights / (weights.sum(-1, keepdims=True) + jnp.exp(sinks)[None, :, None, None])
+    expected = jnp.einsum("bhts,bhsd->bhtd", weights, jnp.repeat(keys, 2, axis=1))
+    whole = attention._whole(0.5, None, query, keys, keys, mask, None, sinks)
+    by_keys = attention._by_keys(0.5, None, query, keys, keys, mask, None, sinks)
+
+    def make(first, count):
+        return jax.lax.dynamic_slice_in_dim(mask, first, count, 2), None
+
+    by_queries = attention._by_queries(query, keys, keys, make, 0.5, None, sinks)
+    for got in (whole, by_keys, by_queries):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_chunks_of_padding_are_not_read(make_small):

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 import jaxspec
 from jaxspec.core import Room
 from jaxspec.nets import net_of, quantised
-from jaxspec.weights import huggingface, parameters, quantisation, stacks, tensors
+from jaxspec.sharding import WHOLE
+from jaxspec.weights import huggingface, parameters, quantisation, quantised_files, stacks, tensors
 from jaxspec.weights.hf_families import mixtures
 from jaxspec.weights.tensors import CheckpointError
 from tests.weights.folders import assert_same, model_of
@@ -24,8 +25,10 @@ TABLES = {
     "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
     | {"mlp_only_layers": [0], "norm_topk_prob": True},
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "swiglu_limit": 1.0},
 }
 FAMILY = {"Qwen3MoeForCausalLM": mixtures.QWEN3_MOE, "MixtralForCausalLM": mixtures.MIXTRAL}
+FAMILY["GptOssForCausalLM"] = mixtures.GPT_OSS
 
 
 def config_of(name):
@@ -46,6 +49,10 @@ def test_what_is_written_is_read_again(saved):
     assert_same(params, model.params)
     assert config == model.config
     written = load_file(folder / "model.safetensors")
+    inwards = model.params["layers_1"]["ff"]["experts"]["inwards"]["weight"]
+    if name == "GptOssForCausalLM":
+        np.testing.assert_array_equal(written["model.layers.1.mlp.experts.gate_up_proj"], inwards.swapaxes(1, 2))
+        return
     ends = {"Qwen3MoeForCausalLM": "mlp.experts.3.up_proj", "MixtralForCausalLM": "block_sparse_moe.experts.3.w3"}
     np.testing.assert_array_equal(
         written[f"model.layers.1.{ends[name]}.weight"],
@@ -55,6 +62,7 @@ def test_what_is_written_is_read_again(saved):
     )
 
 
+@pytest.mark.parametrize("saved", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"], indirect=True)
 def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(saved):
     _, model, folder = saved
     in_memory, apart = {}, {}
@@ -135,12 +143,14 @@ def test_configurations_that_cannot_be_are_refused(tmp_path, name, changes, mess
     [  # as the makers' model cards count them: all, and those of a token
         (mixtures.QWEN3_MOE, "qwen3-30b-a3b", 30_532_122_624, 3.3e9),
         (mixtures.MIXTRAL, "mixtral-8x7b", 46_702_792_704, 12.9e9),
+        (mixtures.GPT_OSS, "gpt-oss-20b", 20_914_757_184, 3.61e9 + 201_088 * 2880),
+        (mixtures.GPT_OSS, "gpt-oss-120b", 116_829_156_672, 5.13e9 + 201_088 * 2880),
     ],
 )
 def test_published_sizes_have_the_published_numbers_of_parameters(family, size, total, active):
     config, net = family.sizes[size], net_of(family.sizes[size])
     assert net.total(config, lambda x: sum(int(np.prod(s)) for s in parameters.shapes(x).values())) == total
-    # An embedding that is only looked up is not multiplied with; the cards count it.
+    # An embedding that is only looked up is not multiplied with; all cards but gpt-oss' count it.
     assert net.load(config).per_token + config.vocab_size * config.dim == pytest.approx(active, rel=0.02)
 
 
@@ -178,6 +188,88 @@ def test_texts_are_those_of_transformers_with_and_without_a_drafter(tmp_path, na
     prompt = jaxspec.Prompt(jnp.array([PROMPTS[0]]), jnp.array([len(PROMPTS[0])]))
     read, _ = rounded.lm.prefill(rounded.params, prompt, Room(16))
     np.testing.assert_allclose(np.asarray(read.logits[0, 0]), logits, atol=0.05 * np.abs(logits).max())
+
+
+def quantised_folder(folder):
+    """A gpt-oss whose experts are mxfp4, as published; the blocks and scales of its tensors."""
+    table = {**SMALL, **TABLES["GptOssForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "hidden_act": "silu"}
+    huggingface.save(model_of(mixtures.GPT_OSS.read(table)), folder)
+    weights, random, packed = load_file(folder / "model.safetensors"), np.random.default_rng(0), {}
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, width, rows = weights.pop(name).shape  # [in, out] in full, and [out, in] in 4 bits
+        blocks = random.integers(0, 256, (count, rows, width // 32, 16), dtype=np.uint8)
+        scales = random.integers(110, 126, (count, rows, width // 32), dtype=np.uint8)
+        scales[0, 0, 0] = 2
+        packed[name] = blocks, scales
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(weights, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [20, 19, 12], "pad_token_id": 19}')
+    return packed
+
+
+def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
+    torch = pytest.importorskip("torch")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    packed = quantised_folder(tmp_path / "folder")
+    assert huggingface.stored_dtype(tmp_path / "folder") == "bfloat16"
+    by_dtype = {x: huggingface.restore(tmp_path / "folder", x)[0] for x in ("float32", "bfloat16", "int8", "int4")}
+    for name, parts in packed.items():
+        theirs = mxfp4.convert_moe_packed_tensors(*map(torch.tensor, parts)).float().numpy().swapaxes(1, 2)
+        layer, end = f"layers_{name.split('.')[2]}", "inwards" if "gate_up" in name else "outwards"
+        stacks = {x: params[layer]["ff"]["experts"][end]["weight"] for x, params in by_dtype.items()}
+        for exact in (stacks["float32"], stacks["bfloat16"], quantisation.dequantise_matrix(stacks["int8"])):
+            np.testing.assert_array_equal(np.asarray(exact, np.float32), theirs)
+        # In 8 bits each number of 4 bits is an integer, with the file's scales; in our 4 bits it is rounded again.
+        assert stacks["int8"]["scale"].shape == (*theirs.shape[:2], theirs.shape[2] // 32)
+        rounded = np.asarray(quantisation.dequantise_matrix(stacks["int4"]))
+        assert 0.01 < np.abs(rounded - theirs).mean() / np.abs(theirs).mean() < 0.15
+    # The scales of groups are multiplied with in the network.
+    config = huggingface.read_config(tmp_path / "folder")[1]
+    assert config.end_tokens == (20, 19, 12)
+    lm, prompt = net_of(config).language_model(config), jaxspec.Prompt(jnp.array([[3, 1, 4, 1]]), jnp.array([4]))
+    params = by_dtype["float32"] | {
+        f"layers_{i}": by_dtype["float32"][f"layers_{i}"] | {"ff": by_dtype["int8"][f"layers_{i}"]["ff"]}
+        for i in (0, 1)
+    }
+    wide, narrow = (lm.prefill(x, prompt, Room(8))[0].logits for x in (by_dtype["float32"], params))
+    np.testing.assert_allclose(narrow, wide, atol=1e-4 * float(np.abs(wide).max()))
+
+
+def test_integers_of_experts_stay_as_they_are_in_the_file():
+    """GPTQ, AWQ and compressed-tensors: entries, scales and zero points of each expert, and no second rounding."""
+    random, members = np.random.default_rng(0), []
+    for _ in range(6):  # gate and other projection of three experts
+        q, z = (random.integers(-8, 8, shape).astype(np.int8) for shape in ((4, 32), (4, 2)))
+        scale = random.uniform(0.5, 1, (4, 2)).astype(np.float32)
+        values = (q - np.repeat(z, 16, axis=1)) * np.repeat(scale, 16, axis=1)
+        rows = lambda a, b, x=values: x[a:b]  # noqa: E731
+        entries = tensors.Stored((4, 32), np.dtype(np.int8), lambda a, b, q=q: q[a:b])
+        members.append((quantised_files.Quantised((4, 32), np.dtype(np.float32), rows, entries, scale, z, 4), values))
+    pairs = [members[0:2], members[2:4], members[4:6]]
+    stack = stacks._joined((3, 8, 32), np.dtype(np.float32), [[x for x, _ in pair] for pair in pairs])
+    expected = np.stack([np.concatenate([values for _, values in pair]) for pair in pairs])
+    np.testing.assert_allclose(np.asarray(stack), expected, rtol=1e-6)
+    placed = parameters.place("ff/experts/inwards/weight", stack, WHOLE, None, "int4")
+    assert placed["int4"].shape == (3, 2, 8, 16) and placed["zero"].shape == (3, 8, 2)
+    np.testing.assert_allclose(quantisation.dequantise_matrix(placed), expected, rtol=1e-6)
+
+
+def test_damaged_mxfp4_is_refused(tmp_path):
+    quantised_folder(tmp_path / "folder")
+    weights = load_file(tmp_path / "folder" / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file(weights | {name: weights[name][:, :5].copy()}, tmp_path / "folder" / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"down_proj cannot be read: scales \[4, 5, 3\] of blocks \[4, 64, 3, 16\]"
+    ):
+        huggingface.restore(tmp_path / "folder")
+    del weights[name]
+    save_file(weights, tmp_path / "folder" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="down_proj_blocks is without scales"):
+        huggingface.restore(tmp_path / "folder")
 
 
 MEMORY = """

@@ -111,7 +111,7 @@ def changed(**weights):
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*k_proj": {}}}, "gptq, other options for some layers"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq, gemv, 4 bits"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8, e5m2"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "nvfp4"}, "nvfp4"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes, 4 bits"),
         (changed(num_bits=3), "compressed-tensors, pack-quantized, int, 3 bits, channel"),

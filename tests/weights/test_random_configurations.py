@@ -203,6 +203,14 @@ def mixtral(draw):
     return table | {"sliding_window": draw.choice([None, 3, 6])}
 
 
+def gpt_oss(draw):
+    table = decoder(draw) | {"num_local_experts": draw.choice([4, 8]), "num_experts_per_tok": draw.choice([1, 2, 3])}
+    kinds = draw.choice([["sliding_attention", "full_attention"], ["full_attention"] * 2])
+    table |= {"hidden_act": "silu", "sliding_window": draw.choice([3, 6]), "layer_types": kinds}
+    table |= {"swiglu_limit": draw.choice([0.5, 7.0]), "swiglu_alpha": draw.choice([1.0, 1.702])}
+    return table | {"attention_bias": draw.random() < 0.7}
+
+
 def gpt2(draw):
     return LENGTHS | {
         **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 48},
@@ -254,10 +262,15 @@ FAMILIES = {
     "ArceeForCausalLM": arcee,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "MixtralForCausalLM": mixtral,
+    "GptOssForCausalLM": gpt_oss,
     "GPT2LMHeadModel": gpt2,
     "T5ForConditionalGeneration": t5,
 }
-OFTEN = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")  # with more options than two configurations have
+OFTEN = (
+    "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
+    "GptOssForCausalLM",
+)  # with more options than two configurations have
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -64,6 +64,7 @@ FAMILIES: tuple[Family, ...] = (
     mistral.MISTRAL3,
     mixtures.QWEN3_MOE,
     mixtures.MIXTRAL,
+    mixtures.GPT_OSS,
 )
 
 

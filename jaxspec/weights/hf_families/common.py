@@ -105,6 +105,8 @@ NUMBERS = (
     "_freq",
     "_scalar",
     "_softcapping",
+    "swiglu_alpha",
+    "swiglu_limit",
     "factor",
     "beta_fast",
     "beta_slow",

@@ -369,4 +369,6 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
         for kind, end in ends.items():
             if kind != "bias" or biased:
                 tensors[f"{path}/{kind}"] = Tensor(f"{name}{end}", part=part)
+    if attention.sinks:
+        tensors["attention/sinks"] = Tensor("self_attn.sinks")
     return tensors

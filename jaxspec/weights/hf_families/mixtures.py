@@ -1,4 +1,4 @@
-"""Mixtures of experts: Qwen 3's (arXiv 2505.09388) and Mixtral (arXiv 2401.04088)."""
+"""Mixtures of experts: Qwen 3's (arXiv 2505.09388), Mixtral (arXiv 2401.04088) and gpt-oss (arXiv 2508.10925)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.experts import ExpertsShape
+from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import FamilyError
+from jaxspec.weights.hf_families.common import FamilyError, Tensor, only
 
 
 def _mixed(
@@ -63,6 +63,24 @@ def read_mixtral(table: dict) -> DecoderConfig:
     return _mixed(config, *sizes)
 
 
+def read_gpt_oss(table: dict) -> DecoderConfig:
+    """Reads the network of a gpt-oss: every other layer has a window, and heads have sinks."""
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+    table = decoders.with_defaults({"sliding_window": 128, **table}, rms_norm_eps=1e-5, rope_theta=150_000.0)
+    table = decoders.with_defaults(table, head_dim=64, attention_bias=True, swiglu_alpha=1.702, swiglu_limit=7.0)
+    table = decoders.with_defaults(table, num_local_experts=128, num_experts_per_tok=4)
+    only(table, hidden_act="silu")  # experts have their own activation, whatever this says
+    # As in transformers, a file that says nothing of its positions means YaRN.
+    if not (table.get("rope_parameters") or table.get("rope_scaling")):
+        table |= {"rope_scaling": yarn, "max_position_embeddings": table.get("max_position_embeddings") or 131_072}
+    windows = decoders.windows(table, [i % 2 == 0 for i in range(table.get("num_hidden_layers", 0))])
+    config = decoders.read(table, **decoders.attention_biases(table), **windows)
+    config = decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"sinks": True}))
+    sizes = table["num_local_experts"], table["num_experts_per_tok"], table["intermediate_size"]
+    alpha, limit = float(table["swiglu_alpha"]), float(table["swiglu_limit"])
+    return _mixed(config, *sizes, activation=CLAMPED, interleaved=True, bias=True, alpha=alpha, limit=limit)
+
+
 def _qwen3_keys(form: UniformDecoder) -> dict[str, Any]:
     windows = {"use_sliding_window": form.window is not None, "sliding_window": form.window}
     return windows | {"attention_bias": form.qkv_bias}
@@ -86,6 +104,25 @@ def _mixtral_experts(config: DecoderConfig) -> dict[str, Any]:
     return {"num_local_experts": experts.count, "num_experts_per_tok": experts.top}
 
 
+def _gpt_oss_keys(form: UniformDecoder) -> dict[str, Any]:
+    keys = {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+    # "default" is written, too: without a scaling, a file of this family means YaRN.
+    scaling = {} if form.rope_scaling != "default" else {"rope_scaling": {"rope_type": "default"}}
+    return keys | scaling | {"attention_bias": form.qkv_bias}
+
+
+def _gpt_oss_experts(config: DecoderConfig) -> dict[str, Any]:
+    experts = decoders.mixture(config)
+    return _mixtral_experts(config) | {"swiglu_alpha": experts.alpha, "swiglu_limit": experts.limit}
+
+
+def _gpt_oss_names(config: DecoderConfig) -> dict[str, Tensor]:
+    """Says where the parameters lie; each expert's matrices are stored [in, out], of 4 bits, too."""
+    names = decoders.names(config, renamed={"ff/router": "mlp.router"})
+    turned = ("experts/inwards/weight", "experts/outwards/weight")
+    return {path: tensor._replace(transposed=path.endswith(turned)) for path, tensor in names.items()}
+
+
 def canonical(name: str) -> str | None:
     """Returns a Mixtral's name as published folders have it; transformers 5 has another in memory.
 
@@ -99,6 +136,12 @@ _30B = UniformDecoder(151_936, 2048, 6144, 48, 32, 4, 128, head_norms=True, rope
 _8X7B = UniformDecoder(32_000, 4096, 14_336, 32, 32, 8, 128, epsilon=1e-5, rope_base=1e6, max_positions=32_768)
 SIZES_QWEN3 = {"qwen3-30b-a3b": _mixed(_30B.config(), 128, 8, 768)}
 SIZES_MIXTRAL = {"mixtral-8x7b": _mixed(_8X7B.config(), 8, 2, 14_336)}
+_OSS = {"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880}
+_OSS |= {"num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
+SIZES_GPT_OSS = {
+    "gpt-oss-20b": read_gpt_oss({**_OSS, "num_hidden_layers": 24, "num_local_experts": 32}),
+    "gpt-oss-120b": read_gpt_oss({**_OSS, "num_hidden_layers": 36, "num_local_experts": 128}),
+}
 
 QWEN3_MOE = decoders.family(
     *("Qwen 3, experts", ("qwen3_moe",), "Qwen3MoeForCausalLM", read_qwen3, _qwen3_keys, SIZES_QWEN3),
@@ -115,3 +158,7 @@ MIXTRAL = decoders.family(
     },
     experts=("w1", "w3", "w2"),
 )
+GPT_OSS = decoders.family(
+    *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _gpt_oss_keys, SIZES_GPT_OSS),
+    more_keys=_gpt_oss_experts,
+)._replace(names=_gpt_oss_names)
