@@ -4,8 +4,8 @@ Each head has a matrix from keys to values. A token makes it forget by a factor,
 token's key towards the token's value, and reads it with the token's query. Queries, keys and values come from a short
 convolution over the last tokens' projections, which is part of the state.
 
-There are two forms. `Rule.step` reads one token, in decoding and in the passes of rounds. `Rule.many` reads a prompt in
-chunks of CHUNK tokens by matrix products: within a chunk the corrections depend on each other by a triangular system.
+There are two forms. `DeltaRule.step` reads one token, in decoding and in the passes of rounds. `DeltaRule.many` reads a
+prompt in chunks of CHUNK tokens by matrix products. Within a chunk the corrections form a triangular system.
 
 Shapes: B batch, T step, N tokens, C chunk, Hk key heads, H value heads, K and V their dimensions, M model dimension.
 """
@@ -127,7 +127,7 @@ class Delta(nn.Module):
             "beta": jax.nn.sigmoid(dense("beta", s.value_heads)(x)).astype(jnp.float32),
         }
         kernel = parameter(self, "convolution", nn.initializers.normal(0.3), (s.width, 1, s.kernel))
-        rule = Rule(s, kernel[:, 0].T.astype(self.dtype))
+        rule = DeltaRule(s, kernel[:, 0].T.astype(self.dtype))
         record = read(rule.step, entries, rule.many)
         mixed = RMSNorm(self.epsilon, dtype=self.dtype, name="norm")(record.outputs.astype(self.dtype))
         gate = dense("gate", values)(x).reshape(mixed.shape).astype(jnp.float32)
@@ -136,7 +136,7 @@ class Delta(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class DeltaRule:
     """The recurrence in its two forms.
 
     Attributes:
@@ -188,13 +188,12 @@ def chunked(
 ) -> tuple[Float[Array, "B N H V"], Float[Array, "B H K V"]]:
     """Computes the gated delta rule by matrix products over CHUNK tokens at a time, in float32.
 
-    Of a chunk with keys k_i, let G_i be the sum of decays up to token i. With what each token writes, w_i, the memory
-    after token i is exp(G_i) S + sum_{j <= i} exp(G_i - G_j) k_j w_j^T, where w_i is beta_i times the error that token
-    i sees: w_i = beta_i (v_i - exp(G_i) S^T k_i - sum_{j < i} exp(G_i - G_j) (k_j k_i) w_j), a triangular system.
+    Let k_i be the keys of a chunk, w_i what its tokens write, and G_i the sum of decays up to token i. The memory after
+    token i is exp(G_i) S + sum_{j <= i} exp(G_i - G_j) k_j w_j^T. Token i writes beta_i times its error, which is
+    v_i - exp(G_i) S^T k_i - sum_{j < i} exp(G_i - G_j) (k_j k_i) w_j: a triangular system.
 
     Args:
-        tokens: queries, keys [B, N, H, K] and values [B, N, H, V] of tokens in order; and [B, N, H, 1] the logarithms
-            of their decays, and their rates beta.
+        tokens: queries and keys [B, N, H, K], values [B, N, H, V], logarithms of decays and rates beta [B, N, H, 1].
         memory: the state S before them.
         count: the number of tokens of each row after which the state is wanted.
 
@@ -206,7 +205,7 @@ def chunked(
     chunks = -(-total // size)
 
     def by_chunks(x: Array) -> Array:
-        """[B, N, H, D] -> [chunks, B, H, C, D]; tokens past the end write nothing that is kept."""
+        """Splits the axis of tokens: [B, N, H, D] -> [chunks, B, H, C, D]."""
         x = jnp.pad(x, ((0, 0), (0, size * chunks - total), (0, 0), (0, 0)))
         return x.reshape(batch, chunks, size, heads, -1).transpose(1, 0, 3, 2, 4)
 
@@ -237,9 +236,9 @@ def chunked(
             faded_keys = key * jnp.exp(jnp.where(is_read, end - total, -jnp.inf))
             return jnp.exp(end) * memory + product("bhik,bhiv->bhkv", faded_keys, written)
 
-        wanted = count - start
-        part = after(jnp.clip(wanted, 1, size))
-        kept = jnp.where((wanted > 0)[:, None, None, None], part, kept)
+        left = count - start  # tokens from here on to the state that is returned
+        part = after(jnp.clip(left, 1, size))
+        kept = jnp.where((left > 0)[:, None, None, None], part, kept)
         return (after(jnp.full((1,), size, count.dtype)), kept), outputs
 
     starts = size * jnp.arange(chunks, dtype=count.dtype)

@@ -286,6 +286,7 @@ def test_heads_are_split_over_devices():
     [
         ({"attn_output_gate": False}, "attn_output_gate is False: only True is supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu': only 'silu' is supported"),
+        ({"full_attention_interval": 0}, "full_attention_interval is 0: expected a positive integer"),
         ({"layer_types": ["mamba"] * 4}, "layer_types has mamba: expected linear_attention and full_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 4"),
         ({"linear_num_value_heads": 3}, "3 value heads cannot share 2 keys: expected a divisor"),
@@ -293,7 +294,7 @@ def test_heads_are_split_over_devices():
 )
 def test_what_would_compute_something_else_is_refused(changes, message):
     with pytest.raises(FamilyError, match=message):
-        hf_families.of(TABLE).read(TABLE | changes)
+        hf_families.of(TABLE | changes).read(TABLE | changes)
 
 
 @pytest.mark.parametrize("kind", marked(["linear_attention", "full_attention"], slow=()))

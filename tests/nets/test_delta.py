@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.core import Room, layer_caches
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets.delta import DeltaShape, Rule
+from jaxspec.nets.delta import DeltaRule, DeltaShape
 from jaxspec.nets.shapes import DecoderConfig, FeedForwardShape, LayerShape
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key_dim=8, value_dim=12)  # two dimensions: none is taken for the other
@@ -26,7 +26,7 @@ ENTRIES = {
     "decay": -3 * jnp.abs(array(2, TOKENS, 4)),
     "beta": jax.nn.sigmoid(array(2, TOKENS, 4)),
 }
-RULE = Rule(SHAPE, array(4, SHAPE.width))
+RULE = DeltaRule(SHAPE, array(4, SHAPE.width))
 
 
 def test_chunks_and_single_tokens_give_the_same_outputs_and_states():

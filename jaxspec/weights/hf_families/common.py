@@ -80,6 +80,7 @@ def activation(name: str) -> str:
 
 COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
     *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
+    *("conv_kernel_dim", "full_attention_interval"),
     *(
         "_experts",
         "_experts_per_tok",

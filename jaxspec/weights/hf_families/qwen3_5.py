@@ -48,6 +48,7 @@ def read(table: dict) -> DecoderConfig:
     Positions of pictures have three parts (mrope), which are one and the same in text.
     """
     if "text_config" in table:
+        # What both halves share lies outside of text_config.
         shared = {key: table[key] for key in ("tie_word_embeddings",) if key in table}
         table = {**table["text_config"], **shared}
     table, share = decoders.partial_rotary(decoders.with_defaults(table, **DEFAULTS), SHARE)
@@ -56,6 +57,7 @@ def read(table: dict) -> DecoderConfig:
         delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
     except ValueError as error:
         raise FamilyError(str(error)) from error
+    # A list of layers, where there is one, goes before the interval.
     count, interval = int(table["num_hidden_layers"]), int(table["full_attention_interval"])
     usual = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)]
     kinds = table.get("layer_types") or usual
@@ -64,6 +66,7 @@ def read(table: dict) -> DecoderConfig:
     if len(kinds) != count:
         raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
 
+    # Both kinds of layers have the norms and the feed-forward block of a Qwen 3.
     def changed(index: int, layer: LayerShape) -> LayerShape:
         if KINDS[kinds[index]]:
             return replace(layer, attention=delta)
@@ -75,6 +78,7 @@ def read(table: dict) -> DecoderConfig:
 
 def _attends(config: DecoderConfig) -> DecoderConfig:
     """Returns the configuration with attention in every layer; ValueError: it is none of these models."""
+    # What a Llama's writer needs of each layer is there once all are alike.
     mixers = [layer.attention for layer in config.layers]
     attention = next((x for x in mixers if isinstance(x, AttentionShape)), ATTENTION)
     if not any(isinstance(x, DeltaShape) for x in mixers) and not attention.gate:
@@ -101,10 +105,10 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 def _names(config: DecoderConfig) -> dict[str, Tensor]:
     tensors = decoders.names(_attends(config))
     for i, layer in enumerate(config.layers):
-        ours, theirs = f"layers_{i}/attention/", f"model.layers.{i}.linear_attn."
+        path_start, tensor_start = f"layers_{i}/attention/", f"model.layers.{i}.linear_attn."
         if not isinstance(delta := layer.attention, DeltaShape):
             continue
-        tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith(ours)}
+        tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith(path_start)}
         # Queries, keys and values of all heads are rows of one tensor, one after the other.
         keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
         rows = {"query": (0, keys), "key": (keys, 2 * keys), "value": (2 * keys, 2 * keys + values)}
@@ -112,11 +116,14 @@ def _names(config: DecoderConfig) -> dict[str, Tensor]:
         leaves = {"convolution": "conv1d.weight", "rate": "A_log", "bias": "dt_bias", "norm/scale": "norm.weight"}
         tensors |= {
             **{
-                f"{ours}{name}/weight": Tensor(f"{theirs}in_proj_qkv.weight", part=(*part, delta.width))
+                f"{path_start}{name}/weight": Tensor(f"{tensor_start}in_proj_qkv.weight", part=(*part, delta.width))
                 for name, part in rows.items()
             },
-            **{f"{ours}{name}/weight": Tensor(f"{theirs}{module}.weight") for name, module in modules.items()},
-            **{f"{ours}{name}": Tensor(f"{theirs}{leaf}") for name, leaf in leaves.items()},
+            **{
+                f"{path_start}{name}/weight": Tensor(f"{tensor_start}{module}.weight")
+                for name, module in modules.items()
+            },
+            **{f"{path_start}{name}": Tensor(f"{tensor_start}{leaf}") for name, leaf in leaves.items()},
         }
     return tensors
 
