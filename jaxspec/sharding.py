@@ -36,6 +36,7 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "head_dim": None,
     "positions": None,
     "experts": MODEL,
+    "stack": None,
 }
 LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
     "embedding": ("vocab", "dim"),
@@ -49,6 +50,8 @@ LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its b
     "ff/gate": ("ff", "dim"),
     "ff/wi": ("ff", "dim"),
     "ff/out": ("dim", "ff"),
+    "experts/inwards": ("stack", "ff", "dim"),  # a part of every expert: all devices work, whichever are chosen
+    "experts/outwards": ("stack", "dim", "ff"),
 }
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 

@@ -86,7 +86,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "rules": 1_547,
     "sampling": 843,
     "testing": 2_119,
-    "top": 811,
+    "top": 814,
     "trace": 454,
     "training": 2_739,
     "vocab": 659,

@@ -2,6 +2,10 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +13,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import drafters, sharding
 from jaxspec.core import Model, Prompt, Room
 from jaxspec.nets import decoder, experts, net_of
 from jaxspec.nets.dense import FEW
 from jaxspec.nets.experts import ExpertsShape
+from jaxspec.weights import parameters, quantisation
 
 DIM = 16
 MIXTURES = {
@@ -147,3 +152,41 @@ def test_a_pass_reads_the_experts_that_its_tokens_choose():
 def test_shapes_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(MIXTURES["Qwen 3"], **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_mesh_splits_every_expert(dtype):
+    """Each device has a part of each expert's hidden units, and all of the router."""
+    target = model("gpt-oss")
+    params, axes = quantisation.quantise(target.params, dtype), net_of(target.config).axes(target.config)
+    mesh = jax.sharding.AbstractMesh((1, 2), (sharding.DATA, sharding.MODEL))
+    places = parameters.flat(sharding.parameters(params, axes, mesh))  # pyright: ignore[reportArgumentType]
+    end = "/int8" if dtype == "int8" else ""
+    assert tuple(places[f"layers_1/ff/experts/inwards/weight{end}"].spec) == (None, "model", None)
+    assert tuple(places[f"layers_1/ff/experts/outwards/weight{end}"].spec) == (None, None, "model")
+    assert tuple(places["layers_1/ff/experts/inwards/bias"].spec) == (None, "model")
+    assert tuple(places["layers_1/ff/router/matrix"].spec) == ()
+
+
+ON_TWO_DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+from jaxspec import sharding
+from jaxspec.core import Prompt, Room
+from jaxspec.nets import net_of
+from tests.nets.test_experts import model
+
+for name in ("gpt-oss", "Qwen 3"):
+    target = model(name)
+    axes = net_of(target.config).axes(target.config)
+    placed = jax.device_put(target.params, sharding.parameters(target.params, axes, sharding.mesh("model=2")))
+    prompt = Prompt(jnp.asarray([[3, 1, 4, 1], [5, 9, 2, 6]]), jnp.array([4, 3]))
+    prefill = jax.jit(lambda params: target.lm.prefill(params, prompt, Room(8))[0].logits)
+    np.testing.assert_allclose(prefill(placed), prefill(target.params), rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.slow
+def test_logits_on_a_mesh_are_those_of_one_device():
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], check=True, cwd=root, env=environment | {"PYTHONPATH": root})
