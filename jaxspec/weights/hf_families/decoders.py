@@ -253,8 +253,11 @@ def family(
 
 
 def mixture(config: DecoderConfig) -> ExpertsShape:
-    """Returns the experts of a configuration's first layer that has any; an error where none has."""
-    return next(layer.ff for layer in config.layers if isinstance(layer.ff, ExpertsShape))
+    """Returns the experts of a configuration's first layer that has any."""
+    shapes = [layer.ff for layer in config.layers if isinstance(layer.ff, ExpertsShape)]
+    if not shapes:
+        raise FamilyError("no layer has experts: expected one that has, in a family of mixtures")
+    return shapes[0]
 
 
 def _dense(config: DecoderConfig) -> DecoderConfig:
