@@ -194,6 +194,7 @@ OTHERS = (
     "embed_vision.",
     "embed_audio.",
     "vision_embedder.",
+    "visual.",
 )
 
 

@@ -47,11 +47,8 @@ def read(table: dict) -> DecoderConfig:
 
     Positions of pictures have three parts (mrope), which are one and the same in text.
     """
-    if "text_config" in table:
-        # What both halves share lies outside of text_config.
-        shared = {key: table[key] for key in ("tie_word_embeddings",) if key in table}
-        table = {**table["text_config"], **shared}
-    table, share = decoders.partial_rotary(decoders.with_defaults(table, **DEFAULTS), SHARE)
+    table = decoders.with_defaults(decoders.text_half(table), **DEFAULTS)
+    table, share = decoders.partial_rotary(table, SHARE)
     only(table, hidden_act="silu", attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
     try:
         delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
@@ -128,18 +125,6 @@ def _names(config: DecoderConfig) -> dict[str, Tensor]:
     return tensors
 
 
-def canonical(name: str) -> str | None:
-    """Finds the text half among the tensors of a model that also sees.
-
-    >>> canonical("model.language_model.layers.0.mlp.up_proj.weight")
-    'model.layers.0.mlp.up_proj.weight'
-    >>> canonical("model.visual.patch_embed.proj.weight")
-    """
-    if name.startswith(("model.visual.", "visual.")):
-        return None
-    return decoders.canonical(name.replace("model.language_model.", "model."))
-
-
 def _size(dim: int, ff_dim: int, layers: int, heads: int, value_heads: int, *, tied: bool) -> DecoderConfig:
     sizes = {"hidden_size": dim, "intermediate_size": ff_dim, "num_hidden_layers": layers}
     heads_of = {"num_attention_heads": heads, "num_key_value_heads": 2 if heads == 8 else 4}
@@ -155,4 +140,4 @@ SIZES = {
     "qwen3.5-9b": _size(4096, 12_288, 32, 16, 32, tied=False),
     "qwen3.5-27b": _size(5120, 17_408, 64, 24, 48, tied=False),
 }
-QWEN3_5 = Family("Qwen 3.5, text", TYPES, read, _write, _names, canonical, SIZES)
+QWEN3_5 = Family("Qwen 3.5, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)
