@@ -71,6 +71,8 @@ class PerLayerEmbedding(nn.Module):
     def __call__(self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]) -> Float[Array, "B T layers P"]:
         """Embeds tokens for all layers; `x` are their ordinary embeddings."""
         shape = (*tokens.shape, self.layers, self.dim)
+        # Vectors that a drafter lends the network are no tokens: they have the row of padding.
+        tokens = jnp.where(tokens < self.vocab_size, tokens, 0)
         # The root is rounded to the table's dtype, as Gemma does with that of the ordinary embedding.
         looked_up = self.table(tokens).reshape(shape) * jnp.asarray(self.dim**0.5, self.dtype)
         projected = _times(self.projection(x), x.shape[-1] ** -0.5).reshape(shape)

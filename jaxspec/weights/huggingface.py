@@ -123,9 +123,12 @@ def restore(
     by_name, scheme = _by_tensor(family.names(config)), quantised_files.scheme_of(table)
     files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in by_name)
     if adapter is not None:
-        names = family.names(config)[EMBEDDING].name, HEAD
-        files = lora.merge(files, lora.open_folder(adapter), family.canonical, *names)
-    if "text_config" in table:
+        if scheme is not None:
+            raise CheckpointError(f"{folder} is quantised, and {adapter} changes it: load the full model, in any dtype")
+        tied = (family.names(config)[EMBEDDING].name, HEAD) if config.tied_head else None
+        transposed = {name for name, ((_, tensor), *_) in by_name.items() if tensor.transposed}
+        files = lora.merge(files, lora.open_folder(adapter), family.canonical, transposed.__contains__, tied)
+    if table.get("text_config") is not None:
         _tell_of_others(folder, family, files)
     return assemble(folder, family, config, files, dtype, mesh)
 

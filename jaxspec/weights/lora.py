@@ -1,7 +1,7 @@
 """LoRA folders (Hu et al., arXiv 2106.09685), as PEFT writes them: changes that are added to a model as it is loaded.
 
 A folder has `adapter_config.json` and the factors A [r, in] and B [out, r] of some matrices, whose sum with the model's
-own is W + s B A. Its other tensors replace the model's. A matrix is merged in float32 when its turn comes to be read.
+own is W + s B A. Its other tensors replace the model's. The sum is made in float32, some rows at a time as they are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from jaxspec.files.folders import some
 from jaxspec.weights import tensors
 from jaxspec.weights.hf_families.common import FamilyError, only, read_object
-from jaxspec.weights.quantised_files import Quantised
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
 CONFIG = "adapter_config.json"
@@ -33,50 +32,49 @@ FACTORS = {  # how the names of factors end
     ".lora_embedding_B": "B",
 }
 NOT_MERGED: dict[str, Any] = {  # keys that change what is computed, and the values at which they do not
-    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora"), False),
-    **dict.fromkeys(("layer_replication", "alora_invocation_tokens", "trainable_token_indices"), None),
-    "target_parameters": None,
+    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora", "use_bdlora"), False),
+    **dict.fromkeys(("layer_replication", "alora_invocation_tokens", "trainable_token_indices")),
+    **dict.fromkeys(("target_parameters", "arrow_config", "kasa_config", "monteclora_config", "velora_config")),
     "bias": "none",
     "peft_type": "LORA",
 }
-PLAIN_STARTS = (True, False, "gaussian", None)  # of init_lora_weights; others change the model itself
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva", None)  # of init_lora_weights; others change the model
 
 
 class Change(NamedTuple):
-    """A matrix's factors: `factor * B @ A` is added, or its transpose."""
+    """A matrix's factors: `factor * B @ A` is added, or its transpose where the tensor is stored [in, out]."""
 
-    A: np.ndarray | Stored
-    B: np.ndarray | Stored
+    A: np.ndarray | Stored  # [r, in]
+    B: np.ndarray | Stored  # [out, r]
     factor: float
-    transposed: bool
-
-    def merged(self, matrix: np.ndarray | Stored) -> np.ndarray:
-        """Adds the change in float32; the sum has the matrix's dtype."""
-        A, B = (np.asarray(x).astype(np.float32) for x in (self.A, self.B))
-        added = B @ A * np.float32(self.factor)
-        full = np.asarray(matrix)
-        # Rounded once: in bfloat16 each of two roundings would lose as much as a small adapter adds.
-        return (full.astype(np.float32) + (added.T if self.transposed else added)).astype(full.dtype)
+    is_transposed: bool  # an embedding's factors are those of its transpose
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix that it changes."""
+        """The shape of the matrix that it changes; no such one where these are no factors."""
+        if len(self.A.shape) != 2 or len(self.B.shape) != 2 or self.A.shape[0] != self.B.shape[1]:
+            return (*self.B.shape, *self.A.shape)
         shape = (self.B.shape[0], self.A.shape[1])
-        return shape[::-1] if self.transposed else shape
+        return shape[::-1] if self.is_transposed else shape
+
+    def merged(self, matrix: np.ndarray | Stored) -> Stored:
+        """Returns the sum in float32, which is made as its rows are read: who asked for a dtype rounds it once."""
+        A, B = (np.asarray(x).astype(np.float32) for x in (self.A, self.B))
+        left, right = (A.T, B.T) if self.is_transposed else (B, A)
+        right = right * np.float32(self.factor)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            return np.asarray(matrix[start:stop]).astype(np.float32) + left[start:stop] @ right
+
+        return Stored(tuple(matrix.shape), np.dtype(np.float32), rows)
 
 
 class Adapter(NamedTuple):
-    """An opened folder.
-
-    Attributes:
-        folder: where it is.
-        changes: the factors by the name of the tensor that they change, as transformers has it in memory.
-        replaced: tensors by the names of those that they replace.
-    """
+    """An opened folder."""
 
     folder: Path
-    changes: dict[str, Change]
-    replaced: dict[str, np.ndarray | Stored]
+    changes: dict[str, Change]  # by the name of the tensor that they change, as transformers has it in memory
+    replaced: dict[str, np.ndarray | Stored]  # by the name of the tensor that they replace
 
 
 def open_folder(folder: Path) -> Adapter:
@@ -86,10 +84,11 @@ def open_folder(folder: Path) -> Adapter:
         CheckpointError: it has no LoRA, is damaged, or has options that cannot be merged into the model's matrices.
     """
     try:
-        table = read_object(folder / CONFIG)
+        table = {key: value for key, value in read_object(folder / CONFIG).items() if value != []}
         only(table, **NOT_MERGED)
         if (start := table.get("init_lora_weights")) not in PLAIN_STARTS:
             raise FamilyError(f"init_lora_weights is {start!r}, which changes the model, too: convert it to plain LoRA")
+        alphas = _alphas(table)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG} describes no adapter that can be merged: {error}") from error
     stored = {name: x for shard in tensors.shards(folder, FILES) for name, x in shard.read()}
@@ -104,37 +103,39 @@ def open_folder(folder: Path) -> Adapter:
             raise CheckpointError(f"{folder} has {name}, which is no factor of a matrix: merge the adapter with peft")
         else:
             replaced[module.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")] = x
-    changes = {f"{module}.weight": _change(folder, module, parts, table) for module, parts in factors.items()}
+    changes = dict[str, Change]()
+    for module, parts in factors.items():
+        if not {"A", "B"} <= set(parts):
+            raise CheckpointError(f"{folder} has one factor of {module}: expected lora_A and lora_B. Download it again")
+        # The rank is the factors' own: a rank_pattern need not be read.
+        alpha = next((value for key, value in alphas.items() if key.match(module)), table.get("lora_alpha", 8))
+        root = parts["A"].shape[0] ** (0.5 if table.get("use_rslora", False) else 1)
+        changes[f"{module}.weight"] = Change(parts["A"], parts["B"], alpha / root, parts["embeds"])
     return Adapter(folder, changes, replaced)
 
 
-def _change(folder: Path, module: str, parts: dict[str, Any], table: dict[str, Any]) -> Change:
-    if not {"A", "B"} <= set(parts):
-        raise CheckpointError(f"{folder} has one factor of {module}: expected lora_A and lora_B. Download it again")
-    A, B = parts["A"], parts["B"]
-    if len(A.shape) != 2 or len(B.shape) != 2 or A.shape[0] != B.shape[1]:
-        raise CheckpointError(
-            f"{folder}: the factors of {module} are {A.shape} and {B.shape}: expected [r, in], [out, r]"
-        )
-    # The rank is the factors' own: a rank_pattern need not be read.
-    alpha = _of_module(module, table.get("alpha_pattern"), table.get("lora_alpha", 8))
-    root = A.shape[0] ** (0.5 if table.get("use_rslora", False) else 1)
-    # An embedding's factors are those of its transpose; so are those of a matrix that is stored [in, out].
-    return Change(A, B, alpha / root, parts["embeds"] or bool(table.get("fan_in_fan_out", False)))
+def _alphas(table: dict[str, Any]) -> dict[re.Pattern[str], float]:
+    """Returns the numbers of `alpha_pattern` by what modules' names match: their ends, as in PEFT.
 
-
-def _of_module(module: str, patterns: dict[str, float] | None, otherwise: float) -> float:
-    """Returns a module's value of a pattern table: the first whose key is the end of its name, as in PEFT.
-
-    >>> _of_module("model.layers.0.q_proj", {"layers.0.q_proj": 4, "q_proj": 2}, 8)
-    4
+    >>> [bool(key.match("model.layers.0.q_proj")) for key in _alphas({"alpha_pattern": {"q_proj": 2, "0.q": 4}})]
+    [True, False]
     """
-    keys = (key for key in patterns or {} if re.match(rf"^(.*\.)?({key})$", module))
-    return (patterns or {}).get(next(keys, ""), otherwise)
+    patterns = table.get("alpha_pattern") or {}
+    for key, number in {"lora_alpha": table.get("lora_alpha", 8), **patterns}.items():
+        if type(number) not in (int, float):
+            raise FamilyError(f"alpha of {key} is {number!r}: expected a number")
+    try:
+        return {re.compile(rf"^(.*\.)?({key})$"): number for key, number in patterns.items()}
+    except re.error as error:
+        raise FamilyError(f"alpha_pattern has no regular expression: {error}") from error
 
 
 def merge(
-    shards: list[Shard], adapter: Adapter, canonical: Callable[[str], str | None], embedding: str, head: str
+    shards: list[Shard],
+    adapter: Adapter,
+    canonical: Callable[[str], str | None],
+    is_transposed: Callable[[str], bool],
+    tied: tuple[str, str] | None,
 ) -> list[Shard]:
     """Returns a model's files as if the adapter had been merged into their tensors.
 
@@ -142,42 +143,46 @@ def merge(
         shards: the files of the model.
         adapter: the opened folder.
         canonical: a tensor's name -> the name that all spellings of it have in common; None for one that is not read.
-        embedding, head: names of the two tensors of which files hold one where the head is tied.
+        is_transposed: whether a tensor of that name is stored [in, out], as GPT-2's are.
+        tied: names of embedding and head where these are one matrix, of which files may hold a copy; None if not.
 
     Raises:
         CheckpointError: the adapter is another model's, or the model's files are quantised.
     """
     # Both sides by the name that all spellings of a tensor have in common.
-    named = {name: canonical(name) for name in (*adapter.changes, *adapter.replaced)}
-    changes = {named[name]: change for name, change in adapter.changes.items() if named[name] is not None}
-    replaced = {named[name]: x for name, x in adapter.replaced.items() if named[name] is not None}
-    if unread := [name for name, key in named.items() if key is None]:  # of a model that also sees
-        text = "%s: %d changes of what is not read are left out (%s)"
-        logging.getLogger(__name__).warning(text, adapter.folder, len(unread), some(sorted(unread)))
+    names = {name: canonical(name) for name in (*adapter.changes, *adapter.replaced)}
+    if unread := [name for name, key in names.items() if key is None]:  # of a model that also sees
+        parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in unread}))
+        text = "%s: what it changes of %s (%d tensors) is left out: only the text half is read"
+        logging.getLogger(__name__).warning(text, adapter.folder, parts, len(unread))
+    changes = {
+        key: change._replace(is_transposed=change.is_transposed or is_transposed(key))
+        for name, change in adapter.changes.items()
+        if (key := names[name]) is not None
+    }
+    replaced = {key: x for name, x in adapter.replaced.items() if (key := names[name]) is not None}
     shapes = {canonical(name): shape for shard in shards for name, shape in shard.shapes.items()}
-    is_tied = head not in shapes
-    if is_tied and embedding in {*changes, *replaced} and head not in {*changes, *replaced}:
-        text = f"{adapter.folder} changes {embedding}, with which the head is tied, and not the head"
+    both = {**changes, **replaced}
+    if tied is not None and tied[0] in both and tied[1] not in both:
+        text = f"{adapter.folder} changes {tied[0]}, with which the head is tied, and not the head"
         raise CheckpointError(f"{text}: merge it with peft, which decides for one of two readings")
-    if is_tied and head in {*changes, *replaced}:  # the head becomes a tensor of its own
-        shards = [*shards, _copy(shards, canonical, embedding, head)]
-        shapes[head] = shapes[embedding]
-    if unknown := [str(name) for name in {*changes, *replaced} if name not in shapes]:
-        raise CheckpointError(
-            f"{adapter.folder} changes {some(sorted(unknown))}, which the model lacks: is it another's?"
-        )
-    for name, shape in [(n, x.shape) for table in (changes, replaced) for n, x in table.items()]:
-        if tuple(shape) != tuple(shapes[name]):
+    if tied is not None and tied[1] in both and tied[1] not in shapes:  # the head becomes a tensor of its own
+        shards = [*shards, _copy(shards, canonical, *tied)]
+        shapes[tied[1]] = shapes[tied[0]]
+    if unknown := [name for name in both if name not in shapes]:
+        changed = f"{adapter.folder} changes {some(sorted(unknown))}"
+        raise CheckpointError(f"{changed}, which the model lacks: is it another's?")
+    for name, shape in [(name, tuple(x.shape)) for table in (changes, replaced) for name, x in table.items()]:
+        if shape != tuple(shapes[name]):
             text = f"{adapter.folder} changes {name} by {list(shape)}, and the model's is {list(shapes[name])}"
-            raise CheckpointError(f"{text}: is it another model's?")
+            advice = "is it another model's? Of a vocabulary that was resized, merge it with peft"
+            raise CheckpointError(f"{text}: {advice}")
 
     def merged(shard: Shard) -> Shard:
         def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
             for name, x in shard.load(names):
-                key = canonical(name)
+                key = canonical(name) or name
                 x = replaced.get(key, x)
-                if key in changes and isinstance(x, Quantised):
-                    raise CheckpointError(f"{name} is quantised, and {adapter.folder} changes it: load the full model")
                 yield name, changes[key].merged(x) if key in changes else x
 
         return shard._replace(load=load)

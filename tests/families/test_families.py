@@ -290,5 +290,5 @@ def test_the_text_half_of_a_mistral_3(tmp_path, caplog):
     loaded = jaxspec.load(folder)
     assert loaded.config == config and "not multi_modal_projector, vision_tower (2 tensors)" in caplog.text
     jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
-    with pytest.raises(FamilyError, match="text_config is 'ministral3': only 'mistral' is supported"):
+    with pytest.raises(FamilyError, match=r"text_config\.model_type is 'ministral3': only 'mistral' is supported"):
         hf_families.of(wrapper).read(wrapper | {"text_config": text | {"model_type": "ministral3"}})

@@ -135,6 +135,45 @@ def test_both_spellings_of_sizes_are_read(name):
     assert gemma4.read(json.loads(json.dumps(saved))) == config
     assert gemma4.read({"model_type": "gemma4", "text_config": TABLES[name], "vision_config": {}}) == config
     assert [layer.attention.head_dim for layer in config.layers] == [8, 8, 16, 8, 8, 16]
+    nulled = saved | {"per_layer_config": {key: x | {"num_key_value_heads": None} for key, x in global_sizes(saved)}}
+    if name == "E2B":  # null means the size of the other layers
+        assert gemma4.read(json.loads(json.dumps(nulled))) == config
+
+
+def global_sizes(saved):
+    return json.loads(json.dumps(saved["per_layer_config"])).items()
+
+
+def test_the_unified_wrapper_is_read():
+    """A 12B: no embeddings per layer, whatever the defaults of others are."""
+    text = {key: x for key, x in TABLES["31B"].items() if key != "hidden_size_per_layer_input"}
+    wrapper = {"model_type": "gemma4_unified", "text_config": text | {"model_type": "gemma4_unified_text"}}
+    assert gemma4.read(wrapper) == gemma4.read(TABLES["31B"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_transformers_reads_what_is_saved(name, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = random(name)
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(huggingface.save(model, tmp_path / "it"), **options)
+    tokens = np.array(PROMPTS[:1])
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens), use_cache=False).logits.numpy()[:, -1:]
+    prompt = jaxspec.Prompt(jnp.asarray(tokens), jnp.array([9]))
+    logits = model.lm.prefill(model.params, prompt, jaxspec.core.Room(9))[0].logits
+    np.testing.assert_allclose(np.asarray(logits), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_vectors_that_are_no_tokens_have_the_row_of_padding():
+    """Ids from the vocabulary's end on are lent by a drafter; the table of embeddings per layer has no row for them."""
+    model = random("E2B")
+    lent = jax.random.normal(jax.random.key(5), (2, 32))
+    params = model.params | {"embedding": model.params["embedding"] | {"more": lent}}
+    _, cache = model.lm.prefill(params, jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2])), jaxspec.core.Room(6))
+    logits = model.lm.extend(params, cache, jnp.array([[5, 61, 62]]))[0].logits
+    assert bool(jnp.isfinite(logits).all())
 
 
 def test_a_folder_that_also_sees_gives_its_text_half(tmp_path, caplog):
@@ -208,6 +247,9 @@ def test_published_sizes_have_their_number_of_parameters(name):
         ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention: expected sliding_attention"),
         ({"per_layer_config": {"2": {"hidden_size": 4}}}, "per_layer_config has hidden_size: expected head_dim"),
         ({"per_layer_config": {"2": {"head_dim": -4}}}, "head_dim is -4: expected a positive integer"),
+        ({"per_layer_config": [8, 16]}, "per_layer_config is .*: expected an object of objects"),
+        ({"hidden_size_per_layer_input": -8}, "hidden_size_per_layer_input is -8: expected an integer from 0 on"),
+        ({"vocab_size_per_layer_input": 50}, "vocab_size_per_layer_input is 50: expected an integer from 61 on"),
         ({"enable_moe_block": True}, "it lacks 'num_experts'"),
         ({"rope_parameters": {GLOBAL: {"rope_type": "yarn", "rope_theta": 1e4}}}, "lacks 'rope_theta'"),
         (

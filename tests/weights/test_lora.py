@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import jaxspec
 from jaxspec.core import Room
-from jaxspec.weights import huggingface
+from jaxspec.weights import huggingface, quantisation
 from jaxspec.weights.tensors import CheckpointError
 from tests.weights.folders import GPT, LLAMA, model_of
 
@@ -66,15 +66,41 @@ def test_a_product_of_factors_is_added(base, tmp_path, changes, factor):
     np.testing.assert_array_equal(*others)
 
 
-def test_a_matrix_that_is_stored_transposed(tmp_path):
+@pytest.mark.parametrize("said", [True, False])  # PEFT saves what the last module had: of its classes, not of all
+def test_a_matrix_that_is_stored_transposed(tmp_path, said):
     huggingface.save(model_of(GPT), tmp_path / "base")
     plain = jaxspec.load(tmp_path / "base")
     rows, columns = plain.params["layers_0"]["ff"]["wi"]["weight"].shape
     tensors = factors("transformer.h.0.mlp.c_fc", rows, columns)
-    changed = jaxspec.load(tmp_path / "base", adapter=written(tmp_path / "a", tensors, fan_in_fan_out=True))
+    changed = jaxspec.load(tmp_path / "base", adapter=written(tmp_path / "a", tensors, fan_in_fan_out=said))
     A, B = tensors.values()
     matrices = [np.asarray(model.params["layers_0"]["ff"]["wi"]["weight"]) for model in (changed, plain)]
     np.testing.assert_allclose(matrices[0] - matrices[1], 3 * B @ A, atol=1e-5)
+
+
+def test_the_sum_is_rounded_once(tmp_path):
+    """A base in bfloat16, as most are: what is loaded in float32 has all of the adapter, in bfloat16 its rounding."""
+    narrow = model_of(dataclasses.replace(LLAMA, dtype="bfloat16"))
+    folder = huggingface.save(narrow._replace(params=quantisation.quantise(narrow.params, "bfloat16")), tmp_path / "b")
+    plain = query_of(jaxspec.load(folder))
+    tensors = factors(QUERY, *plain.shape)
+    adapter = written(tmp_path / "adapter", tensors)
+    A, B = tensors.values()
+    exact = plain + 3 * B @ A
+    np.testing.assert_allclose(query_of(jaxspec.load(folder, adapter=adapter)), exact, atol=1e-5)
+    rounded = jaxspec.load(folder, adapter=adapter, dtype="bfloat16").params["layers_0"]["attention"]["query"]["weight"]
+    np.testing.assert_array_equal(rounded, jnp.asarray(exact).astype(jnp.bfloat16))
+
+
+def test_a_quantised_base_is_refused_before_it_is_read(base, tmp_path):
+    table = json.loads((base / "config.json").read_text())
+    method = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False}
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(table | {"quantization_config": method}))
+    (folder / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"is quantised, and .* changes it: load the full model"):
+        jaxspec.load(folder, adapter=written(tmp_path / "a", factors(QUERY, 16, 16)))
 
 
 def test_saved_modules_replace_tensors(base, tmp_path):
@@ -117,6 +143,9 @@ def test_an_embedding_has_the_factors_of_its_transpose(base, tmp_path):
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only 'LORA'"),
         ({"target_parameters": ["experts.down_proj"]}, "target_parameters is"),
         ({"layer_replication": [[0, 1]]}, "layer_replication is"),
+        ({"alpha_pattern": {"*q_proj": 4}}, "alpha_pattern has no regular expression"),
+        ({"lora_alpha": "16"}, "alpha of lora_alpha is '16': expected a number"),
+        ({"use_bdlora": True}, "use_bdlora is True"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the model, too"),
     ],
 )
@@ -155,7 +184,7 @@ def test_changes_of_what_is_not_read_are_named(tmp_path, caplog):
     tensors |= factors("model.vision_tower.encoder.layers.0.self_attn.q_proj", 4, 4)
     with caplog.at_level(logging.WARNING):
         changed = jaxspec.load(tmp_path / "base", adapter=written(tmp_path / "a", tensors))
-    assert "1 changes of what is not read are left out" in caplog.text
+    assert "what it changes of vision_tower (1 tensors) is left out" in caplog.text
     assert not np.array_equal(query_of(changed), query_of(model))
 
 

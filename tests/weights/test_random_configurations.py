@@ -183,7 +183,7 @@ def gemma4(draw):
     table |= {"hidden_size_per_layer_input": draw.choice([0, 4]), "vocab_size_per_layer_input": 61}
     if draw.random() < 0.5:
         table |= {"attention_k_eq_v": True, "num_global_key_value_heads": draw.choice([1, 2, 4])}
-    elif draw.random() < 0.5:
+    if draw.random() < 0.5:
         table |= {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
     # transformers shares keys only where there are embeddings per layer.
     if table["layer_types"] == kinds[0] and table["hidden_size_per_layer_input"]:

@@ -204,7 +204,7 @@ def text_half(table: dict) -> dict:
     >>> text_half({"tie_word_embeddings": False, "text_config": {"hidden_size": 8}, "vision_config": {}})
     {'hidden_size': 8, 'tie_word_embeddings': False}
     """
-    if "text_config" not in table:
+    if table.get("text_config") is None:
         return table
     # What both halves share lies outside of text_config.
     return {**table["text_config"], **{key: table[key] for key in ("tie_word_embeddings",) if key in table}}

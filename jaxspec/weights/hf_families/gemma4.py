@@ -53,7 +53,7 @@ def read(table: dict) -> DecoderConfig:
     sizes, heads, biases = _sizes(table, kinds), table["num_attention_heads"], bool(table.get("attention_bias", False))
     first_shared = len(kinds) - table["num_kv_shared_layers"]
     activation = common.activation(table["hidden_activation"])
-    side = table["hidden_size_per_layer_input"]
+    side = _side(table)
     experts = _experts(table, activation) if table.get("enable_moe_block", False) else None
 
     # Layers differ in head size, kv heads, window, rotation, width and in whose keys they read: each is made by itself.
@@ -95,6 +95,15 @@ def read(table: dict) -> DecoderConfig:
         raise FamilyError(str(error)) from error
 
 
+def _side(table: dict) -> int:
+    """Returns the dimension of embeddings per layer, 0 for none."""
+    dim, rows = table["hidden_size_per_layer_input"], table["vocab_size_per_layer_input"]
+    for key, number, least in (("hidden", dim, 0), ("vocab", rows, table["vocab_size"] if dim else 0)):
+        if type(number) is not int or number < least:
+            raise FamilyError(f"{key}_size_per_layer_input is {number!r}: expected an integer from {least} on")
+    return dim
+
+
 def _experts(table: dict, activation: str) -> ExpertsShape:
     count, top, width = (common.need(table, key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size"))
     return ExpertsShape(count, top, width, activation)
@@ -127,9 +136,11 @@ def _sizes(table: dict, kinds: list[str]) -> list[tuple[int, int]]:
     named = table.get("per_layer_config")
     if named is None:
         named = {str(i): of_global for i, kind in enumerate(kinds) if kind == GLOBAL}
+    if not isinstance(named, dict) or not all(isinstance(changes, dict) for changes in named.values()):
+        raise FamilyError(f"per_layer_config is {str(named)[:40]}: expected an object of objects, by numbers of layers")
     sizes = []
     for i in range(len(kinds)):
-        changes = named.get(str(i), {})
+        changes = {key: value for key, value in named.get(str(i), {}).items() if value is not None}
         if others := set(changes) - set(usual):
             raise FamilyError(f"per_layer_config has {', '.join(sorted(others))}: expected {', '.join(usual)}")
         common.check(changes)
@@ -267,7 +278,7 @@ def _layers_names(config: DecoderConfig) -> dict[str, Tensor]:
 def unused(config: DecoderConfig) -> set[str]:
     """Names the tensors that published files hold of layers without keys of their own."""
     without = [i for i, layer in enumerate(config.layers) if layer.attention.shares is not None]
-    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.bias", "v_proj.bias")
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight", "k_proj.bias", "v_proj.bias")
     return {f"model.layers.{i}.self_attn.{part}" for i in without for part in parts}
 
 
@@ -277,7 +288,7 @@ def _size(dim: int, ff: int, layers: int, heads: int, kv: int, of_global: int | 
     table |= {"num_key_value_heads": kv, "final_logit_softcapping": 30.0, "model_type": "gemma4_text"}
     if of_global is not None:
         table |= {"attention_k_eq_v": True, "num_global_key_value_heads": of_global, "sliding_window": 1024}
-        table |= {"hidden_size_per_layer_input": 0}
+        table |= {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144}
     return read(table | keys)
 
 
@@ -289,7 +300,7 @@ SIZES = {
         use_double_wide_mlp=True,
     ),
     "gemma-4-e4b": _size(2560, 10_240, 42, 8, 2, num_kv_shared_layers=18),
-    "gemma-4-12b": _size(3840, 15_360, 48, 16, 8, 1, max_position_embeddings=262_144),
+    "gemma-4-12b": _size(3840, 15_360, 48, 16, 8, 1),
     "gemma-4-31b": _size(5376, 21_504, 60, 32, 16, 4),
     "gemma-4-26b-a4b": _size(
         *(2816, 2112, 30, 16, 8, 2),

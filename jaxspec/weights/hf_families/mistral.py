@@ -18,8 +18,10 @@ def read(table: dict) -> DecoderConfig:
 
 def read_mistral3(table: dict) -> DecoderConfig:
     """Reads the text half of a Mistral Small 3 that also sees. A Ministral 3, which scales queries, is refused."""
-    if "text_config" in table:
-        only({"text_config": table["text_config"].get("model_type")}, text_config="mistral")
+    if table.get("text_config") is not None:
+        only(
+            {"text_config.model_type": table["text_config"].get("model_type")}, **{"text_config.model_type": "mistral"}
+        )
     return read(decoders.text_half(table))
 
 
