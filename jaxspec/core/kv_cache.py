@@ -76,7 +76,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Slots of the largest layer."""
-        return max(keys.shape[2] for keys in self.keys)
+        return max((keys.shape[2] for keys in self.keys), default=0)
 
     @property
     def takes_trees(self) -> bool:

@@ -218,8 +218,10 @@ def chunked(
     def next_chunk(carry: tuple[Array, Array], fed: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         (memory, kept), (start, query, key, value, decay, beta) = carry, fed
         total = jnp.cumsum(decay, axis=2)  # G, [B, H, C, 1]
-        # Masked before the exponential, which would overflow above the diagonal.
-        faded = jnp.exp(jnp.where(order >= 0, total - jnp.swapaxes(total, 2, 3), -jnp.inf))  # [B, H, C, C]
+        # Decays of tokens j + 1 to i are summed by themselves: a difference of two long sums would lose two digits.
+        between = jnp.cumsum(jnp.where(order > 0, decay, 0.0), axis=2)  # G_i - G_j, [B, H, C, C]
+        # Masked before the exponential, which would be 1 above the diagonal.
+        faded = jnp.exp(jnp.where(order >= 0, between, -jnp.inf))
         seen = jnp.where(order > 0, beta * product("bhik,bhjk->bhij", key, key) * faded, 0.0)
         error = value - jnp.exp(total) * product("bhik,bhkv->bhiv", key, memory)
         written = jax.lax.linalg.triangular_solve(
@@ -233,7 +235,9 @@ def chunked(
             """The memory after the first few tokens of the chunk, at least one."""
             end = jnp.take_along_axis(total, (read - 1)[:, None, None, None], axis=2)  # [B, H, 1, 1]
             is_read = (index[None] < read[:, None])[:, None, :, None]
-            faded_keys = key * jnp.exp(jnp.where(is_read, end - total, -jnp.inf))
+            row = jnp.broadcast_to((read - 1)[:, None, None, None], (batch, 1, 1, size))
+            to_end = jnp.swapaxes(jnp.take_along_axis(between, row, axis=2), 2, 3)  # [B, H, C, 1]
+            faded_keys = key * jnp.exp(jnp.where(is_read, to_end, -jnp.inf))
             return jnp.exp(end) * memory + product("bhik,bhiv->bhkv", faded_keys, written)
 
         left = count - start  # tokens from here on to the state that is returned

@@ -1,8 +1,8 @@
 """Mixtures of experts: of many small feed-forward blocks, each token is given to few, which a router chooses for it.
 
-A pass reads the experts that any of its tokens chose, and no others. Pairs (token, expert) are sorted by expert, and
-blocks of pairs with one expert are multiplied in turn (`by_blocks`). On an accelerator a pass over many tokens is one
-ragged product instead (`at_once`), in which nearly all experts are read anyway.
+A pass reads the experts that any of its tokens chose. Pairs (token, expert) are sorted by expert, and blocks of pairs
+with one expert are multiplied in turn (`by_blocks`). A ragged product (`jax.lax.ragged_dot`) was compiled beside it and
+is not used: on a TPU it keeps a second copy of all experts, and on a GPU it multiplies every token with every expert.
 
 The choice is made in float32, of a router that stays float32, so that a token's experts in a pass over several tokens
 are those in a pass over it alone. A token's experts are summed in the order of their numbers, in float32.
@@ -26,15 +26,14 @@ from jaxtyping import Array, Float, Int
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.nets import quantised
 from jaxspec.nets.attention import ACTIVATIONS
-from jaxspec.nets.dense import FEW, parameter, precision, product
+from jaxspec.nets.dense import FEW, parameter, product
 
 if TYPE_CHECKING:
     from jaxspec.nets.shapes import DecoderConfig
 
 CLAMPED = "clamped"  # gpt-oss' activation: see `ExpertsShape`
-ROWS_WITH_STACK = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])  # [n, in] with [E, out, in]
 Projection = tuple[Any, Array | None]
-"""Matrices [E, out, in], quantised or not, and biases [E, out] or None; of a single expert without their first axis."""
+"""Matrices [E, out, in], quantised or not, and biases [E, out] or None. A single expert's lack the first axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +108,7 @@ def choose(
     ([1, 2], ['0.50', '0.40'])
     """
     best, ids = jax.lax.top_k(logits, top)
-    # A softmax over all whose largest entries are divided by their sum is a softmax over these.
+    # To renormalise the largest entries of a softmax is to take the softmax of these alone.
     total = jax.nn.logsumexp(best if renormalised else logits, axis=-1, keepdims=True)
     return ids, jnp.exp(best - total)
 
@@ -180,13 +179,10 @@ class Mixture(nn.Module):
 
 
 def _mix(act: Callable[[Array], Array], *arrays: Any) -> Float[Array, "N M"]:
-    x, inwards = arrays[0], arrays[3]
-    in_turn = functools.partial(by_blocks, act)
-    # Without a condition inside: a GPU asks its host about each, which takes longer than it multiplies.
-    elsewhere = functools.partial(by_blocks, act, skips=False)
-    if len(x) > FEW and not isinstance(inwards[0], Mapping):
-        elsewhere = functools.partial(at_once, act)
-    return jax.lax.platform_dependent(*arrays, cpu=in_turn, default=elsewhere)
+    skipping = functools.partial(by_blocks, act)
+    # A GPU asks its host about each condition, which takes longer than it multiplies: it does all blocks.
+    without_conditions = functools.partial(by_blocks, act, skips=False)
+    return jax.lax.platform_dependent(*arrays, cpu=skipping, tpu=skipping, default=without_conditions)
 
 
 def by_blocks(
@@ -200,7 +196,8 @@ def by_blocks(
 ) -> Float[Array, "N M"]:
     """Multiplies block by block, each of at most `FEW` tokens of one expert; the sum is float32.
 
-    Up to `FEW` tokens each expert that is used has one block: its matrices are read once, and no other's.
+    Up to `FEW` tokens each expert that is used has one block: its matrices are read once, and no other's. Without
+    conditions there are as many blocks as there could be; those without tokens read the last expert again.
 
     Args:
         act: what is between the two projections.
@@ -215,23 +212,26 @@ def by_blocks(
     sizes = jnp.bincount(expert_of, length=count).astype(jnp.int32)  # [E], each expert's pairs
     starts, blocks = jnp.cumsum(sizes) - sizes, -(-sizes // size)
     ends = jnp.cumsum(blocks)
-    # An expert's last block may be short: there are at most so many more than full ones.
+    # Each expert that is used adds at most one short block to the full ones.
     most = min(count, tokens * top) if tokens <= FEW else tokens * top // size + min(count, tokens * top)
     number = jnp.arange(most, dtype=jnp.int32)
+    is_used = number < ends[-1]
+    number = jnp.minimum(number, ends[-1] - 1)
     expert = jnp.minimum(jnp.searchsorted(ends, number, side="right"), count - 1).astype(jnp.int32)
     done = (number - (ends - blocks)[expert]) * size  # the expert's pairs in blocks before
-    present = jnp.clip(sizes[expert] - done, 0, size)  # in a block after the last there are none
+    present = jnp.where(is_used, jnp.clip(sizes[expert] - done, 0, size), 0)
 
     def add(total: Array, expert: Array, first: Array, present: Array) -> Array:
         place_in = jnp.arange(size, dtype=jnp.int32)
         pairs = order[jnp.minimum(first + place_in, len(order) - 1)]
         token = pairs // top
-        weight = jnp.where(place_in < present, weights.reshape(-1)[pairs], 0.0)
         alone = jax.tree.map(
             lambda array: jax.lax.dynamic_index_in_dim(array, expert, 0, keepdims=False), (inwards, outwards)
         )
         outputs = _project(act(_project(x[token], *alone[0])), *alone[1])
-        return total.at[token].add(outputs.astype(jnp.float32) * weight[:, None])
+        weighted = outputs.astype(jnp.float32) * weights.reshape(-1)[pairs][:, None]
+        # Chosen, not multiplied by 0: what overflows in an expert that a token did not choose is no part of its sum.
+        return total.at[token].add(jnp.where((place_in < present)[:, None], weighted, 0.0))
 
     def step(total: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
         if not skips:
@@ -245,27 +245,3 @@ def by_blocks(
 def _project(x: Float[Array, "n in"], matrix: Any, bias: Float[Array, " out"] | None) -> Float[Array, "n out"]:
     y = product(x[None], matrix)[0]
     return y if bias is None else y + bias.astype(x.dtype)[None, :]
-
-
-def at_once(
-    act: Callable[[Array], Array],
-    x: Float[Array, "N M"],
-    ids: Int[Array, "N k"],
-    weights: Float[Array, "N k"],
-    inwards: Projection,
-    outwards: Projection,
-) -> Float[Array, "N M"]:
-    """Multiplies all pairs in two ragged products; see `by_blocks`."""
-    top, count = ids.shape[1], inwards[0].shape[0]
-    expert_of = ids.reshape(-1)
-    order = jnp.argsort(expert_of, stable=True).astype(jnp.int32)
-    token, expert = order // top, expert_of[order]
-    sizes = jnp.bincount(expert_of, length=count).astype(jnp.int32)
-
-    def project(rows: Array, matrices: Array, biases: Array | None) -> Array:
-        stack = matrices.astype(rows.dtype)
-        y = jax.lax.ragged_dot_general(rows, stack, sizes, ROWS_WITH_STACK, precision=precision(rows.dtype))
-        return y if biases is None else y + biases.astype(rows.dtype)[expert]
-
-    outputs = project(act(project(x[token], *inwards)), *outwards).astype(jnp.float32)
-    return jnp.zeros(x.shape, jnp.float32).at[token].add(outputs * weights.reshape(-1)[order][:, None])

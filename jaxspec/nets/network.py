@@ -178,7 +178,8 @@ def _numbers(network: Network, config: Any) -> dict[float, int]:
     """Counts the numbers of a network's matrices, by the share of them that a token is multiplied with."""
     numbers: dict[float, int] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(network.shapes(config)):
-        if len(x.shape) > 1:
-            share = float(network.share(config, jax.tree_util.keystr(path, simple=True, separator="/")))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if len(x.shape) > 1 and not name.endswith("bias"):  # biases of experts are a stack, too
+            share = float(network.share(config, name))
             numbers[share] = numbers.get(share, 0) + math.prod(x.shape)
     return numbers

@@ -1,7 +1,7 @@
 """LoRA folders (Hu et al., arXiv 2106.09685), as PEFT writes them: changes that are added to a model as it is loaded.
 
 A folder has `adapter_config.json` and the factors A [r, in] and B [out, r] of some matrices, whose sum with the model's
-own is W + s B A. Its other tensors replace the model's. The sum is made in float32, some rows at a time as they are read.
+own is W + s B A. Its other tensors replace the model's. Sums are made in float32, row by row as they are read.
 """
 
 from __future__ import annotations
@@ -169,6 +169,9 @@ def merge(
     if tied is not None and tied[1] in both and tied[1] not in shapes:  # the head becomes a tensor of its own
         shards = [*shards, _copy(shards, canonical, *tied)]
         shapes[tied[1]] = shapes[tied[0]]
+    if of_experts := [name for name in both if name.endswith((".experts.weight", ".experts.base_layer.weight"))]:
+        text = f"{adapter.folder} changes {of_experts[0]}, the matrices of all experts"
+        raise CheckpointError(f"{text}: merge it with peft")
     if unknown := [name for name in both if name not in shapes]:
         changed = f"{adapter.folder} changes {some(sorted(unknown))}"
         raise CheckpointError(f"{changed}, which the model lacks: is it another's?")

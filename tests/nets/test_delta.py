@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.core import Room, layer_caches
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets.delta import DeltaRule, DeltaShape
+from jaxspec.nets.delta import DeltaRule, DeltaShape, chunked
 from jaxspec.nets.shapes import DecoderConfig, FeedForwardShape, LayerShape
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key_dim=8, value_dim=12)  # two dimensions: none is taken for the other
@@ -89,3 +89,25 @@ def test_a_row_rewound_to_before_its_state_reads_nan():
 def test_heads_that_no_key_serves_are_refused():
     with pytest.raises(ValueError, match="3 value heads cannot share 2 keys: expected a divisor"):
         DeltaShape(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("scale", [0.1, 16.0])
+def test_chunks_keep_their_digits_where_decays_are_strong(scale):
+    """Against a float64 recurrence: sums of decays reach -1000 within a chunk, and their differences are wanted."""
+    rng, (batch, total, heads, width) = np.random.RandomState(0), (2, 150, 3, 8)
+    query, key, value = rng.randn(3, batch, total, heads, width)
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    decay = -scale * np.log1p(np.exp(4 * rng.randn(batch, total, heads, 1)))
+    beta = 1 / (1 + np.exp(-rng.randn(batch, total, heads, 1)))
+    memory, outputs, states = np.zeros((batch, heads, width, width)), [], []
+    for t in range(total):
+        memory = memory * np.exp(decay[:, t, :, :, None])
+        error = value[:, t] - np.einsum("bhkv,bhk->bhv", memory, key[:, t])
+        memory = memory + np.einsum("bhk,bhv->bhkv", key[:, t], beta[:, t] * error)
+        outputs.append(np.einsum("bhkv,bhk->bhv", memory, query[:, t]))
+        states.append(memory)
+    tokens = [jnp.asarray(x, jnp.float32) for x in (query, key, value, decay, beta)]
+    count = jnp.array([total, 97])
+    got, state = jax.jit(chunked)(tokens, jnp.zeros(memory.shape), count)
+    np.testing.assert_allclose(got, np.stack(outputs, 1), atol=5e-6)
+    np.testing.assert_allclose(state, np.stack([states[total - 1][0], states[96][1]]), atol=2e-6)

@@ -119,6 +119,9 @@ MAY_BE_ZERO = {
     "num_kv_shared_layers",
     "max_window_layers",
     "type_vocab_size",
+    "shared_expert_intermediate_size",
+    "mtp_num_hidden_layers",
+    "num_mtp_layers",
 }
 TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 LARGEST = 2**31 - 1  # of a count: sizes are int32

@@ -207,7 +207,10 @@ def text_half(table: dict) -> dict:
     if table.get("text_config") is None:
         return table
     # What both halves share lies outside of text_config.
-    return {**table["text_config"], **{key: table[key] for key in ("tie_word_embeddings",) if key in table}}
+    return {
+        **table["text_config"],
+        **{key: table[key] for key in ("tie_word_embeddings",) if table.get(key) is not None},
+    }
 
 
 def canonical_text(name: str) -> str | None:

@@ -35,6 +35,7 @@ def _mixed(
 
 def read_qwen3(table: dict) -> DecoderConfig:
     """Reads the network of a Qwen 3 with experts; some layers may be dense, and windows are of all layers."""
+    only(table, shared_expert_intermediate_size=0, qkv_bias=False, use_qk_norm=True)
     # Published files say num_experts; transformers 5 writes num_local_experts.
     table = decoders.with_defaults(table, num_experts=table.get("num_local_experts") or 128, num_experts_per_tok=8)
     table = decoders.with_defaults(table, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[])
