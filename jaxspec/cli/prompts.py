@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxspec import files
 from jaxspec.cli import drafter_names, names
-from jaxspec.core.checks import at_least
 
 EXAMPLES = 3  # prompts of the first screen
 LONGEST = 100  # characters of a sentence there
@@ -99,6 +98,7 @@ def examples_for(target: Model) -> list[str]:
 
 def heldout(task: str, count: int) -> list[str]:
     """Returns the first prompts of those that come with jaxspec, for a task."""
+    from jaxspec.core.checks import at_least
     from jaxspec.files import corpus
 
     at_least(1, count=count)

@@ -39,6 +39,11 @@ def rope(draw: random.Random) -> dict:
     return scaling
 
 
+def of_layers(scaling: dict) -> dict:
+    """Of tables by kinds of layers transformers 5.24 looks for `truncate` one level too high, and ignores it."""
+    return {key: value for key, value in scaling.items() if key != "truncate"}
+
+
 def decoder(draw: random.Random) -> dict:
     return DECODER | {
         "hidden_act": draw.choice(ACTIVATIONS),
@@ -78,7 +83,7 @@ def gemma2(draw):
 def gemma3(draw):
     table = gemma2(draw) | {"attn_logit_softcapping": None, "sliding_window_pattern": 2}
     local = {"rope_type": "default", "rope_theta": 1e3}
-    return table | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
+    return table | {"rope_parameters": {"full_attention": of_layers(rope(draw)), "sliding_attention": local}}
 
 
 def gemma(draw):
@@ -106,7 +111,7 @@ def olmo2(draw):
 def olmo3(draw):
     table = decoder(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
     local = {"rope_type": "default", "rope_theta": draw.choice([1e3, 1e4])}
-    return table | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
+    return table | {"rope_parameters": {"full_attention": of_layers(rope(draw)), "sliding_attention": local}}
 
 
 def exaone4(draw):
