@@ -31,10 +31,12 @@ else:
     collect_ignore += ["benchmarks", "data_prep", "pairs"]
 
 
-def compiled_cases(script):
+def compiled_cases(script, *arguments):
     """Compiles the cases of a script in a process that has no other backend than the CPU; returns them by name."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=1800
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.removeprefix("compiled ") for line in done.stdout.splitlines() if line.startswith("compiled ")]
     return {case["name"]: case for case in map(json.loads, lines)}

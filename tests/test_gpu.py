@@ -103,3 +103,9 @@ def test_the_command_keeps_programs(tmp_path: Path):
     assert report["reads"]["round"] > report["reads"]["step of plain decoding"] > 0
     fingerprint = json.loads((tmp_path / "speculative.json").read_text())
     assert fingerprint["device"] == "NVIDIA H100 80GB HBM3" and fingerprint[str(chips.plugin())]
+
+
+def test_experts_are_read_where_they_lie():
+    """A ragged product had a second copy of all of them, or multiplied each token with every expert."""
+    for case in compiled_cases(SCRIPT.with_name("expert_programs.py"), "h100", "8", "72", "512").values():
+        assert case["temporaries"] < 0.05 * case["weights"], case

@@ -156,3 +156,9 @@ def test_quantised_weights_are_not_widened_or_copied(dtype, least, most):
         assert program["large arrays"] == {}
         assert least < program["arguments"] < most
         assert program["temporaries"] < 4096 * 14336
+
+
+def test_experts_are_read_where_they_lie():
+    """A ragged product had a second copy of all of them, or multiplied each token with every expert."""
+    for case in compiled_cases(SCRIPT.with_name("expert_programs.py"), "v6e", "8", "72", "512").values():
+        assert case["temporaries"] < 0.05 * case["weights"], case

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -25,9 +25,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.attention import LayerInputs, RMSNorm
 from jaxspec.nets.dense import Dense, parameter, precision
-
-if TYPE_CHECKING:
-    from jaxspec.nets.shapes import DecoderConfig
+from jaxspec.nets.shapes import DecoderConfig, WholeBlock
 
 CHUNK = 64
 State = dict[str, Array]
@@ -38,7 +36,7 @@ LAYOUTS = MappingProxyType({f"attention/{name}": ("heads", "dim") for name in ("
 
 
 @dataclasses.dataclass(frozen=True)
-class DeltaShape:
+class DeltaShape(WholeBlock):
     """A layer of the gated delta rule, in place of attention.
 
     Attributes:
@@ -74,10 +72,6 @@ class DeltaShape:
     def layouts(self) -> Mapping[str, tuple[str, ...]]:
         """See `shapes.Block`."""
         return LAYOUTS
-
-    def share(self, path: str) -> float:
-        """See `shapes.Block`."""
-        return 1.0
 
     def module(self, config: DecoderConfig) -> Delta:
         """See `shapes.Block`."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,13 +19,11 @@ from jaxtyping import Array, Float
 from jaxspec.nets.attention import FeedForward, RMSNorm
 from jaxspec.nets.dense import parameter
 from jaxspec.nets.experts import Experts, ExpertsShape, Router, choose
-
-if TYPE_CHECKING:
-    from jaxspec.nets.shapes import DecoderConfig
+from jaxspec.nets.shapes import DecoderConfig, WholeBlock
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseAndExpertsShape:
+class DenseAndExpertsShape(WholeBlock):
     """A gated dense block and experts, whose outputs are added.
 
     Attributes:

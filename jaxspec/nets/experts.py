@@ -15,8 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,9 +26,7 @@ from jaxspec.core.checks import at_least, one_of
 from jaxspec.nets import quantised
 from jaxspec.nets.attention import ACTIVATIONS
 from jaxspec.nets.dense import FEW, parameter, product
-
-if TYPE_CHECKING:
-    from jaxspec.nets.shapes import DecoderConfig
+from jaxspec.nets.shapes import DecoderConfig, WholeBlock
 
 CLAMPED = "clamped"  # gpt-oss' activation: see `ExpertsShape`
 Projection = tuple[Any, Array | None]
@@ -37,7 +34,7 @@ Projection = tuple[Any, Array | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertsShape:
+class ExpertsShape(WholeBlock):
     """A router, and the experts that it chooses among: gated feed-forward blocks.
 
     Attributes:
@@ -72,11 +69,6 @@ class ExpertsShape:
     def parts(self) -> Mapping[str, int]:
         """See `shapes.Block`."""
         return {"ff": self.dim}
-
-    @property
-    def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `shapes.Block`."""
-        return MappingProxyType({})
 
     def share(self, path: str) -> float:
         """See `shapes.Block`."""

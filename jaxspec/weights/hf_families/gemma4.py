@@ -227,7 +227,7 @@ def _experts_keys(ff: Any) -> dict[str, Any]:
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
     """Says where each parameter lies."""
-    tensors = _layers_names(config)
+    tensors = _names_of_layers(config)
     if config.side is not None:
         tensors |= {
             "side/table/embedding": Tensor("model.embed_tokens_per_layer.weight"),
@@ -259,7 +259,7 @@ EXPERTS = {  # where the tensors of a block of experts and a dense one lie in a 
 }
 
 
-def _layers_names(config: DecoderConfig) -> dict[str, Tensor]:
+def _names_of_layers(config: DecoderConfig) -> dict[str, Tensor]:
     """Says where the parameters lie that all sizes have, and those of experts where there are any."""
     with_experts = [i for i, layer in enumerate(config.layers) if isinstance(layer.ff, DenseAndExpertsShape)]
     if not with_experts:
