@@ -153,9 +153,12 @@ class Select(Protocol):
 
 
 class Head(Protocol):
-    def __call__(self, params: Params, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]:
+    def __call__(
+        self, params: Params, features: Float[Array, "batch step dim"], raw: bool = False
+    ) -> Float[Array, "batch step vocab"]:
         """The logits that belong to features: for callers that want those of some positions only, or have features of
-        their own. Equal to what `extend` gives at a position, up to rounding.
+        their own. Equal to what `extend` gives at a position, up to rounding; `raw` leaves out the network's scale and
+        soft cap of logits, for drafters that have their own.
         """
         ...
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import core, nets
+from jaxspec import core
 from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import in_range, one_of
@@ -36,10 +36,12 @@ from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs, Mask, for_queries, softcap
-from jaxspec.nets.decoder import DecoderConfig, empty_cache, layers_of, norm_of
+from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, empty_cache, layers_of, norm_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.rotary import Rotation
+from jaxspec.nets.shapes import LayerShape
+from jaxspec.weights.hf_families import decoders
 
 MARKOV = ("vanilla", "gated", "rnn")
 
@@ -60,10 +62,13 @@ class BlockConfig:
         markov: the name of one of its three forms.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
-        causal_windows: whether in layers with a window a token of a block sees those before it and
-            itself; if not, and in all other layers, it sees the whole block. What is before a block they see as far
-            back as the window, counted from the block's first position.
+        causal_windows: whether a token of a block sees only those before it and itself, in layers with a window;
+            otherwise it sees the whole block.
+        causal_full: the same choice for layers without a window.
+        windows_from_anchor: whether all tokens of a block see as far back as its first position does (speculators);
+            otherwise a window of w ends w - 1 positions before, and if not causal after, each token (z-lab, SGLang).
         embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft cap of the logits.
+            They replace those of the target's embedding and head.
     """
 
     layer: DecoderConfig
@@ -78,6 +83,8 @@ class BlockConfig:
     own_embedding: bool = False
     own_head: bool = False
     causal_windows: bool = True
+    causal_full: bool = False
+    windows_from_anchor: bool = True
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float | None = None
@@ -100,9 +107,19 @@ class BlockConfig:
         return self.block - (not self.from_anchor)
 
     @property
+    def is_sequential(self) -> bool:
+        """Whether a token's logits depend on the draft token before it."""
+        return self.markov_rank > 0
+
+    @property
+    def memory(self) -> int:
+        """Width of the memory that passes from token to token of a block."""
+        return self.markov_rank if self.markov == "rnn" else 0
+
+    @property
     def lead(self) -> int:
         """The positions that a memory has read before the first draft token's: the last committed token's, 1, or 0."""
-        return int(self.markov == "rnn" and self.markov_rank > 0 and not self.from_anchor)
+        return int(self.memory > 0 and not self.from_anchor)
 
     @property
     def shape(self) -> DecoderConfig:
@@ -147,8 +164,9 @@ class Markov(nn.Module):
         if c.markov == "rnn":
             self.joint = Dense(3 * rank, True, dtype)
 
-    def __call__(self, previous: Int[Array, "B 1"], features: Float[Array, "B 1 M"], memory: Float[Array, "B 1 R"]):
+    def __call__(self, previous: Int[Array, "B n"], features: Float[Array, "B 1 M"], memory: Float[Array, "B 1 R"]):
         x = self.before(previous)
+        features = jnp.broadcast_to(features, (*previous.shape, features.shape[-1]))
         if self.config.markov == "gated":
             # The gate sees the position's features: how much the token before says differs from place to place.
             x = x * jax.nn.sigmoid(self.gate(jnp.concatenate([features, x], axis=-1)))
@@ -171,7 +189,7 @@ class BlockDrafter(PartlyShared):
         super().setup()
         c, norm = self.config.layer, norm_of(self.config.layer)
         self.fc, self.hidden_norm, self.norm = Dense(c.dim, dtype=jnp.dtype(c.dtype)), norm(), norm()
-        self.layers = layers_of(c)
+        self.layers = self._made_layers()
         if self.config.markov_rank:
             self.markov = Markov(self.config)
 
@@ -181,10 +199,15 @@ class BlockDrafter(PartlyShared):
         shared, cache = zeros(c.dim, c.vocab_size), self.empty(batch, core.Room(taps.shape[1]))
         features = self.block(shared, self.append(cache, self.fused(taps)), last, config.count)
         logits = self.logits(shared, features[:, config.lead :])
-        if config.markov_rank:
-            memory = jnp.zeros((batch, config.markov_rank))
-            logits = self.next_logits(logits[:, 0], last, features[:, 0], memory)[0][:, None]
+        if config.is_sequential:
+            first = jax.tree.map(lambda x: x[:, :1], logits)
+            logits = self.next_logits(first, last[:, None], features[:, :1], jnp.zeros((batch, config.memory)))[0]
         return logits
+
+    @nn.nowrap
+    def _made_layers(self) -> list[DecoderLayer]:
+        """Makes the layers, for `setup`."""
+        return layers_of(self.config.layer)
 
     @nn.nowrap
     def empty(self, batch: int, room: core.Room) -> kv.KVCache:
@@ -284,10 +307,14 @@ class BlockDrafter(PartlyShared):
 
         `ahead`, of each key, and `slot`, of each position, count from the block's first.
         """
+        config, slot = self.config, slot[None, :, None]
+        causal = config.causal_full if window is None else config.causal_windows
+        seen = ahead <= slot if causal else jnp.ones_like(ahead, bool)
         if window is None:
-            return jnp.ones_like(ahead, bool)
-        seen = ahead >= -window
-        return jnp.logical_and(seen, ahead <= slot[None, :, None]) if self.config.causal_windows else seen
+            return seen
+        if config.windows_from_anchor:
+            return jnp.logical_and(seen, ahead >= -window)
+        return jnp.logical_and(seen, jnp.abs(slot - ahead) < window)
 
     def _windows(self) -> list[int | None]:
         return [layer.attention.window for layer in self.config.layer.layers]
@@ -303,24 +330,25 @@ class BlockDrafter(PartlyShared):
         tokens = jnp.pad(last, ((0, 0), (0, config.block - 1)), constant_values=config.mask_token)
         return self.embed(shared, tokens).astype(dtype) * jnp.asarray(config.embedding_scale, dtype)
 
-    def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Float[Array, "B C V"]:
-        logits = self.draft_logits(shared, features) * self.config.logits_scale
+    def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Any:
+        # The target's matrix alone: its own scale and cap are not part of the drafter.
+        logits = self.draft_logits(shared, features, raw=True) * self.config.logits_scale
         cap = self.config.logits_cap
         return self.widened(logits if cap is None else softcap(logits, cap))
 
     def next_logits(
         self,
-        logits: Float[Array, "B V"],
-        previous: Int[Array, " B"],
-        features: Float[Array, "B M"],
+        logits: Any,
+        previous: Int[Array, "B n"],
+        features: Float[Array, "B 1 M"],
         memory: Float[Array, "B R"],
-    ) -> tuple[Float[Array, "B V"], Float[Array, "B R"]]:
-        added, memory = self.markov(previous[:, None], features[:, None], memory[:, None])
+    ) -> tuple[Float[Array, "B n V"], Float[Array, "B R"]]:
+        added, memory = self.markov(previous, features, memory[:, None])
         if self.config.draft_vocab is not None:
             # Where the drafter has no token the logits are -inf already: nothing is to be added there.
             added = self.widened(added)
             added = jnp.where(added == -jnp.inf, 0.0, added)
-        return logits + added[:, 0], memory[:, 0]
+        return logits + added, memory[:, 0]
 
 
 class BlockHead(NamedTuple):
@@ -337,31 +365,31 @@ class BlockHead(NamedTuple):
     # front, if `next_logits` is to read them.
     block: Callable[[core.Params, SharedWithTarget, core.Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
     rewind: core.Rewind  # forgets positions, as `LanguageModel.rewind` does
-    # (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V]
-    logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
-    # (parameters, logits [B, V], previous tokens [B], features [B, M], memory [B, R]) -> the logits of a token given
-    # the draft tokens before it [B, V], and the memory for the next token [B, R]. `logits` are those of `logits`, which
-    # know nothing of these tokens: DSpark adds to them. None: given the committed text, the tokens of a block are
-    # independent.
-    next_logits: Callable[..., tuple[Float[Array, "B V"], Float[Array, "B R"]]] | None
-    memory: int  # R, the width of what `next_logits` passes on, at the beginning zeros
+    # (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V]; where there is
+    # `next_logits`, any arrays [B, C, ...] that it reads
+    logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B C M"]], Any]
+    # (parameters, what `logits` made for a position [B, 1, ...], previous tokens [B, n], the position's features
+    # [B, 1, M], memory [B, R]) -> the position's logits after each of these tokens [B, n, V], and the memory for the
+    # next position [B, R]. None: given the committed text, the tokens of a block are independent.
+    next_logits: Callable[..., tuple[Float[Array, "B n V"], Float[Array, "B R"]]] | None
+    memory: int  # R, the width of what `next_logits` passes on, at the beginning zeros; 0: nothing, and n may be over 1
     count: int  # most tokens of a block
     requirements: TargetRequirements  # its requirements of the target
 
 
 @functools.lru_cache
-def head(config: BlockConfig) -> BlockHead:
+def head(config: BlockConfig, network: type[BlockDrafter] = BlockDrafter) -> BlockHead:
     """Makes a block drafter's pure functions, for `drafters.block`."""
-    net = BlockDrafter(config)
+    net = network(config)
     return BlockHead(
-        read=stack.pure(net, BlockDrafter.read),
+        read=stack.pure(net, network.read),
         empty=net.empty,
-        append=stack.pure(net, BlockDrafter.append),
-        block=stack.pure(net, BlockDrafter.block),
+        append=stack.pure(net, network.append),
+        block=stack.pure(net, network.block),
         rewind=kv.rewind,
-        logits=stack.pure(net, BlockDrafter.logits),
-        next_logits=stack.pure(net, BlockDrafter.next_logits) if config.markov_rank else None,
-        memory=config.markov_rank,
+        logits=stack.pure(net, network.logits),
+        next_logits=stack.pure(net, network.next_logits) if config.is_sequential else None,
+        memory=config.memory,
         count=config.count,
         requirements=requirements_of(config, config.hidden_size, config.taps),
     )
@@ -379,15 +407,16 @@ def first_memory(
     memory = jnp.zeros((features.shape[0], head.memory), features.dtype)
     for i in range(features.shape[1]):
         assert head.next_logits is not None
-        logits = head.logits(params, shared, features[:, i : i + 1])[:, 0]  # compiled away where the memory needs none
-        _, memory = head.next_logits(params, logits, last, features[:, i], memory)
+        here = features[:, i : i + 1]
+        logits = head.logits(params, shared, here)  # compiled away where the memory needs none
+        _, memory = head.next_logits(params, logits, last[:, None], here, memory)
     return memory
 
 
-def init(config: BlockConfig, key: Key[Array, ""]) -> core.Params:
+def init(config: BlockConfig, key: Key[Array, ""], network: type[BlockDrafter] = BlockDrafter) -> core.Params:
     """Draws random parameters."""
     taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)))
-    return stack.init_params(BlockDrafter(config), key, taps, jnp.zeros((1,), jnp.int32))
+    return stack.init_params(network(config), key, taps, jnp.zeros((1,), jnp.int32))
 
 
 # --- the drafter
@@ -411,6 +440,7 @@ def block(head: DraftHead[BlockHead], target: core.Model, trimmed: core.Model | 
 
     Example:
         >>> import jaxspec
+        >>> from jaxspec import nets
         >>> from jaxspec.nets import decoder
         >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 1)), decoder.init(shape, jax.random.key(0)))
@@ -438,7 +468,7 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
         (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
 
-        def whole_block() -> tuple[Array, Array, Array]:
+        def whole_block() -> tuple[Array, Any, Array]:
             features = head.block(params, shared, caches.draft, last[:, 0], count)
             lead = features.shape[1] - count
             memory = first_memory(head, params, shared, last[:, 0], features[:, :lead])
@@ -449,11 +479,10 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
 
         def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: Any) -> NodeLogits:
             features, block_logits, memory = carry
-            logits = jax.lax.dynamic_slice_in_dim(block_logits, level, 1, axis=1)  # B 1 V
+            here = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=level, slice_size=1, axis=1)
+            logits = jax.tree.map(here, block_logits)  # B 1 V
             if head.next_logits is not None:
-                feature = jax.lax.dynamic_index_in_dim(features, level, axis=1, keepdims=False)
-                logits, memory = head.next_logits(params, logits[:, 0], tokens[:, 0], feature, memory)
-                logits = logits[:, None]
+                logits, memory = head.next_logits(params, logits, tokens, here(features), memory)
             return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), (features, block_logits, memory)
 
         return core.Reading(
@@ -467,15 +496,21 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
         return end.caches._replace(draft=head.rewind(cache, end.row.length - 1))
 
     steps = core.Steps(init, begin, commit, head.requirements.vocab_size, head.count)
-    return chain(steps, trees=head.next_logits is None)  # a sequential head's logits depend on the path
+    return chain(steps, trees=head.memory == 0)  # with a memory, logits depend on the whole path
 
 
 # --- in training
 
 
-def draft_states(config: BlockConfig, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
+def draft_states(
+    config: BlockConfig,
+    params: core.Params,
+    shared: SharedWithTarget,
+    starts: DraftStarts,
+    network: type[BlockDrafter] = BlockDrafter,
+) -> Float[Array, "B A L+C M"]:
     """Makes the features of the blocks that begin at the places, those of positions before their tokens in front."""
-    blocks, position = stack.pure(BlockDrafter(config), BlockDrafter.blocks), starts.place
+    blocks, position = stack.pure(network(config), network.blocks), starts.place
     features = blocks(params, shared, starts.forward, starts.tokens[:, position], position + 1)
     return features[:, :, : config.lead + starts.depths]
 
@@ -485,17 +520,30 @@ def draft_logits(
 ) -> tuple[Float[Array, "N V"], Float[Array, "N R"] | None]:
     """Makes the logits of the tokens of one number of blocks, given the text's tokens before them."""
     functions, index, memory = head(config), config.lead + at.depth, at.memory
-    logits = functions.logits(params, shared, at.hidden[:, index : index + 1])[:, 0]
+    here = at.hidden[:, index : index + 1]
+    logits = functions.logits(params, shared, here)
     if functions.next_logits is None:
-        return logits, None
+        return logits[:, 0], None
     if memory is None:
         memory = first_memory(functions, params, shared, at.ahead[:, 0], at.hidden[:, : config.lead])
-    return functions.next_logits(params, logits, at.ahead[:, at.depth], at.hidden[:, index], memory)
+    logits, memory = functions.next_logits(params, logits, at.ahead[:, at.depth, None], here, memory)
+    return logits[:, 0], memory
 
 
 # --- its files
 
 BEFORE = "markov_head.markov_w1.weight"
+OPTIONS = {  # of dflash_config
+    *("block_size", "mask_token_id", "target_layer_ids", "num_target_layers"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+}
+UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "use_gemma_norm": False,
+    "rope_is_neox_style": True,
+    "is_neox_style": True,
+}
 
 
 def canonical(name: str) -> str | None:
@@ -509,15 +557,30 @@ def matches(table: dict, shapes: Shapes) -> bool:
     return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= shapes.keys()
 
 
-def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
-    """Reads the network of a config.json."""
-    options = {**table, **(table.get("dflash_config") or {})}
-    layer = formats.layer_of(table, shapes, windows=True)
+def read(
+    table: dict, shapes: Shapes, target: TargetShape, kind: type[BlockConfig] = BlockConfig, **more: Any
+) -> BlockConfig:
+    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
+
+    Args:
+        table: the config.json.
+        shapes: shapes of tensors by name.
+        target: the target's.
+        kind: the configuration's type.
+        more: further fields of it.
+    """
+    nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
+    if unknown := sorted(nested.keys() - OPTIONS):
+        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(OPTIONS))}")
+    options = {**table, **nested}  # they lie in dflash_config or beside it
+    formats.only(options, **UNLIKE)
+    layer = _layer(table, shapes)
+    hidden = table.get("target_hidden_size") or layer.dim
     if options.get("aux_hidden_state_layer_ids") is not None:
         taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
     else:
-        taps = formats.taps_of(formats.need(options, "target_layer_ids"), 0, target)
-    hidden = table.get("target_hidden_size") or layer.dim
+        usual = usual_taps(options.get("num_target_layers") or target.layers, len(layer.layers))
+        taps = formats.taps_of(options.get("target_layer_ids") or usual, 0, target)
     formats.check_same(
         ("vocabulary size", layer.vocab_size, target.vocab_size),
         ("number of target layers", options.get("num_target_layers"), target.layers),
@@ -525,13 +588,15 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
         ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
     )
     spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
-    parts, cap = formats.own_parts(shapes), options.get("final_logit_softcapping") or None
-    target_cap = nets.logits_cap(target.config)
-    if not parts["own_head"] and target_cap is not None:
-        if cap != target_cap or options.get("output_multiplier", 1.0) != 1.0:
-            raise formats.FamilyError(f"the target's head caps its logits at {target_cap}, and the drafter's at {cap}")
-        cap = None  # the head does so
-    return BlockConfig(
+    parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
+    # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
+    causal_windows = is_causal is not False
+    if of_speculators:
+        formats.only(table, is_causal=False)
+        causal_windows = not table.get("sliding_window_non_causal", kind is not BlockConfig)
+    # z-lab trains on the embeddings that the target's first layer reads, speculators on the rows of its matrix.
+    scale = 1.0 if of_speculators or parts["own_embedding"] else target.embedding_scale
+    return kind(
         layer,
         hidden,
         taps,
@@ -541,13 +606,45 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
         markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
         markov=options.get("markov_head_type") or "vanilla",
         draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
-        # Those of speculators, which its files name, see what is before them only, unless it says otherwise.
-        causal_windows="speculators_model_type" in table and not table.get("sliding_window_non_causal", False),
-        embedding_scale=float(options.get("input_embedding_scale", 1.0)),
+        causal_windows=causal_windows,
+        causal_full=bool(is_causal),
+        windows_from_anchor=of_speculators or not layer.windows,
+        embedding_scale=scale * float(options.get("input_embedding_scale", 1.0)),
         logits_scale=float(options.get("output_multiplier", 1.0)),
-        logits_cap=cap,
+        logits_cap=options.get("final_logit_softcapping") or None,
         **parts,
+        **more,
     )
+
+
+def usual_taps(target_layers: int, layers: int) -> list[int]:
+    """Numbers the layers that z-lab's code reads where config.json is silent: evenly from the second to the last but 3.
+
+    >>> usual_taps(36, 5)
+    [1, 9, 17, 25, 33]
+    """
+    if layers == 1:
+        return [target_layers // 2]
+    return [round(1 + i * (target_layers - 4) / (layers - 1)) for i in range(layers)]
+
+
+def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
+    """Reads the shape of the layers."""
+    if table.get("sliding_window") is None and "sliding_attention" in (table.get("layer_types") or ()):
+        raise formats.FamilyError("layer_types has sliding_attention, but sliding_window is missing: expected a number")
+    key = next((x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None)
+    if key is None:
+        return formats.layer_of(table, shapes, windows=True)
+    # The rotated width that it was trained with; other keys were copied from its target, and count for nothing.
+    dims, copied = table[key]["rope_dim"], ("rope_dim", "mrope_section", "mrope_interleaved", decoders.PARTIAL)
+    plain = {name: x for name, x in table.items() if name != decoders.PARTIAL}
+    plain[key] = {name: x for name, x in table[key].items() if name not in copied}
+    layer = formats.layer_of(plain, shapes, windows=True)
+
+    def turned(index: int, shape: LayerShape) -> LayerShape:
+        return decoders.change(shape, decoders.turned(shape, dims / shape.attention.head_dim))
+
+    return decoders.with_layers(layer, turned)
 
 
 def names(config: BlockConfig) -> dict[str, str]:
@@ -563,9 +660,11 @@ def names(config: BlockConfig) -> dict[str, str]:
 
 
 def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json, as `speculators` has it."""
-    if (config.embedding_scale, config.logits_scale, config.logits_cap) != (1.0, 1.0, None):
-        raise formats.FamilyError("the format of speculators cannot store scales or caps of embeddings and logits")
+    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
+    scales = config.embedding_scale, config.logits_scale, config.logits_cap
+    from_queries = bool(config.layer.windows) and not config.windows_from_anchor
+    if scales != (1.0, 1.0, None) or config.causal_full or from_queries:
+        return _zlabs(config, verifier)
     table: dict[str, Any] = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
         "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
@@ -580,6 +679,41 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
         kind, architecture = "dspark", "DSparkSpeculator"
         table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov, "enable_confidence_head": False}
     return formats.speculators(kind, architecture, config.layer, table, verifier, min(tokens, config.count))
+
+
+def _zlabs(config: BlockConfig, verifier: dict) -> dict:
+    """Writes the config.json as z-lab's code and SGLang read it."""
+    only_speculators = {
+        "markov_rank": config.markov_rank > 0,
+        "from_anchor": config.from_anchor,
+        "draft_vocab": config.draft_vocab is not None,
+        "own_embedding": config.own_embedding,
+        "own_head": config.own_head,
+        "windows_from_anchor": bool(config.layer.windows) and config.windows_from_anchor,
+        "causal_windows": config.causal_full and not config.causal_windows,
+    }
+    if lacking := [name for name, has in only_speculators.items() if has]:
+        raise formats.FamilyError(
+            f"z-lab's format, which has scales, caps and is_causal, cannot store {', '.join(lacking)}: expected one of "
+            "both kinds of options"
+        )
+    table: dict[str, Any] = {
+        "block_size": config.block,
+        "mask_token_id": config.mask_token,
+        "target_layer_ids": list(config.taps),
+        "num_target_layers": verifier["layers"],
+        "input_embedding_scale": config.embedding_scale / verifier["embedding_scale"],
+        "output_multiplier": config.logits_scale,
+        "final_logit_softcapping": config.logits_cap,
+    }
+    causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
+    return {
+        **formats.written_layer(config.layer),
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": table,
+        "base_model_name_or_path": verifier["name_or_path"],
+        **causal[config.causal_windows, config.causal_full],
+    }
 
 
 KIND = Kind(

@@ -28,6 +28,11 @@ class TargetShape(NamedTuple):
     layers: int
     taps: tuple[int, ...] | None = None  # the layers to read, should the caller know better than the files
 
+    @property
+    def embedding_scale(self) -> float:
+        """The factor between the rows of its embedding and what its first layer reads: Gemma's root of its width."""
+        return self.hidden_size**0.5 if getattr(self.config, "scale_embedding", False) else 1.0
+
 
 def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
     """Returns what a drafter's files need not say."""
@@ -74,7 +79,8 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
     table = table.get("transformer_layer_config") or table
     if "sliding_attention" in (table.get("layer_types") or ()) and not windows:
         raise FamilyError("layer_types has sliding_attention: only full_attention is supported in such a drafter")
-    only(table, is_causal=False)
+    if not windows:
+        only(table, is_causal=False)
 
     def has(name: str) -> bool:
         return f"{prefix}{name}" in shapes

@@ -57,8 +57,9 @@ def _verifier(target: Model) -> dict[str, Any]:
         _, table = describe(target.config)
     except FamilyError:
         table = {"architectures": []}
-    layers = target_shape(target).layers
-    return {"name_or_path": target.name, "architectures": table["architectures"], "layers": layers}
+    shape = target_shape(target)
+    known = {"name_or_path": target.name, "architectures": table["architectures"]}
+    return known | {"layers": shape.layers, "embedding_scale": shape.embedding_scale}
 
 
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:

@@ -25,8 +25,8 @@ class SharedWithTarget(NamedTuple):
 
     # tokens [B, T] -> rows of the target's embedding [B, T, M]: `Inside.embed`
     embed: Callable[[Int[Array, "B T"]], Float[Array, "B T M"]]
-    # features [B, T, M] -> logits of the target's language-model head [B, T, V]: `Inside.head`
-    logits: Callable[[Float[Array, "B T M"]], Float[Array, "B T V"]]
+    # (features [B, T, M], raw=False) -> logits of the target's language-model head [B, T, V]: `Inside.head`
+    logits: Callable[..., Float[Array, "B T V"]]
 
 
 def shared_with(lm: LanguageModel, params: Params) -> SharedWithTarget:
@@ -38,7 +38,8 @@ def shared_with(lm: LanguageModel, params: Params) -> SharedWithTarget:
 def zeros(dim: int, vocab: int) -> SharedWithTarget:
     """Makes an embedding and a head of zeros, for initialisation, which needs shapes only."""
     return SharedWithTarget(
-        lambda tokens: jnp.zeros((*tokens.shape, dim)), lambda features: jnp.zeros((*features.shape[:2], vocab))
+        lambda tokens: jnp.zeros((*tokens.shape, dim)),
+        lambda features, raw=False: jnp.zeros((*features.shape[:2], vocab)),
     )
 
 
@@ -65,9 +66,14 @@ class PartlyShared(nn.Module):
         """Embeds tokens."""
         return self.embedding(tokens) if self.config.own_embedding else shared.embed(tokens)
 
-    def draft_logits(self, shared: SharedWithTarget, features: Float[Array, "B T M"]) -> Float[Array, "B T W"]:
-        """Makes float32 logits of the ids that are drafted."""
-        return (self.head(features) if self.config.own_head else shared.logits(features)).astype(jnp.float32)
+    def draft_logits(
+        self, shared: SharedWithTarget, features: Float[Array, "B T M"], raw: bool = False
+    ) -> Float[Array, "B T W"]:
+        """Makes float32 logits of the ids that are drafted; `raw` leaves out the target's scale and cap of logits."""
+        of_target = {"raw": True} if raw else {}
+        return (self.head(features) if self.config.own_head else shared.logits(features, **of_target)).astype(
+            jnp.float32
+        )
 
     def widened(self, logits: Float[Array, "B T W"]) -> Float[Array, "B T V"]:
         """Puts logits of the ids that are drafted into the target's vocabulary."""

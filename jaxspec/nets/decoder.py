@@ -233,10 +233,14 @@ class DecoderNet(nn.Module):
         """Applies the final norm."""
         return self.norm(x)
 
-    def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
-        """Applies the head."""
+    def logits(
+        self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False
+    ) -> Float[Array, "B T V"]:
+        """Applies the head; `raw` leaves out the scale and the cap of logits."""
         logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
         logits = logits.astype(jnp.float32)
+        if raw:
+            return logits
         logits = logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
         return logits if self.config.logits_cap is None else softcap(logits, self.config.logits_cap)
 

@@ -221,8 +221,8 @@ class DecoderModule(Protocol):
         """Applies the final norm."""
         ...
 
-    def logits(self, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        """Applies the head."""
+    def logits(self, features: Float[Array, "B T M"], *, raw: bool = False) -> Float[Array, "B T V"]:
+        """Applies the head; `raw` leaves out the network's scale and cap of logits."""
         ...
 
 
@@ -241,8 +241,8 @@ def inside(
     def embed(params, tokens):
         return applied(params, lambda net: net.embedding(tokens))
 
-    def head(params, features):
-        return applied(params, lambda net: net.logits(features))
+    def head(params, features, raw=False):
+        return applied(params, lambda net: net.logits(features, raw=raw))
 
     def embed_step(params, cache, tokens, parent=None):
         return applied(params, lambda net: net.embed(cache, tokens, parent))

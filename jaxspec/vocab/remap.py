@@ -198,8 +198,8 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         return mapped(params, forward), cache
 
     def inside(inner: Inside) -> Inside:
-        def own_head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-            logits = inner.head(params.model, features) if head is None else head(params.head, features)
+        def own_head(params: MappedParams, features: Float[Array, "B T M"], raw: bool = False) -> Float[Array, "B T V"]:
+            logits = inner.head(params.model, features, raw) if head is None else head(params.head, features, raw)
             return match_vocab(logits, vocab, params.to_target)
 
         def own_embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
@@ -234,8 +234,8 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             assert params.to_draft is not None and params.count is not None
             return inner.embed(params.model, params.to_draft[tokens, params.count[tokens] - 1])
 
-        def head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-            return match_vocab(inner.head(params.model, features), vocab, params.to_target)
+        def head(params: MappedParams, features: Float[Array, "B T M"], raw: bool = False) -> Float[Array, "B T V"]:
+            return match_vocab(inner.head(params.model, features, raw), vocab, params.to_target)
 
         return Inside(inner.width, head, embed, inner.taps)
 

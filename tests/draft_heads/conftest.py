@@ -243,6 +243,26 @@ CASES = {
         dflash_shapes(),
         dict(ids=(2, 5), slots=1, mask=12, window=3),
     ),
+    **{
+        f"DFlash, z-lab's {name}": Published(
+            QWEN3
+            | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "sliding_window": 3}
+            | {"layer_types": ["sliding_attention", "full_attention"], **table}
+            | {"dflash_config": {"block_size": 5, "mask_token_id": 12, "target_layer_ids": [1, 4], **options}},
+            dflash_shapes(),
+            dict(ids=(2, 5), slots=1, mask=12, window=3, from_anchor=False, causal=causal),
+        )
+        for name, table, options, causal in (
+            ("windows", {}, {}, (True, False)),
+            ("causal layers", {"is_causal": True}, {"num_target_layers": LAYERS}, (True, True)),
+            (
+                "scales",
+                {"is_causal": False, "input_embedding_scale": 9.0},
+                {"input_embedding_scale": 0.5, "output_multiplier": 0.7, "final_logit_softcapping": 4.0},
+                (False, False),
+            ),
+        )
+    },
     "DSpark": Published(
         QWEN3
         | {

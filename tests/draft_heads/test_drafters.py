@@ -82,7 +82,7 @@ CONFIGS = {
     "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
     "dflash": DFLASH,
     "dflash, windows": dataclasses.replace(DFLASH, layer=each_its_own()),
-    "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn"),
+    "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated"),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
     "pass": lookahead_embeddings.LookAheadConfig(V, D, vectors=2),
@@ -133,7 +133,7 @@ def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     assert on_the_way == as_it_is
 
 
-IN_TREES = ("eagle 3", "medusa", "pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
+IN_TREES = ("eagle 3", "medusa", "dspark", "pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
 
 
 def tree_of(name):
@@ -145,7 +145,7 @@ def tree_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[2:]))
+@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[3:]))
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=at_temperature(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)

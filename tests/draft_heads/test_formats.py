@@ -189,22 +189,28 @@ def mtp(t, table, hidden, draft, layout):
     return token_by_token(step, hidden.last, hidden, draft)
 
 
-def dflash(t, table, hidden, draft, ids, slots, mask, window=None):
+def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=True, causal=(True, False)):
+    table = {**table, **table.get("dflash_config", {})}
     context = norm(hidden.layers(ids) @ t["fc.weight"].T, t["hidden_norm.weight"])
     tokens = torch.tensor([FIRST] + [mask] * (table["block_size"] - 1))
     x = t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
-    for i in range(2):
+    x = x * table.get("input_embedding_scale", 1.0)
+    for i in range(2):  # of two layers the first may have a window
         name = f"layers.{i}"
         y = norm(x, t[f"{name}.input_layernorm.weight"])
-        unseen = None
-        if window is not None and i == 0:  # of two layers; a window's end is the block's first position
-            key, query = torch.arange(len(context) + len(x)) - len(context), torch.arange(len(x))
-            unseen = (key[None] < -window) | (key[None] > query[:, None])
+        key, query = torch.arange(len(context) + len(x))[None] - len(context), torch.arange(len(x))[:, None]
+        here = window if i == 0 else None
+        unseen = (key > query) & (causal[0] if here else causal[1])
+        if here:  # its end is the block's first position, or it is each token's own
+            unseen = unseen | (key < -here if from_anchor else (key - query).abs() >= here)
         x = x + attention(t, f"{name}.self_attn", y, context, causal=False, hidden=unseen)
         x = x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
     normed = norm(x, t["norm.weight"])
     features = normed[slots:][:GAMMA]
     logits = features @ t["lm_head.weight"].T if "lm_head.weight" in t else hidden.head(features)
+    logits = logits * table.get("output_multiplier", 1.0)
+    if cap := table.get("final_logit_softcapping"):
+        logits = cap * torch.tanh(logits / cap)
     if "markov_head.markov_w1.weight" not in t:
         return logits
     memory, log_probs = torch.zeros(5), []
@@ -237,14 +243,16 @@ NAMES = [
     *("Medusa", "Medusa, vLLM's"),
     *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
     *("DFlash", "DFlash, windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
+    *("DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
 ]
+FAST = {"DSpark, a memory", "DFlash, windows", "DFlash, z-lab's scales"}
 
 
 def test_every_published_drafter_has_a_reference(published):
     assert set(NAMES) == set(published)
 
 
-@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {"DSpark, a memory", "DFlash, windows"}))
+@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - FAST))
 def test_computes_what_its_format_says(name, published, folder, target, hidden, draft_of, tmp_path):
     case = published[name]
     where = case.write(tmp_path / "it", folder)
@@ -262,7 +270,10 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
 @pytest.mark.parametrize(
     "name",
     marked(
-        ["EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows", "DSpark"],
+        [
+            *("EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows"),
+            *("DSpark", "DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
+        ],
         slow={"EAGLE-3, its authors'"},
     ),
 )
@@ -277,6 +288,11 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path, published
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(a, b)
     table = json.loads((written / "config.json").read_text())
+    if "z-lab's" in name:
+        assert table["architectures"] == ["DFlashDraftModel"]
+        assert table["dflash_config"].items() >= case.table["dflash_config"].items()
+        assert table.get("is_causal") == case.table.get("is_causal")
+        return
     said = table["speculators_config"]
     assert said["verifier"] == {"name_or_path": "llama", "architectures": ["LlamaForCausalLM"]}
     assert said["proposal_methods"][0]["speculative_tokens"] <= 4

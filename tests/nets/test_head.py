@@ -10,6 +10,7 @@ import pytest
 import jaxspec
 from jaxspec.core import Room
 from jaxspec.nets import decoder, t5
+from jaxspec.nets.attention import softcap
 from tests.marks import marked
 
 SIZES = dict(dim=16, ff_dim=24)
@@ -44,6 +45,18 @@ def test_the_head_gives_what_a_pass_gives(name):
     for features, logits in ((of_last, forward.logits), (wide.features, wide.logits)):
         np.testing.assert_allclose(lm.inside.head(params, features), logits, rtol=1e-5, atol=1e-5)
     assert float(jnp.ptp(wide.logits)) > 0.1
+
+
+def test_raw_logits_are_those_before_the_scale_and_the_cap():
+    """A trimmed model's head leaves them out, too."""
+    config = dataclasses.replace(DECODER, logits_cap=2.0, logits_scale=3.0)
+    target = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(1)), config=config)
+    features = jax.random.normal(jax.random.key(2), (1, 2, 16))
+    for net in (target, jaxspec.trim_vocabulary(target, ids=[2, 5, 7])):
+        raw, logits = (net.lm.inside.head(net.params, features, raw=raw) for raw in (True, False))
+        finite = jnp.isfinite(logits)
+        np.testing.assert_allclose(jnp.where(finite, softcap(3 * raw, 2.0), 0), jnp.where(finite, logits, 0), rtol=1e-5)
+        assert float(jnp.max(jnp.abs(jnp.where(finite, 3 * raw - logits, 0)))) > 0.1
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ MAY_BE_ZERO = {
     "mtp_num_hidden_layers",
     "num_mtp_layers",
 }
-TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention", "dflash_config")
 LARGEST = 2**31 - 1  # of a count: sizes are int32
 MOST = {  # lists and tables are made with an entry for each
     "_layers": 10_000,

@@ -1,0 +1,146 @@
+"""Block drafters of targets with caps, scales, states and experts; and options of their files that are refused."""
+
+import dataclasses
+import functools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.core import Prompt
+from jaxspec.draft_heads.load import read_head
+from jaxspec.draft_heads.save import save
+from jaxspec.weights.tensors import CheckpointError
+from tests.draft_heads import test_formats as references
+from tests.draft_heads.conftest import EPS, FIRST, GAMMA, KV, PROMPT, QWEN3, D, Published, V, dflash_shapes
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": V, "hidden_size": D, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES |= {"head_dim": 8, "num_key_value_heads": KV, "rms_norm_eps": EPS, "max_position_embeddings": 64}
+SIZES |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+FULL, LOCAL = "full_attention", "sliding_attention"
+TARGETS = {
+    "Gemma4ForCausalLM": {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "sliding_window": 4}
+    | {"final_logit_softcapping": 2.0, "layer_types": [LOCAL, LOCAL, FULL, FULL]},
+    "Qwen3_5ForCausalLM": {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    | {"linear_value_head_dim": 4, "tie_word_embeddings": True},
+    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+    "Qwen3MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    | {"norm_topk_prob": True},
+}
+
+
+@functools.cache
+def peer(name):
+    """A model of transformers whose every parameter is random."""
+    torch.set_num_threads(1)
+    kind, draw = getattr(transformers, name), torch.Generator().manual_seed(1)
+    model = kind._from_config(
+        kind.config_class(**{**SIZES, **TARGETS[name]}), attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    scalars = [(name, x) for name, x in model.named_buffers() if "layer_scalar" in name]
+    for parameter, x in [*model.named_parameters(), *scalars]:
+        about_one = ("norm" in parameter or "scal" in parameter) and name != "Qwen3_5ForCausalLM"
+        x.data.copy_(0.3 * torch.randn(x.shape, generator=draw) + about_one)
+    return model
+
+
+class Hidden(references.Hidden):
+    """The hidden states of a peer, and the parts of it that drafters use: the matrix of its head alone."""
+
+    def __init__(self, model, scale):
+        self.model, self.scale = model, scale
+        with torch.no_grad():
+            out = model(torch.tensor([PROMPT]), output_hidden_states=True)
+        self.states = [x[0] for x in out.hidden_states]
+
+    def embed(self, tokens):
+        return super().embed(tokens) * self.scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_published_drafters_of_other_families_compute_what_their_code_does(name, tmp_path, draft_of):
+    """Gemma's drafter reads scaled embeddings, the head's matrix without its cap, and has a cap of its own."""
+    model, gemma = peer(name), name.startswith("Gemma")
+    model.save_pretrained(tmp_path / "target")
+    target = jaxspec.load(tmp_path / "target")
+    options = {"mask_token_id": 12, "target_layer_ids": [0, 2], "block_size": 5}
+    table = QWEN3 | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "num_target_layers": 4}
+    if gemma:
+        options |= {"final_logit_softcapping": 3.0}
+        table |= {"layer_types": [LOCAL, FULL], "sliding_window": 3}
+    windows = dict(window=3, from_anchor=False) if gemma else {}
+    case = Published(table | {"dflash_config": options}, dflash_shapes(), dict(ids=(1, 3), slots=1, mask=12, **windows))
+    drafter = jaxspec.load_drafter(case.write(tmp_path / "it", None), target=target)
+    tokens, log_probs = draft_of(drafter)
+    hidden = Hidden(model, D**0.5 if gemma else 1.0)
+    expected = references.dflash(case.tensors(), case.table, hidden, tokens, **case.reference)
+    np.testing.assert_allclose(log_probs, expected.log_softmax(-1).detach().numpy(), rtol=1e-4, atol=1e-4)
+    prompt = Prompt(jnp.array([PROMPT, [FIRST, 2, 0, 0, 0]]), jnp.array([len(PROMPT), 2]))
+    plain = jaxspec.generate(target, prompt, max_new_tokens=8)
+    fast = jaxspec.generate(target, prompt, drafter=drafter, gamma=GAMMA, max_new_tokens=8)
+    np.testing.assert_array_equal(fast.tokens, plain.tokens)
+    assert fast.stats.drafted.sum() > 0
+
+
+def changed(where, nested=(), **keys):
+    """Changes a drafter's config.json, and its dflash_config."""
+    table = json.loads((where / "config.json").read_text()) | keys
+    table["dflash_config"] |= dict(nested)
+    (where / "config.json").write_text(json.dumps(table))
+    return where
+
+
+REFUSED = {
+    "dflash_config has projector_type: expected block_size,": {"nested": {"projector_type": "domino"}},
+    "attention_value_scale is 0.6: only 1.0 is supported": {"attention_value_scale": 0.6},
+    "dflash_config has attention_sink_bias": {"nested": {"attention_sink_bias": True}},
+    "use_gemma_norm is True": {"use_gemma_norm": True},
+    "sliding_window is missing: expected a number": {"layer_types": [LOCAL, FULL], "sliding_window": None},
+    "dflash_config is of type list: expected an object": {"dflash_config": []},
+    "output_multiplier is -1": {"nested": {"output_multiplier": -1}},
+    "is_causal is True: only False is supported": {"speculators_model_type": "dflash", "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_unknown_options_are_refused_by_name(message, published, folder, target, tmp_path):
+    where, changes = published["DFlash"].write(tmp_path / "it", folder), dict(REFUSED[message])
+    if "dflash_config" in changes:
+        table = json.loads((where / "config.json").read_text()) | changes
+        (where / "config.json").write_text(json.dumps(table))
+    else:
+        changed(where, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        jaxspec.load_drafter(where, target=target)
+
+
+def test_keys_that_were_copied_from_the_target_count_for_nothing_beside_the_rotated_width(
+    published, folder, target, tmp_path
+):
+    where = published["DFlash"].write(tmp_path / "it", folder)
+    whole, _ = read_head(where, target=target)
+    copied = {"mrope_section": [1, 1], "partial_rotary_factor": 0.25, "rope_theta": 100.0}
+    table = {"rope_parameters": {"rope_type": "default", "rope_dim": 4, **copied}, "partial_rotary_factor": 0.25}
+    assert read_head(changed(where, **table), target=target)[0] == whole
+    table["rope_parameters"]["rope_dim"] = 2
+    half, _ = read_head(changed(where, **table), target=target)
+    assert {layer.attention.rotary.dims for layer in half.layer.layers} == {2}
+
+
+def test_layers_that_are_read_where_the_file_is_silent(published, folder, target, tmp_path):
+    where = published["DFlash"].write(tmp_path / "it", folder)
+    assert read_head(changed(where, {"target_layer_ids": None}), target=target)[0].taps == (1, 4)
+
+
+@pytest.mark.parametrize("option", ["from_anchor", "own_head"])
+def test_a_drafter_that_no_format_can_store_says_why(option, published, folder, target, tmp_path):
+    config, params = read_head(published["DFlash, z-lab's scales"].write(tmp_path / "it", folder), target=target)
+    with pytest.raises(CheckpointError, match=f"cannot store {option}"):
+        save(dataclasses.replace(config, **{option: True}), params, tmp_path / "out", target=target)
