@@ -108,7 +108,7 @@ class BlockConfig:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether a token's logits depend on the draft token before it."""
+        """Tells whether a token's logits depend on the draft token before it."""
         return self.markov_rank > 0
 
     @property
@@ -407,9 +407,9 @@ def first_memory(
     memory = jnp.zeros((features.shape[0], head.memory), features.dtype)
     for i in range(features.shape[1]):
         assert head.next_logits is not None
-        here = features[:, i : i + 1]
-        logits = head.logits(params, shared, here)  # compiled away where the memory needs none
-        _, memory = head.next_logits(params, logits, last[:, None], here, memory)
+        feature = features[:, i : i + 1]
+        logits = head.logits(params, shared, feature)  # compiled away where the memory needs none
+        _, memory = head.next_logits(params, logits, last[:, None], feature, memory)
     return memory
 
 
@@ -479,10 +479,10 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
 
         def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: Any) -> NodeLogits:
             features, block_logits, memory = carry
-            here = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=level, slice_size=1, axis=1)
-            logits = jax.tree.map(here, block_logits)  # B 1 V
+            at_level = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=level, slice_size=1, axis=1)
+            logits = jax.tree.map(at_level, block_logits)  # B 1 V
             if head.next_logits is not None:
-                logits, memory = head.next_logits(params, logits, tokens, here(features), memory)
+                logits, memory = head.next_logits(params, logits, tokens, at_level(features), memory)
             return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), (features, block_logits, memory)
 
         return core.Reading(
@@ -520,13 +520,13 @@ def draft_logits(
 ) -> tuple[Float[Array, "N V"], Float[Array, "N R"] | None]:
     """Makes the logits of the tokens of one number of blocks, given the text's tokens before them."""
     functions, index, memory = head(config), config.lead + at.depth, at.memory
-    here = at.hidden[:, index : index + 1]
-    logits = functions.logits(params, shared, here)
+    feature = at.hidden[:, index : index + 1]
+    logits = functions.logits(params, shared, feature)
     if functions.next_logits is None:
         return logits[:, 0], None
     if memory is None:
         memory = first_memory(functions, params, shared, at.ahead[:, 0], at.hidden[:, : config.lead])
-    logits, memory = functions.next_logits(params, logits, at.ahead[:, at.depth, None], here, memory)
+    logits, memory = functions.next_logits(params, logits, at.ahead[:, at.depth, None], feature, memory)
     return logits[:, 0], memory
 
 
@@ -692,7 +692,7 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
         "windows_from_anchor": bool(config.layer.windows) and config.windows_from_anchor,
         "causal_windows": config.causal_full and not config.causal_windows,
     }
-    if lacking := [name for name, has in only_speculators.items() if has]:
+    if lacking := [name for name, is_set in only_speculators.items() if is_set]:
         raise formats.FamilyError(
             f"z-lab's format, which has scales, caps and is_causal, cannot store {', '.join(lacking)}: expected one of "
             "both kinds of options"

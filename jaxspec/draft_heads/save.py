@@ -58,8 +58,8 @@ def _verifier(target: Model) -> dict[str, Any]:
     except FamilyError:
         table = {"architectures": []}
     shape = target_shape(target)
-    known = {"name_or_path": target.name, "architectures": table["architectures"]}
-    return known | {"layers": shape.layers, "embedding_scale": shape.embedding_scale}
+    names = {"name_or_path": target.name, "architectures": table["architectures"]}
+    return names | {"layers": shape.layers, "embedding_scale": shape.embedding_scale}
 
 
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:

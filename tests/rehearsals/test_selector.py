@@ -25,13 +25,14 @@ PROMPTS = [[1, 0], [2]]
 
 
 def selector(best, params, logits, previous, features, memory):
-    """`BlockHead.next_logits`: the `best` of a block's logits [B, V] with new scores, and -inf elsewhere."""
+    """`BlockHead.next_logits`: the `best` of a position's logits [B, 1, V] with new scores, and -inf elsewhere."""
     own = params["selector"]
-    top, ids = jax.lax.top_k(logits, best)  # [B, best]
-    scores = top * (features @ own["features"])[:, None] + jnp.take_along_axis(own["pairs"][previous], ids, axis=1)
+    top, ids = jax.lax.top_k(logits[:, 0], best)  # [B, best]
+    pairs = jnp.take_along_axis(own["pairs"][previous[:, 0]], ids, axis=1)
+    scores = top * (features[:, 0] @ own["features"])[:, None] + pairs
     scores = scores * (1 - 2 * memory)  # from the second token on the last are first
     rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
-    return jnp.full_like(logits, -jnp.inf).at[rows, ids].set(scores), jnp.ones_like(memory)
+    return jnp.full_like(logits, -jnp.inf).at[rows, 0, ids].set(scores), jnp.ones_like(memory)
 
 
 def values(vocab):
@@ -83,6 +84,7 @@ def test_greedy_text_is_plain_text_and_drawn_tokens_are_accepted():
 
 def test_no_more_than_the_best_have_a_score():
     logits, features = jax.random.normal(jax.random.key(0), (2, MANY)), jnp.ones((2, 8))
-    scores, memory = selector(BEST, values(MANY), logits, jnp.array([3, 5]), features, jnp.zeros((2, 1)))
-    assert (jnp.isneginf(scores) == (logits == logits.min(axis=1, keepdims=True))).all()
+    previous, zeros = jnp.array([[3], [5]]), jnp.zeros((2, 1))
+    scores, memory = selector(BEST, values(MANY), logits[:, None], previous, features[:, None], zeros)
+    assert (jnp.isneginf(scores[:, 0]) == (logits == logits.min(axis=1, keepdims=True))).all()
     assert memory.tolist() == [[1], [1]]
