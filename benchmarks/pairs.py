@@ -173,6 +173,18 @@ def dflash(table: dict, pair: Pair) -> Shapes:
     return shapes
 
 
+def dflash2(table: dict, pair: Pair) -> Shapes:
+    """Lists DFlash 2's tensors: DFlash's, two convolutions a layer, and the selector's two tables and projection."""
+    options, dim, shapes = table["dflash_config"], table["hidden_size"], dflash(table, pair)
+    reach, rank = options["conv_kernel_size"], options["selector_rank"]
+    for i, part in itertools.product(range(table["num_hidden_layers"]), ("attention", "mlp")):
+        shapes[f"layers.{i}.{part}_conv.base_kernel"] = (2, reach, dim)
+        rows = 2 * reach * dim // options["conv_group_size"]
+        shapes[f"layers.{i}.{part}_conv.kernel_projection.weight"] = (rows, dim)
+    shapes |= {f"candidate_selector.{x}_codebook": (table["vocab_size"], rank) for x in ("predecessor", "successor")}
+    return shapes | {"candidate_selector.hidden_projection.weight": (rank, dim)}
+
+
 def dspark(table: dict, pair: Pair) -> Shapes:
     """Lists DSpark's tensors: DFlash's, an embedding and a head, and the two heads behind it."""
     dim, vocab, rank = table["hidden_size"], table["vocab_size"], table["markov_rank"]
@@ -204,6 +216,7 @@ FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
     "EAGLE-3, DeepSpec's": deepspec,
     "speculators, EAGLE-3": speculators,
     "DFlash": dflash,
+    "DFlash 2": dflash2,
     "DSpark": dspark,
     "Medusa": medusa,
     "MTP, MiMo's": mimo,

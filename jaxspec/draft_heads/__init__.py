@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.draft_heads import block, eagle, kangaroo, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads import block, dflash2, eagle, kangaroo, lookahead_embeddings, medusa, mtp
 from jaxspec.draft_heads.kind import Kind
 
 KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a module for MTP lies beside a model
     eagle.KIND,
+    dflash2.KIND,  # which has DFlash's tensors, and more
     block.KIND,
     medusa.KIND,
     kangaroo.KIND,

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -558,7 +559,11 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 
 def read(
-    table: dict, shapes: Shapes, target: TargetShape, kind: type[BlockConfig] = BlockConfig, **more: Any
+    table: dict,
+    shapes: Shapes,
+    target: TargetShape,
+    kind: type[BlockConfig] = BlockConfig,
+    counts: Mapping[str, str] = types.MappingProxyType({}),
 ) -> BlockConfig:
     """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
 
@@ -567,11 +572,12 @@ def read(
         shapes: shapes of tensors by name.
         target: the target's.
         kind: the configuration's type.
-        more: further fields of it.
+        counts: further fields of it, which are integers, and their keys.
     """
     nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
-    if unknown := sorted(nested.keys() - OPTIONS):
-        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(OPTIONS))}")
+    expected = OPTIONS.union(counts.values())
+    if unknown := sorted(nested.keys() - expected):
+        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
     options = {**table, **nested}  # they lie in dflash_config or beside it
     formats.only(options, **UNLIKE)
     layer = _layer(table, shapes)
@@ -588,6 +594,7 @@ def read(
         ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
     )
     spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
+    more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
     parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
     # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
     causal_windows = is_causal is not False

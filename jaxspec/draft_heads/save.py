@@ -26,7 +26,8 @@ def save(
 ) -> Path:
     """Writes a drafter: EAGLE-3, DFlash, DSpark and MTP in the format of `speculators`, which vLLM and SGLang read.
 
-    EAGLE-1 is written as its authors publish it. Medusa is written as vLLM has it, with tensors of our own for
+    DFlash 2 is, too. DFlash with scales, caps or windows that count from each token is written as z-lab has it, EAGLE-1
+    as its authors publish it. Medusa is written as vLLM has it, with tensors of our own for
     blockwise and Hydra heads.
 
     Args:

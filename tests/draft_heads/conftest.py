@@ -87,12 +87,24 @@ def dflash_shapes(qk_norms=True, taps=2):
     return layer_shapes("layers.0", qk_norms=qk_norms) | layer_shapes("layers.1", qk_norms=qk_norms) | top
 
 
+def dflash2_shapes(rank=5, group=4, suffix=""):
+    shapes = dflash_shapes() | {
+        f"layers.{i}.{part}_conv.{name}": shape
+        for i in range(2)
+        for part in ("attention", "mlp")
+        for name, shape in (("base_kernel", (2, 2, D)), ("kernel_projection.weight", (2 * 2 * D // group, D)))
+    }
+    shapes |= {f"candidate_selector.{x}_codebook{suffix}": (V, rank) for x in ("predecessor", "successor")}
+    return shapes | {"candidate_selector.hidden_projection.weight": (rank, D)}
+
+
 def mtp_shapes(layout, **options):
     fc, *norms, layer, style = layout
     shapes = layer_shapes(layer, **options) | {f"{fc}.weight": (D, 2 * D)} | {f"{name}.weight": (D,) for name in norms}
     return shapes | ({"model.layers.7.shared_head.head.weight": (V, D)} if style == "nextn" else {})
 
 
+SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 5, "selector_top_k": 6}
 OFFSETS = [0, 0, 1, 1, 2, 4]  # of ids 0, 1, 3, 4, 6 and 9
 MARKOV = {"markov_head.markov_w1.weight": (V, 5), "markov_head.markov_w2.weight": (V, 5)}
 JOINT = {"markov_head.joint_proj.weight": (15, 10 + D), "markov_head.joint_proj.bias": (15,)}
@@ -263,6 +275,29 @@ CASES = {
             ),
         )
     },
+    "DFlash 2": Published(
+        QWEN3
+        | {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 2, "is_causal": False, "sliding_window": 3}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {"dflash_config": {"block_size": 5, "mask_token_id": 12, "target_layer_ids": [1, 4], **SELECTOR}},
+        dflash2_shapes(suffix=".weight"),
+        dict(ids=(2, 5), slots=1, mask=12, window=3, from_anchor=False, causal=(False, False)),
+    ),
+    "DFlash 2, speculators": Published(
+        unified(
+            "dflash2",
+            QWEN3
+            | {"num_hidden_layers": 2, "sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            aux_hidden_state_layer_ids=[2, 5],
+            block_size=5,
+            mask_token_id=12,
+            draft_vocab_size=V,
+            **SELECTOR,
+        ),
+        dflash2_shapes(),
+        dict(ids=(2, 5), slots=1, mask=12, window=3, causal=(False, False)),
+    ),
     "DSpark": Published(
         QWEN3
         | {

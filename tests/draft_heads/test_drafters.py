@@ -17,7 +17,7 @@ from jaxspec.analysis import cost
 from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, RoundEnd, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads import block, dflash2, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
@@ -62,6 +62,12 @@ EAGLE3 = eagle.EagleConfig(
 DFLASH = block.BlockConfig(LAYER, D, (0, 1), block=4, mask_token=2)
 
 
+def second(config, **options):
+    """DFlash 2's options added to those of DFlash."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return dflash2.DFlash2Config(**{**fields, "group": 4, "rank": 4, "candidates": 2, **options})
+
+
 def each_its_own():
     """Three layers: one attends to everything, the others to a window and with a rotation of their own."""
     (layer,), shapes = LAYER.layers, [(None, 10_000.0), (2, 100.0), (1, 3.0)]
@@ -82,6 +88,7 @@ CONFIGS = {
     "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
     "dflash": DFLASH,
     "dflash, windows": dataclasses.replace(DFLASH, layer=each_its_own()),
+    "dflash 2": second(DFLASH, layer=each_its_own(), candidates=V),  # all: no token is left out in training
     "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated"),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
@@ -133,7 +140,7 @@ def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     assert on_the_way == as_it_is
 
 
-IN_TREES = ("eagle 3", "medusa", "dspark", "pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
+IN_TREES = ("eagle 3", "medusa", "dspark", "dflash 2", "pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
 
 
 def tree_of(name):
@@ -145,7 +152,7 @@ def tree_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[3:]))
+@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[4:]))
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=at_temperature(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
@@ -413,6 +420,10 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: dataclasses.replace(DFLASH, mask_token=3), "mask_token is 3"),
         (lambda: dataclasses.replace(DFLASH, layer=dataclasses.replace(LAYER, dim=16)), "own_embedding and own_head"),
         (lambda: dataclasses.replace(DFLASH, draft_vocab=2), "expected own_head"),
+        (lambda: second(DFLASH, candidates=4), "candidates is 4: expected a number from 1 to 3"),
+        (lambda: second(DFLASH, group=3), "group is 3: expected a divisor of the layers' width, 8"),
+        (lambda: second(DFLASH, reach=5), "reach is 5: expected a number from 1 to 4"),
+        (lambda: second(DFLASH, markov_rank=2), "markov_rank is 2 and draft_vocab None: expected 0 and None"),
     ],
 )
 def test_shapes_that_make_no_drafter(make, complaint):
@@ -436,6 +447,7 @@ def test_independent_sequences_are_as_long_as_there_are_heads():
 TRAINED_FAST = [("dspark, memory", "decoder"), ("pass", "t5")]
 TRAINED_SLOW = [
     ("dflash, windows", "decoder"),
+    ("dflash 2", "decoder"),
     ("eagle 3", "decoder"),
     ("dspark", "t5"),
     ("hydra", "gpt"),

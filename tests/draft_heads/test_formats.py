@@ -189,6 +189,37 @@ def mtp(t, table, hidden, draft, layout):
     return token_by_token(step, hidden.last, hidden, draft)
 
 
+def convolutions(t, name, y):
+    """Return DFlash 2's two convolutions around a sublayer that reads y; of other drafters, nothing."""
+    if f"{name}.base_kernel" not in t:
+        return (lambda x: x,) * 2
+    base, dynamic = t[f"{name}.base_kernel"], y @ t[f"{name}.kernel_projection.weight"].T
+    dynamic = dynamic.reshape(len(y), 2, 2, -1).repeat_interleave(4, -1)  # [positions, side, offset, D]
+
+    def side(s):
+        def convolve(x):
+            shifted = torch.cat([torch.zeros(1, D), x[:-1]])
+            return sum((base[s, o] + dynamic[:, s, o]) * (x, shifted)[o] for o in range(2))
+
+        return convolve
+
+    return side(0), side(1)
+
+
+def walked(t, table, logits, features, draft):
+    """Return the logits of each token of DFlash 2's walk: of the best of a position, scored by the token before."""
+    books = [
+        t[name] for x in ("predecessor", "successor") for name in t if name.startswith(f"candidate_selector.{x}_code")
+    ]
+    rows = []
+    for unary, feature, previous in zip(logits, features, [FIRST, *draft[:-1]], strict=True):
+        best = unary.topk(table["selector_top_k"]).indices
+        hidden = t["candidate_selector.hidden_projection.weight"] @ feature
+        rows.append(torch.full((V,), float("-inf")))
+        rows[-1][best] = unary[best] + books[1][best] @ (books[0][previous] * hidden)
+    return torch.stack(rows)
+
+
 def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=True, causal=(True, False)):
     table = {**table, **table.get("dflash_config", {})}
     context = norm(hidden.layers(ids) @ t["fc.weight"].T, t["hidden_norm.weight"])
@@ -203,14 +234,19 @@ def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=T
         unseen = (key > query) & (causal[0] if here else causal[1])
         if here:  # its end is the block's first position, or it is each token's own
             unseen = unseen | (key < -here if from_anchor else (key - query).abs() >= here)
-        x = x + attention(t, f"{name}.self_attn", y, context, causal=False, hidden=unseen)
-        x = x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
+        before, after = convolutions(t, f"{name}.attention_conv", y)
+        x = x + after(attention(t, f"{name}.self_attn", before(y), context, causal=False, hidden=unseen))
+        y = norm(x, t[f"{name}.post_attention_layernorm.weight"])
+        before, after = convolutions(t, f"{name}.mlp_conv", y)
+        x = x + after(mlp(t, f"{name}.mlp", before(y)))
     normed = norm(x, t["norm.weight"])
     features = normed[slots:][:GAMMA]
     logits = features @ t["lm_head.weight"].T if "lm_head.weight" in t else hidden.head(features)
     logits = logits * table.get("output_multiplier", 1.0)
     if cap := table.get("final_logit_softcapping"):
         logits = cap * torch.tanh(logits / cap)
+    if "selector_top_k" in table:
+        return walked(t, table, logits, features, draft)
     if "markov_head.markov_w1.weight" not in t:
         return logits
     memory, log_probs = torch.zeros(5), []
@@ -236,6 +272,7 @@ REFERENCES = {
     "Medusa, vLLM's": vllm_medusa,
     "MTP": mtp,
     "DFlash": dflash,
+    "DFlash 2": dflash,
     "DSpark": dflash,
 }
 NAMES = [
@@ -243,9 +280,10 @@ NAMES = [
     *("Medusa", "Medusa, vLLM's"),
     *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
     *("DFlash", "DFlash, windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
+    *("DFlash 2", "DFlash 2, speculators"),
     *("DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
 ]
-FAST = {"DSpark, a memory", "DFlash, windows", "DFlash, z-lab's scales"}
+FAST = {"DFlash 2", "DSpark, a memory", "DFlash, windows", "DFlash, z-lab's scales"}
 
 
 def test_every_published_drafter_has_a_reference(published):
@@ -272,6 +310,7 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
     marked(
         [
             *("EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows"),
+            *("DFlash 2", "DFlash 2, speculators"),
             *("DSpark", "DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
         ],
         slow={"EAGLE-3, its authors'"},
@@ -288,8 +327,8 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path, published
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(a, b)
     table = json.loads((written / "config.json").read_text())
-    if "z-lab's" in name:
-        assert table["architectures"] == ["DFlashDraftModel"]
+    if "z-lab's" in name or name == "DFlash 2":
+        assert table["architectures"] == case.table["architectures"]
         assert table["dflash_config"].items() >= case.table["dflash_config"].items()
         assert table.get("is_causal") == case.table.get("is_causal")
         return

@@ -87,6 +87,7 @@ SAME = {  # fine-tuned ones, and the library's size of the same shape
     "facebook/layerskip-llama3.2-1B": "llama-3.2-1b",
     "lmsys/vicuna-7b-v1.3": "llama-2-7b",
     "lmsys/vicuna-13b-v1.3": "llama-2-13b",
+    "Qwen/Qwen3.8-27B": "qwen3.5-27b",
     "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2",
 }
 UNLISTED = ("XiaomiMiMo/MiMo-7B-RL", "distilbert/distilgpt2", "lmsys/vicuna-33b-v1.3")
@@ -189,7 +190,7 @@ def test_refused_is_refused_with_its_reason(row: dict):
 
 
 def test_more_tensors_than_those_of_dflash_are_refused(monkeypatch: pytest.MonkeyPatch):
-    """DFlash 2 has them: without a complaint its convolutions would be left out."""
+    """Without a complaint what they are for would be left out."""
     pair = next(pair for pair in HEADS if pair.format == "DFlash")
     more = pairs.published_tensors(pair) | {"layers.0.convolution.weight": (2560, 2)}
     monkeypatch.setattr(pairs, "published_tensors", lambda pair: more)

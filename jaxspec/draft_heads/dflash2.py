@@ -1,0 +1,282 @@
+"""DFlash 2: a block drafter that mixes neighbouring positions, and walks through the best tokens of each position.
+
+It is DFlash with two additions (z-lab, `github.com/z-lab/dflash`). Before and after each sublayer, a position's vector
+is added to those of the positions before it in the block, each times factors that depend on the position. And each
+position names a few candidates, the most probable tokens by DFlash's logits. A candidate's score is its logit plus a
+product of three vectors: one of the token before, one of the position, one of the candidate. So the draft is a Markov
+chain with known conditional distributions, which every acceptance rule can take.
+
+Shapes: B batch, T step, M the layers' width, V vocabulary, R rank of the selector. C draft tokens of a block, K
+candidates of a position, n tokens before, N drafts, O positions that a convolution reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import core
+from jaxspec.core.checks import in_range
+from jaxspec.draft_heads import block
+from jaxspec.draft_heads.block import BlockConfig, BlockDrafter, BlockHead, BlockSizes
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, same_fields
+from jaxspec.draft_heads.target import SharedWithTarget
+from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
+from jaxspec.drafters.hidden_states import inside_of
+from jaxspec.nets import stack
+from jaxspec.nets.attention import LayerInputs
+from jaxspec.nets.decoder import DecoderLayer, layer_of
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlash2Config(BlockConfig):
+    """The shape of a DFlash 2 drafter: attributes of `BlockConfig`, and these.
+
+    Attributes:
+        reach: positions that a convolution reads: a position's own, and those before it.
+        group: neighbouring entries of a vector that share the factors which depend on the position.
+        rank: width of the selector's vectors.
+        candidates: tokens that each position names.
+    """
+
+    reach: int = 2
+    group: int = 16
+    rank: int = 256
+    candidates: int = 16
+
+    def __post_init__(self):
+        super().__post_init__()
+        in_range(1, self.layer.vocab_size, candidates=self.candidates)
+        in_range(1, self.block, reach=self.reach)
+        in_range(1, self.layer.dim, group=self.group)
+        if self.layer.dim % self.group:
+            raise ValueError(f"group is {self.group}: expected a divisor of the layers' width, {self.layer.dim}")
+        if self.markov_rank or self.draft_vocab is not None:
+            raise ValueError(
+                f"markov_rank is {self.markov_rank} and draft_vocab {self.draft_vocab}: expected 0 and None, since "
+                "candidates are tokens of the target's vocabulary, scored by the selector"
+            )
+
+    @property
+    def is_sequential(self) -> bool:
+        """Tells that a token's logits depend on the draft token before it."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlash2Sizes(BlockSizes):
+    """A DFlash 2 drafter; attributes as `DFlash2Config` has them."""
+
+    reach: int = 2
+    group: int = 16
+    rank: int = 256
+    candidates: int = 16
+
+    def config(self, target: core.Model) -> DFlash2Config:
+        """Returns the drafter's configuration, for a target."""
+        return DFlash2Config(self.layer(target), inside_of(target).width, **same_fields(self, DFlash2Config))
+
+
+# --- the network
+
+
+class Convolution(nn.Module):
+    """Mixes each position with those before it in its block, before and after a sublayer."""
+
+    config: DFlash2Config
+
+    def setup(self):
+        c, dim = self.config, self.config.layer.dim
+        # At first every position keeps its own vector, and nothing depends on it.
+        is_first = jnp.arange(c.reach)[None, :, None] == 0
+        self.base = self.param("base", lambda _: jnp.broadcast_to(is_first, (2, c.reach, dim)).astype(jnp.float32))
+        dtype = jnp.dtype(c.layer.dtype)
+        self.factors = Dense(2 * c.reach * dim // c.group, dtype=dtype, weight_init=nn.initializers.zeros)
+
+    def kernels(self, x: Float[Array, "B T M"]) -> Float[Array, "2 B T O M"]:
+        """Makes the factors before and after a sublayer, both from its input."""
+        c = self.config
+        by_group = self.factors(x).reshape(*x.shape[:2], 2, c.reach, -1)
+        return jnp.moveaxis(self.base.astype(x.dtype)[None, None] + jnp.repeat(by_group, c.group, axis=-1), 2, 0)
+
+    def mixed(self, kernel: Float[Array, "B T O M"], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """Adds up the vectors of neighbours, each times its factors; nothing crosses the border of a block."""
+        c, (batch, step, dim) = self.config, x.shape
+        blocks = x.reshape(batch, step // c.block, c.block, dim)  # in training several lie behind each other
+        shifted = [
+            jnp.pad(blocks, ((0, 0), (0, 0), (i, 0), (0, 0)))[:, :, : c.block].reshape(x.shape) for i in range(c.reach)
+        ]
+        return functools.reduce(jnp.add, [kernel[:, :, i] * x for i, x in enumerate(shifted)])
+
+
+class MixingLayer(DecoderLayer):
+    """A layer with a convolution around its attention, and another around its feed-forward block."""
+
+    drafter: Any = None  # the `DFlash2Config`
+
+    def setup(self):
+        super().setup()
+        self.attention_mix, self.ff_mix = Convolution(self.drafter), Convolution(self.drafter)
+
+    def __call__(self, x: Float[Array, "B T M"], read: stack.Read, inputs: LayerInputs):
+        y = self.attention_norm(x)
+        before, after = self.attention_mix.kernels(y)
+        added, record = self.attention.mix(self.attention_mix.mixed(before, y), read, inputs)
+        x = x + self.attention_mix.mixed(after, added)
+        y = self.ff_norm(x)
+        before, after = self.ff_mix.kernels(y)
+        return x + self.ff_mix.mixed(after, self.ff(self.ff_mix.mixed(before, y))), record
+
+
+class Candidates(NamedTuple):
+    """The best tokens of each position by DFlash's logits, and these logits."""
+
+    ids: Int[Array, "B C K"]
+    logits: Float[Array, "B C K"]
+
+
+class DFlash2(BlockDrafter):
+    """The network, by the parts of `BlockHead`."""
+
+    config: DFlash2Config
+
+    def setup(self):
+        super().setup()
+        c, dtype = self.config, jnp.dtype(self.config.layer.dtype)
+        normal = nn.initializers.normal(0.02)
+        self.before = Embedding(c.layer.vocab_size, c.rank, dtype=dtype, embedding_init=normal)
+        self.after = Embedding(c.layer.vocab_size, c.rank, dtype=dtype, embedding_init=normal)
+        self.here = Dense(c.rank, dtype=dtype)
+
+    @nn.nowrap
+    def _made_layers(self) -> list[DecoderLayer]:
+        c = self.config
+        return [layer_of(c.layer, i, MixingLayer, drafter=c) for i in range(len(c.layer.layers))]
+
+    def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Candidates:
+        logits, ids = jax.lax.top_k(super().logits(shared, features), self.config.candidates)
+        return Candidates(ids.astype(jnp.int32), logits)
+
+    def next_logits(
+        self,
+        logits: Candidates,
+        previous: Int[Array, "B n"],
+        features: Float[Array, "B 1 M"],
+        memory: Float[Array, "B 0"],
+    ) -> tuple[Float[Array, "B n V"], Float[Array, "B 0"]]:
+        # The edges from every token before to every candidate, one product: [B, n, R] and [B, K, R].
+        pair = (self.before(previous) * self.here(features)).astype(jnp.float32)
+        edges = jnp.einsum("bnr,bkr->bnk", pair, self.after(logits.ids[:, 0]).astype(jnp.float32))
+        scores = logits.logits + edges
+        wide = jnp.full((*previous.shape, self.config.layer.vocab_size), -jnp.inf)
+        ids = jnp.broadcast_to(logits.ids, scores.shape)
+        return jnp.put_along_axis(wide, ids, scores, axis=-1, inplace=False), memory
+
+    def all_logits(
+        self, shared: SharedWithTarget, features: Float[Array, "B 1 M"], previous: Int[Array, "B 1"]
+    ) -> Float[Array, "B 1 V"]:
+        """Scores all tokens as if they were candidates, for training: what is left out there could not be learned."""
+        edges = self.after.logits(self.before(previous) * self.here(features), True)
+        return super().logits(shared, features) + edges.astype(jnp.float32)
+
+
+def head(config: DFlash2Config) -> BlockHead:
+    """Makes the drafter's pure functions, for `drafters.block`."""
+    return block.head(config, DFlash2)
+
+
+def init(config: DFlash2Config, key: Key[Array, ""]) -> core.Params:
+    """Draws random parameters; convolutions change nothing at first."""
+    return block.init(config, key, DFlash2)
+
+
+# --- in training
+
+
+def draft_states(config: DFlash2Config, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
+    """Makes the features of the blocks that begin at the places."""
+    return block.draft_states(config, params, shared, starts, DFlash2)
+
+
+def draft_logits(
+    config: DFlash2Config, params: core.Params, shared: SharedWithTarget, at: DraftStep
+) -> tuple[Float[Array, "N V"], None]:
+    """Makes the logits of the tokens of one number of blocks, given the text's token before each."""
+    feature, previous = at.hidden[:, at.depth : at.depth + 1], at.ahead[:, at.depth, None]
+    return stack.pure(DFlash2(config), DFlash2.all_logits)(params, shared, feature, previous)[:, 0], None
+
+
+# --- its files
+
+KEYS = {
+    "reach": "conv_kernel_size",
+    "group": "conv_group_size",
+    "rank": "selector_rank",
+    "candidates": "selector_top_k",
+}
+SELECTOR = "candidate_selector."
+
+
+def canonical(name: str) -> str | None:
+    """Spells a name in one way: tables of vectors end in .weight only where z-lab's code has saved them again.
+
+    >>> canonical("candidate_selector.successor_codebook.weight")
+    'candidate_selector.successor_codebook'
+    """
+    spelled = block.canonical(name)
+    return spelled and spelled.replace("_codebook.weight", "_codebook")
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there are DFlash's tensors and a selector's."""
+    return block.matches(table, shapes) and f"{SELECTOR}hidden_projection.weight" in shapes
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
+    """Reads the network of a config.json: z-lab's or that of speculators."""
+    return block.read(table, shapes, target, DFlash2Config, KEYS)
+
+
+def names(config: DFlash2Config) -> dict[str, str]:
+    """Says where each parameter lies."""
+    where = block.names(config) | {
+        "before/embedding": f"{SELECTOR}predecessor_codebook",
+        "after/embedding": f"{SELECTOR}successor_codebook",
+        "here/weight": f"{SELECTOR}hidden_projection.weight",
+    }
+    for i in range(len(config.layer.layers)):
+        for part, module in (("attention_mix", "attention_conv"), ("ff_mix", "mlp_conv")):
+            where[f"layers_{i}/{part}/base"] = f"layers.{i}.{module}.base_kernel"
+            where[f"layers_{i}/{part}/factors/weight"] = f"layers.{i}.{module}.kernel_projection.weight"
+    return where
+
+
+def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
+    table, name = block.write(config, verifier, tokens), "DFlash2DraftModel"
+    options = {key: getattr(config, field) for field, key in KEYS.items()}
+    if "dflash_config" in table:
+        return table | {"architectures": [name], "dflash_config": table["dflash_config"] | options}
+    algorithm = {"speculators_config": table["speculators_config"] | {"algorithm": "dflash2"}}
+    return table | algorithm | {"architectures": [name], "speculators_model_type": "dflash2"} | options
+
+
+KIND = Kind(
+    name="dflash2",
+    config=DFlash2Config,
+    sizes=DFlash2Sizes,
+    init=init,
+    head=head,
+    drafter=block.block,
+    format=Format("DFlash 2 drafter", canonical, matches, read, names, write),
+    training=Training(draft_states, draft_logits, longest=lambda config: config.count),
+)
