@@ -6,9 +6,12 @@ mask tokens, and all its positions attend to each other. DSpark adds a low-rank 
 token's logits, so that the tokens of a block depend on each other. One of its forms has a memory. As in `speculators`,
 the memory begins at the last committed token's position, even if that position predicts no token.
 
+With `reads_source` a drafter also reads the output of an encoder-decoder's encoder. The context of a row then begins
+with the source's positions, and the decoder's follow.
+
 Shapes: B batch, T step, S cache capacity, M the layers' width. F width of the target's taps, V vocabulary, W the
-drafter's, R rank. A places where drafts begin, C draft tokens of a block, N drafts, K depths. L positions before theirs
-that a memory has read (`BlockConfig.lead`).
+drafter's, R rank. P source positions, A places where drafts begin, C draft tokens of a block, N drafts, K depths. L
+positions before theirs that a memory has read (`BlockConfig.lead`).
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ class BlockConfig:
         causal_full: the same choice for layers without a window.
         windows_from_anchor: whether all tokens of a block see as far back as its first position does (speculators);
             otherwise a window of w ends w - 1 positions before, and if not causal after, each token (z-lab, SGLang).
+        reads_source: whether it reads the output of the target's encoder.
         embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft cap of the logits.
             They replace those of the target's embedding and head.
     """
@@ -86,6 +90,7 @@ class BlockConfig:
     causal_windows: bool = True
     causal_full: bool = False
     windows_from_anchor: bool = True
+    reads_source: bool = False
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float | None = None
@@ -101,6 +106,8 @@ class BlockConfig:
             raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
         formats.check_own_parts(self, c.dim, self.hidden_size)
         in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
+        if self.reads_source and c.windows:
+            raise ValueError("got reads_source and layers with windows: a window would hide the source")
 
     @property
     def count(self) -> int:
@@ -141,6 +148,7 @@ class BlockSizes(LayerSizes):
     draft_vocab: int = 0
     own_embedding: bool = False
     own_head: bool = False
+    reads_source: bool = False
 
     def config(self, target: core.Model) -> BlockConfig:
         """Returns the drafter's configuration, for a target."""
@@ -193,11 +201,15 @@ class BlockDrafter(PartlyShared):
         self.layers = self._made_layers()
         if self.config.markov_rank:
             self.markov = Markov(self.config)
+        if self.config.reads_source:
+            self.source_fc, self.source_norm = Dense(c.dim, dtype=jnp.dtype(c.dtype)), norm()
 
     def __call__(self, taps: Float[Array, "B T F"], last: Int[Array, " B"]) -> Float[Array, "B C V"]:
         """Drafts one block after whole rows, with an embedding and a head of zeros, for initialisation."""
         config, c, batch = self.config, self.config.layer, last.shape[0]
-        shared, cache = zeros(c.dim, c.vocab_size), self.empty(batch, core.Room(taps.shape[1]))
+        shared, cache = zeros(c.dim, c.vocab_size), self.empty(batch, core.Room(2 * taps.shape[1]))
+        if config.reads_source:
+            cache = self.append(cache, self.source(taps[..., : config.hidden_size]))
         features = self.block(shared, self.append(cache, self.fused(taps)), last, config.count)
         logits = self.logits(shared, features[:, config.lead :])
         if config.is_sequential:
@@ -223,6 +235,10 @@ class BlockDrafter(PartlyShared):
     def fused(self, taps: Float[Array, "B T F"]) -> Float[Array, "B T M"]:
         """Fuses taps."""
         return self.hidden_norm(self.fc(taps))
+
+    def source(self, encoded: Float[Array, "B P D"]) -> Float[Array, "B P M"]:
+        """Makes context of the encoder's output."""
+        return self.source_norm(self.source_fc(encoded))
 
     def append(
         self, cache: kv.KVCache, context: Float[Array, "B T M"], real: Int[Array, " B"] | None = None
@@ -269,22 +285,32 @@ class BlockDrafter(PartlyShared):
         return self.norm(x[:, first - config.lead : first + count])
 
     def blocks(
-        self, shared: SharedWithTarget, forward: core.Forward, last: Int[Array, "B A"], position: Int[Array, " A"]
+        self, shared: SharedWithTarget, starts: DraftStarts, last: Int[Array, "B A"], position: Int[Array, " A"]
     ) -> Float[Array, "B A L+C M"]:
         """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
 
         Args:
             shared: the parts of the target that it uses.
-            forward: the target's pass over whole rows.
+            starts: the target's pass over whole rows, and the lengths of their sources.
             last: the tokens at these places.
             position: positions in the rows, the same in each.
         """
         config, c, size = self.config, self.config.layer, self.config.block
-        context, (batch, anchors) = self.read(forward), last.shape
+        context, (batch, anchors) = self.read(starts.forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
         # All blocks of a row lie behind each other on one axis [A size]; the mask keeps them apart.
         block, slot = jnp.divmod(jnp.arange(anchors * size, dtype=position.dtype), size)  # of each position
         keys = jnp.arange(context.shape[1], dtype=position.dtype)
+        # Positions of the context and of the blocks in the drafter's rows: what comes after a source counts on.
+        offset, context_position, of_source = jnp.zeros((1, 1), position.dtype), keys[None], None
+        if config.reads_source:
+            assert starts.forward.encoded is not None and starts.source_length is not None
+            source, offset = self.source(starts.forward.encoded), starts.source_length[:, None]  # [B, P, M], [B, 1]
+            source_position = jnp.arange(source.shape[1], dtype=position.dtype)[None]
+            of_source = (source_position < offset)[:, None]  # [B, 1, P]
+            context = jnp.concatenate([source, context], axis=1)
+            source_position = jnp.broadcast_to(source_position, source.shape[:2])
+            context_position = jnp.concatenate([source_position, offset + keys[None]], axis=1)
 
         def mask(window: int | None, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
             anchor, at = jnp.divmod(first + jnp.arange(count, dtype=position.dtype), size)  # of each query
@@ -293,12 +319,17 @@ class BlockDrafter(PartlyShared):
             visible = jnp.concatenate([before < 0, of_block], axis=1)
             # As in `block`: each query's keys, counted from its block.
             ahead = jnp.concatenate([before, jnp.broadcast_to(slot[None, :], of_block.shape)], axis=1)
-            return jnp.logical_and(visible[None, None], self._in_window(window, ahead[None], at)[None]), None
+            visible = jnp.logical_and(visible[None], self._in_window(window, ahead[None], at))  # [1, T, S + A size]
+            if of_source is not None:
+                # Every block reads the whole source, [B, T, P], in front of its row's context.
+                seen = jnp.broadcast_to(of_source, (batch, count, of_source.shape[2]))
+                visible = jnp.concatenate([seen, jnp.broadcast_to(visible, (batch, *visible.shape[1:]))], axis=2)
+            return visible[:, None], None
 
         masks = [for_queries(anchors * size, functools.partial(mask, window))[0] for window in self._windows()]
         # Rotary positions are those in the text, not those on the axis of blocks.
-        layers = self._layers(masks, (position[block] + slot)[None])
-        x, _ = stack.with_past(layers, x, tuple(self._keys_values(context, keys[None])))
+        layers = self._layers(masks, offset + (position[block] + slot)[None])
+        x, _ = stack.with_past(layers, x, tuple(self._keys_values(context, context_position)))
         return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
 
     def _in_window(
@@ -357,6 +388,8 @@ class BlockHead(NamedTuple):
 
     # (parameters, the target's pass) -> what is taken in of its taps [B, T, M]
     read: Callable[[core.Params, core.Forward], Float[Array, "B T M"]]
+    # (parameters, the encoder's output [B, P, D]) -> what is taken in of it [B, P, M]; None: it reads none
+    source: Callable[[core.Params, Float[Array, "B P D"]], Float[Array, "B P M"]] | None
     empty: Callable[[int, core.Room], core.Cache]  # (batch, room) -> a cache of rows without positions
     # (parameters, cache, what `read` made of further positions [B, T, M], how many of these are real [B] or None) ->
     # the cache, which grows by them
@@ -384,6 +417,7 @@ def head(config: BlockConfig, network: type[BlockDrafter] = BlockDrafter) -> Blo
     net = network(config)
     return BlockHead(
         read=stack.pure(net, network.read),
+        source=stack.pure(net, network.source) if config.reads_source else None,
         empty=net.empty,
         append=stack.pure(net, network.append),
         block=stack.pure(net, network.block),
@@ -392,7 +426,7 @@ def head(config: BlockConfig, network: type[BlockDrafter] = BlockDrafter) -> Blo
         next_logits=stack.pure(net, network.next_logits) if config.is_sequential else None,
         memory=config.memory,
         count=config.count,
-        requirements=requirements_of(config, config.hidden_size, config.taps),
+        requirements=requirements_of(config, config.hidden_size, config.taps)._replace(encoder=config.reads_source),
     )
 
 
@@ -457,20 +491,36 @@ def block(head: DraftHead[BlockHead], target: core.Model, trimmed: core.Model | 
     return bind(_drafter, head, target, trimmed, "a block drafter", "block")
 
 
+class Context(NamedTuple):
+    """The keys and values of what a block reads."""
+
+    cache: core.Cache
+    first: Int[Array, " B"]  # the position there of each row's first token: the source's length, or 0
+
+
 @functools.lru_cache
 def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
-    def init(start: core.DraftStart, nodes: int) -> core.Cache:
+    def init(start: core.DraftStart, nodes: int) -> Context:
         (params, _), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
-        rows = head.read(params, start.prefilled), row.length, start.room, start.before
+        context, first = head.read(params, start.prefilled), jnp.zeros_like(row.length)
+        if head.source is not None:
+            encoded, first = start.prefilled.encoded, start.prompt.length
+            assert encoded is not None
+            cache = head.empty(len(first), dataclasses.replace(start.room, tokens=start.room.tokens + encoded.shape[1]))
+            cache = head.rewind(head.append(params, cache, head.source(params, encoded)), first)
+            return Context(head.append(params, cache, context), first)
         # There are no outputs to keep: only the cache of the prompt's context is wanted.
-        return chunks.read(lambda *new: ((), head.append(params, *new)), head.rewind, head.empty, *rows)[2]
+        before = start.before and start.before.of(start.before.state.cache)
+        rows = context, row.length, start.room, before
+        cache = chunks.read(lambda *new: ((), head.append(params, *new)), head.rewind, head.empty, *rows)[2]
+        return Context(cache, first)
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
 
         def whole_block() -> tuple[Array, Any, Array]:
-            features = head.block(params, shared, caches.draft, last[:, 0], count)
+            features = head.block(params, shared, caches.draft.cache, last[:, 0], count)
             lead = features.shape[1] - count
             memory = first_memory(head, params, shared, last[:, 0], features[:, :lead])
             return features[:, lead:], head.logits(params, shared, features[:, lead:]), memory
@@ -491,10 +541,10 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
         )
 
     def commit(end: core.RoundEnd) -> core.Caches:
-        params, _ = parts(end.weights)
+        (params, _), (cache, first) = parts(end.weights), end.caches.draft
         # The accepted path's hidden states become context; garbage after them is rewound at once.
-        cache = head.append(params, end.caches.draft, head.read(params, on_path(end.forward, end.verdict)))
-        return end.caches._replace(draft=head.rewind(cache, end.row.length - 1))
+        cache = head.append(params, cache, head.read(params, on_path(end.forward, end.verdict)))
+        return end.caches._replace(draft=Context(head.rewind(cache, first + end.row.length - 1), first))
 
     steps = core.Steps(init, begin, commit, head.requirements.vocab_size, head.count)
     return chain(steps, trees=head.memory == 0)  # with a memory, logits depend on the whole path
@@ -512,7 +562,7 @@ def draft_states(
 ) -> Float[Array, "B A L+C M"]:
     """Makes the features of the blocks that begin at the places, those of positions before their tokens in front."""
     blocks, position = stack.pure(network(config), network.blocks), starts.place
-    features = blocks(params, shared, starts.forward, starts.tokens[:, position], position + 1)
+    features = blocks(params, shared, starts, starts.tokens[:, position], position + 1)
     return features[:, :, : config.lead + starts.depths]
 
 
@@ -545,6 +595,7 @@ UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, 
     "rope_is_neox_style": True,
     "is_neox_style": True,
 }
+SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without encoders
 
 
 def canonical(name: str) -> str | None:
@@ -619,6 +670,7 @@ def read(
         embedding_scale=scale * float(options.get("input_embedding_scale", 1.0)),
         logits_scale=float(options.get("output_multiplier", 1.0)),
         logits_cap=options.get("final_logit_softcapping") or None,
+        reads_source=SOURCE in shapes,
         **parts,
         **more,
     )
@@ -658,6 +710,8 @@ def names(config: BlockConfig) -> dict[str, str]:
     """Says where each parameter lies."""
     where = {"fc/weight": "fc.weight", "hidden_norm/scale": "hidden_norm.weight", "norm/scale": "norm.weight"}
     where |= formats.layer_names(config.layer) | formats.part_names(config, config.draft_vocab)
+    if config.reads_source:
+        where |= {"source_fc/weight": SOURCE, "source_norm/scale": "encoder_norm.weight"}
     if config.markov_rank:
         where |= {"markov/before/embedding": BEFORE, "markov/after/weight": "markov_head.markov_w2.weight"}
         for form, layer, tensor in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):

@@ -37,6 +37,8 @@ class DraftStarts(NamedTuple):
     depths: int  # K
     # (extend, nodes, parent) -> the target's pass over a tree after the first token of each row
     read_tree: Callable[..., Forward]
+    # an encoder-decoder's: the tokens of each source, whose `forward.encoded` has every position
+    source_length: Int[Array, " B"] | None = None
 
 
 class DraftStep(NamedTuple):

@@ -32,6 +32,7 @@ class TargetRequirements(NamedTuple):
     # layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty: none
     taps: tuple[int, ...] = ()
     head: bool = False  # whether it takes its target's
+    encoder: bool = False  # whether it reads the output of its target's encoder
 
 
 def inside_of(
@@ -64,7 +65,13 @@ def inside_of(
 
 def check_target(requirements: TargetRequirements, target: Model, kind: str) -> None:
     """Compares what a network expects with the target."""
-    taps = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size)).taps
+    inside = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size))
+    taps = inside.taps
+    if requirements.encoder and inside.encoder is None:
+        raise ValueError(
+            f"{kind} reads the output of an encoder, and {target.name or 'the target'} has none: it was made for "
+            "another target"
+        )
     if requirements.taps and taps != requirements.taps:
         state = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
         raise ValueError(

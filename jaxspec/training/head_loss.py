@@ -114,7 +114,7 @@ def read(lm: LanguageModel, lesson: Lesson) -> TargetRows:
         return None if x is None or y is None else jnp.concatenate([x, y], axis=1)
 
     features = jnp.concatenate([first.features, rest.features], axis=1)
-    forward = Forward(first.logits, features, joined(first.taps, rest.taps))
+    forward = Forward(first.logits, features, joined(first.taps, rest.taps), first.encoded)
     return TargetRows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.limits.start_token), length + 1, forward)
 
 
@@ -168,11 +168,14 @@ def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     offset = jnp.sum(rows.tokens, dtype=jnp.int32) % stride
     position = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
-    forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
+    encoded, before = rows.forward.encoded, rows.forward._replace(logits=None, encoded=None)
+    forward = jax.tree.map(lambda x: x[:, :size], before)._replace(encoded=encoded)
+    source_length = None if encoded is None else source_of(lesson).length
     all_params = {**params, **task.frozen}
     ahead, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
     hidden = task.kind.hidden_states(
-        task.config, all_params, shared, DraftStarts(forward, ahead, position, depths, reread)
+        *(task.config, all_params, shared),
+        DraftStarts(forward, ahead, position, depths, reread, source_length),
     )
 
     # Draft token k of place a is compared at position a + k [A, K]; what it predicts is the token two further on.
