@@ -18,6 +18,8 @@ from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, RoundEn
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, dflash2, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads.load import read_head
+from jaxspec.draft_heads.save import save
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
@@ -91,11 +93,12 @@ CONFIGS = {
     "dflash 2": second(DFLASH, layer=each_its_own(), candidates=V),  # all: no token is left out in training
     "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated"),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
+    "block, source": dataclasses.replace(DFLASH, from_anchor=True, markov_rank=2, markov="gated", reads_source=True),
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
     "pass": lookahead_embeddings.LookAheadConfig(V, D, vectors=2),
 }
 TRIMMED = ("eagle 1, trimmed", "blockwise, trimmed", "pass, trimmed")  # the target's head, of two tokens of three
-NAMES = (*CONFIGS, *TRIMMED)
+NAMES = (*(name for name in CONFIGS if name != "block, source"), *TRIMMED)  # those for the decoder
 
 
 @functools.cache
@@ -117,10 +120,12 @@ COLD = PLAIN._replace(temperature=jnp.zeros(1))
 SELDOM = ("blockwise", "dflash", "dflash, windows", "dspark, memory")  # others have the same loop
 
 
-@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SELDOM, *TRIMMED}, exhaustive=SELDOM))
+@pytest.mark.parametrize(
+    "name", marked([*NAMES, "block, source"], slow={*CONFIGS} - {*SELDOM, *TRIMMED}, exhaustive=SELDOM)
+)
 def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0; heads with a vocabulary of two tokens of three among them."""
-    drafter = drafter_of(name, "decoder")
+    drafter = drafter_of(name, "t5" if name == "block, source" else "decoder")
     options = dict(
         drafter=drafter,
         gamma=2,
@@ -214,8 +219,8 @@ def _wide(logits):
     return jnp.pad(logits, ((0, 0), (0, 0), (0, V - logits.shape[-1])), constant_values=-jnp.inf)
 
 
-FRESH = [("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder")]
-FRESH_SELDOM = [("pass", "t5"), ("kangaroo", "t5"), ("dflash, windows", "decoder")]
+FRESH = [("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("block, source", "t5")]
+FRESH_SELDOM = [("dspark", "decoder"), ("pass", "t5"), ("kangaroo", "t5"), ("dflash, windows", "decoder")]
 
 
 @pytest.mark.slow
@@ -290,7 +295,7 @@ def test_a_round_asks_nothing_of_the_host(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "target"), [("eagle 3", "t5"), ("dflash", "decoder")])
+@pytest.mark.parametrize(("name", "target"), [("eagle 3", "t5"), ("dflash", "decoder"), ("block, source", "t5")])
 def test_greedy_text_is_plain_decodings(name, target):
     """Rows that accept, end and stop by themselves; gamma beyond what the drafter has; a policy."""
     drafter = drafter_of(name, target)
@@ -370,6 +375,7 @@ def test_a_head_for_another_target():
             "expects hidden states of width 16 and 3 token ids, and decoder has 8 and 3",
         ),
         (bound("eagle 3", layer=words), tapped, "of width 8 and 9 token ids, and decoder has 8 and 3"),
+        (bound("dspark", reads_source=True), tapped, "reads the output of an encoder, and decoder has none"),
         (
             bound("medusa", vocab_size=4),
             plain,
@@ -431,6 +437,14 @@ def test_shapes_that_make_no_drafter(make, complaint):
         make()
 
 
+def test_a_block_drafter_that_reads_the_source_comes_back_from_its_folder(tmp_path):
+    drafter, config = drafter_of("block, source", "t5"), CONFIGS["block, source"]
+    save(config, drafter.params, tmp_path / "block", target=drafter.target)
+    back, params = read_head(tmp_path / "block", target=drafter.target)
+    assert back == config
+    jax.tree.map(np.testing.assert_array_equal, params, drafter.params)
+
+
 def test_independent_sequences_are_as_long_as_there_are_heads():
     """By default; the error of a length that was asked for is about lengths, not about trees."""
     drafter = drafters.sequences(drafter_of("medusa", "decoder"), k=2)
@@ -449,7 +463,7 @@ TRAINED_SLOW = [
     ("dflash, windows", "decoder"),
     ("dflash 2", "decoder"),
     ("eagle 3", "decoder"),
-    ("dspark", "t5"),
+    ("block, source", "t5"),
     ("hydra", "gpt"),
     ("kangaroo", "gpt"),
 ]
