@@ -137,7 +137,7 @@ class MixingLayer(DecoderLayer):
         return x + self.ff_mix.mixed(after, self.ff(self.ff_mix.mixed(before, y))), record
 
 
-class Candidates(NamedTuple):
+class DraftCandidates(NamedTuple):
     """The best tokens of each position by DFlash's logits, and these logits."""
 
     ids: Int[Array, "B C K"]
@@ -162,13 +162,13 @@ class DFlash2(BlockDrafter):
         c = self.config
         return [layer_of(c.layer, i, MixingLayer, drafter=c) for i in range(len(c.layer.layers))]
 
-    def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Candidates:
+    def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> DraftCandidates:
         logits, ids = jax.lax.top_k(super().logits(shared, features), self.config.candidates)
-        return Candidates(ids.astype(jnp.int32), logits)
+        return DraftCandidates(ids.astype(jnp.int32), logits)
 
     def next_logits(
         self,
-        logits: Candidates,
+        logits: DraftCandidates,
         previous: Int[Array, "B n"],
         features: Float[Array, "B 1 M"],
         memory: Float[Array, "B 0"],
