@@ -689,8 +689,6 @@ def usual_taps(target_layers: int, layers: int) -> list[int]:
 
 def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
     """Reads the shape of the layers."""
-    if table.get("sliding_window") is None and "sliding_attention" in (table.get("layer_types") or ()):
-        raise formats.FamilyError("layer_types has sliding_attention, but sliding_window is missing: expected a number")
     key = next((x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None)
     if key is None:
         return formats.layer_of(table, shapes, windows=True)

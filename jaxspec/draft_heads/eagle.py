@@ -15,10 +15,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.core import BoundDrafter, Forward, Model, Params
+from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
@@ -48,6 +50,8 @@ class EagleConfig:
         norm_before_fc: whether what is read is normalised, all layers as one vector.
         norm_each_tap: whether what is read is normalised, each layer by itself (EAGLE 3.1's `fc_norm`).
         norm_output: whether the next pair is given the normalised hidden state (EAGLE 3.1).
+        mask_token: the id that is fed in place of every draft token, which are so drafted in one pass (P-EAGLE). None:
+            one after the other.
     """
 
     layer: DecoderConfig
@@ -61,13 +65,12 @@ class EagleConfig:
     norm_before_fc: bool = False
     norm_each_tap: bool = False
     norm_output: bool = False
+    mask_token: int | None = None
 
     def __post_init__(self):
         c = self.layer
-        if c.positions != "rotary" or c.windows or any(x != LayerShape(x.attention, x.ff) for x in c.layers):
-            raise ValueError(
-                "expected an EAGLE head with Llama's kind of layers: rotary positions, no windows, pre-norms alone"
-            )
+        if c.positions != "rotary" or any(x != LayerShape(x.attention, x.ff) for x in c.layers):
+            raise ValueError("expected an EAGLE head with Llama's kind of layers: rotary positions, pre-norms alone")
         if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
             raise ValueError(
                 f"without taps this is EAGLE-1, with the target's width ({self.hidden_size}) and the target's "
@@ -76,6 +79,10 @@ class EagleConfig:
         formats.check_own_parts(self, c.dim, self.hidden_size)
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
+        if self.mask_token is not None:
+            in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
+            if not self.taps:
+                raise ValueError(f"mask_token is {self.mask_token} without taps: expected None for EAGLE-1")
 
     @property
     def shape(self) -> DecoderConfig:
@@ -93,6 +100,8 @@ class EagleSizes(LayerSizes):
     own_head: bool = False
     fc_bias: bool = False
     norm_before_residual: bool = False
+    norm_each_tap: bool = False
+    norm_output: bool = False
 
     def config(self, target: Model) -> EagleConfig:
         """Returns the head's configuration, for a target."""
@@ -143,6 +152,9 @@ class Eagle(RecurrentNetwork):
                 self.taps_norm = norm()
             if config.norm_each_tap:
                 self.tap_norms = [norm() for _ in config.taps]
+        if config.mask_token is not None:
+            shape = (1, 1, config.hidden_size * len(config.taps))
+            self.mask_hidden = self.param("mask_hidden", nn.initializers.normal(1.0), shape)
 
     def read(self, forward: Forward) -> Float[Array, "B T D"]:
         config, taps = self.config, forward.taps
@@ -163,7 +175,7 @@ class Eagle(RecurrentNetwork):
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        inputs: LayerInputs,
+        inputs: list[LayerInputs],
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         dtype = jnp.dtype(self.config.layer.dtype)
         embedded, hidden = self.embed(shared, tokens).astype(dtype), hidden.astype(dtype)
@@ -172,7 +184,10 @@ class Eagle(RecurrentNetwork):
             hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
         first, *rest = self.layers
         first = functools.partial(first, embedded=embedded)
-        return hidden, [functools.partial(layer, inputs=inputs) for layer in (first, *rest)]
+        return hidden, [functools.partial(layer, inputs=x) for layer, x in zip((first, *rest), inputs, strict=True)]
+
+    def slot(self) -> Float[Array, " D"]:
+        return self.read(Forward(self.mask_hidden, self.mask_hidden, self.mask_hidden))[0, 0]
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         return self.norm(x) if self.config.norm_output and self.config.taps else x
@@ -186,7 +201,8 @@ class Eagle(RecurrentNetwork):
 @functools.lru_cache
 def head(config: EagleConfig) -> RecurrentHead:
     """Makes an EAGLE head's pure functions, for `drafters.eagle`."""
-    return recurrent.functions(Eagle(config), requirements_of(config, config.hidden_size, config.taps))
+    requirements = requirements_of(config, config.hidden_size, config.taps)
+    return recurrent.functions(Eagle(config), requirements, config.mask_token)
 
 
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
@@ -236,6 +252,7 @@ def eagle(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None =
 
 # --- its files
 
+MASK = "mask_hidden"  # which P-EAGLE has
 FUSED = "layers.0.hidden_norm.weight"  # which EAGLE-3 has, and EAGLE-1 has not
 
 
@@ -258,7 +275,8 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
     """Reads the network of a config.json."""
-    layer = formats.layer_of(table, shapes)
+    layer = formats.layer_of(table, shapes, windows=True)
+    formats.only(table, is_causal=True)
     formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     parts = formats.own_parts(shapes) | {"fc_bias": "fc.bias" in shapes}
     if FUSED not in shapes:
@@ -278,8 +296,16 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
         norm_before_fc="input_norm.weight" in shapes,
         norm_each_tap="fc_norm.0.weight" in shapes,
         norm_output=bool(table.get("norm_output", False)),
+        mask_token=_mask_token(table) if MASK in shapes else None,
         **parts,
     )
+
+
+def _mask_token(table: dict) -> int:
+    # The names of speculators, of vLLM, and of PARD, whose slots these are.
+    options = {**table, **(table.get("eagle_config") or {})}
+    ids = [options[key] for key in ("mask_token_id", "ptd_token_id", "pard_token") if options.get(key) is not None]
+    return int(ids[0] if ids else formats.need(table, "mask_token_id"))
 
 
 def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
@@ -302,6 +328,8 @@ def names(config: EagleConfig) -> dict[str, str]:
             where |= {"layers_0/embedding_norm/scale": name, "layers_0/hidden_norm/scale": FUSED}
     if config.fc_bias:
         where["fc/bias"] = "fc.bias"
+    if config.mask_token is not None:
+        where["mask_hidden"] = MASK
     if config.taps:
         where["norm/scale"] = "norm.weight"
     if config.norm_before_fc:
@@ -312,7 +340,7 @@ def names(config: EagleConfig) -> dict[str, str]:
 
 
 def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json of EAGLE-3, as `speculators` has it; of EAGLE-1, as its authors have it."""
+    """Writes the config.json of EAGLE-3 and P-EAGLE, as `speculators` has it; of EAGLE-1, as its authors have it."""
     if not config.taps:
         return {**formats.written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
     if config.fc_bias:
@@ -327,7 +355,11 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
         "norm_output": config.norm_output,
         "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
     }
-    return formats.speculators("eagle3", "Eagle3Speculator", config.layer, table, verifier, tokens)
+    kind, architecture = "eagle3", "Eagle3Speculator"
+    if config.mask_token is not None:
+        kind, architecture = "peagle", "PEagleSpeculator"
+        table |= {"mask_token_id": config.mask_token, "embed_requires_grad": config.own_embedding}
+    return formats.speculators(kind, architecture, config.layer, table, verifier, tokens)
 
 
 KIND = Kind(

@@ -77,8 +77,11 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
     `windows`: whether its layers may attend to a window.
     """
     table = table.get("transformer_layer_config") or table
-    if "sliding_attention" in (table.get("layer_types") or ()) and not windows:
-        raise FamilyError("layer_types has sliding_attention: only full_attention is supported in such a drafter")
+    if "sliding_attention" in (table.get("layer_types") or ()):
+        if not windows:
+            raise FamilyError("layer_types has sliding_attention: only full_attention is supported in such a drafter")
+        if table.get("sliding_window") is None:
+            raise FamilyError("layer_types has sliding_attention, but sliding_window is missing: expected a number")
     if not windows:
         only(table, is_causal=False)
 

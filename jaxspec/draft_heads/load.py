@@ -61,8 +61,8 @@ def load_drafter(
 
     The kind follows from config.json and the names of the tensors:
 
-    - EAGLE and EAGLE-3, in the spelling of their authors, SGLang and vLLM
-    - the `speculators` format: eagle3, dflash, dflash2, dspark, mtp
+    - EAGLE, EAGLE-3 and P-EAGLE, in the spelling of their authors, SGLang and vLLM
+    - the `speculators` format: eagle3, peagle, dflash, dflash2, dspark, mtp
     - Medusa, DFlash, DFlash 2, DSpark, Kangaroo, PaSS
     - modules for multi-token prediction in a model's own folder; `source` is then the target's
 

@@ -107,7 +107,7 @@ class MTP(RecurrentNetwork):
         hidden: Float[Array, "B T M"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        inputs: LayerInputs,
+        inputs: list[LayerInputs],
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
         embedded = self.embed(shared, tokens)
         if self.config.zero_first:
@@ -115,7 +115,7 @@ class MTP(RecurrentNetwork):
             embedded = jnp.where((position == 0)[..., None], 0.0, embedded)
         pair = self.embedding_norm(embedded), self.hidden_norm(hidden)
         x = self.fc(jnp.concatenate(pair[::-1] if self.config.hidden_first else pair, axis=-1))
-        return x, [functools.partial(self.layer, inputs=inputs)]
+        return x, [functools.partial(self.layer, inputs=inputs[0])]
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         return self.norm(x) if self.config.feeds_normed else x

@@ -32,8 +32,8 @@ from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
-from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, causal, for_queries
-from jaxspec.nets.decoder import empty_cache, rotation_of
+from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
+from jaxspec.nets.decoder import empty_cache
 from jaxspec.rules.common import take_position
 
 
@@ -43,8 +43,8 @@ class RecurrentHead(NamedTuple):
     # (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D]
     read: Callable[[core.Params, core.Forward], Float[Array, "B T D"]]
     empty: Callable[[int, core.Room], core.Cache]  # (batch, room) -> a cache of rows without pairs
-    # (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in `LanguageModel.extend`)
-    # -> hidden states for the next positions, in place of the target's, and the cache. It feeds pairs of a hidden state
+    # (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent=None, real=None as in `Extend`) ->
+    # hidden states for the next positions, in place of the target's, and the cache. It feeds pairs of a hidden state
     # and the token after it, at each row's own length.
     extend: Callable[..., tuple[Float[Array, "B T D"], core.Cache]]
     rewind: core.Rewind  # forgets positions, as `LanguageModel.rewind` does
@@ -52,6 +52,10 @@ class RecurrentHead(NamedTuple):
     # target's vocabulary [B, T, V]
     logits: Callable[[core.Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
     requirements: TargetRequirements  # its requirements of the target
+    # parameters -> the hidden state that is paired with `mask_token` for every draft token but the first [D]: all are
+    # drafted in one pass (P-EAGLE). None: each is made of the one before it.
+    slot: Callable[[core.Params], Float[Array, " D"]] | None = None
+    mask_token: int = 0
 
 
 # --- the network
@@ -70,9 +74,9 @@ class RecurrentNetwork(PartlyShared):
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        inputs: LayerInputs,
+        inputs: list[LayerInputs],
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
-        """Makes what goes into the layers, and these."""
+        """Makes what goes into the layers, and these, each with its own inputs."""
         raise NotImplementedError
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
@@ -101,11 +105,16 @@ class RecurrentNetwork(PartlyShared):
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
         """Feeds further pairs."""
-        at = kv.Pass(cache.length, tokens.shape[1], parent)
-        mask = causal(at.length, at.step, cache.capacity, parent)
-        x, layers = self._layers(shared, hidden, tokens, at.positions(), mask)
+        at = kv.Pass(cache.length, tokens.shape[1], parent, real)
+
+        def seen(view: kv.View) -> Mask | QueryMask:
+            return for_queries(at.step, lambda first, count: (view.mask(first, count)[:, None], None), parent)[0]
+
+        masks = [seen(view) for view in cache.views(at)]
+        x, layers = self._layers(shared, hidden, tokens, at.positions(), masks)
         x, _, cache = stack.with_cache(layers, x, cache, at=at)
         return self.fed_on(x), cache
 
@@ -115,28 +124,37 @@ class RecurrentNetwork(PartlyShared):
         hidden: Float[Array, "B S D"],
         tokens: Int[Array, "B S"],
         position: Int[Array, "1 S"],
-        mask: Mask | QueryMask,
+        masks: list[Mask | QueryMask],
         past: stack.Past,
     ) -> tuple[Float[Array, "B S M"], stack.Past]:
-        """Feeds a pair at each position, in training; `mask` says which keys of `past`, and then of these, it reads
-        (`for_queries`).
+        """Feeds a pair at each position, in training; masks say which keys of `past`, and then of these, each layer
+        reads (`for_queries`).
 
         Returns the hidden states that are fed next, and all keys and values so far.
         """
-        x, layers = self._layers(shared, hidden, tokens, position, mask)
+        x, layers = self._layers(shared, hidden, tokens, position, masks)
         x, past = stack.with_past(layers, x, past)
         return self.fed_on(x), past
 
-    def _layers(self, shared, hidden, tokens, position, mask):
-        inputs = LayerInputs(mask, rotation_of(self.config.layer, position), None)
+    def _layers(self, shared, hidden, tokens, position, masks):
+        turns = [layer.attention.rotation for layer in self.config.layer.layers]
+        rotations = [turn and turn[0].at(position, turn[1]) for turn in turns]
+        inputs = [LayerInputs(mask, rotation, None) for mask, rotation in zip(masks, rotations, strict=True)]
         return self.joined(shared, hidden, tokens, position, inputs)
 
+    def slot(self) -> Float[Array, " D"]:
+        """Makes the hidden state that is paired with mask tokens, of a network that drafts in one pass."""
+        raise NotImplementedError
 
-def functions(module: RecurrentNetwork, requirements: TargetRequirements) -> RecurrentHead:
-    """Makes pure functions of a network."""
+
+def functions(
+    module: RecurrentNetwork, requirements: TargetRequirements, mask_token: int | None = None
+) -> RecurrentHead:
+    """Makes pure functions of a network; with a `mask_token` it drafts in one pass."""
     net = type(module)
     read, extend, logits = (stack.pure(module, method) for method in (net.read, net.extend, net.logits))
-    return RecurrentHead(read, module.empty, extend, kv.rewind, logits, requirements)
+    slot = None if mask_token is None else stack.pure(module, net.slot)
+    return RecurrentHead(read, module.empty, extend, kv.rewind, logits, requirements, slot, mask_token or 0)
 
 
 def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[Array, "B A K M"]]:
@@ -146,25 +164,31 @@ def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[
     """
 
     def hidden_states(config: Any, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
-        module = network(config)
+        module, mask_token = network(config), getattr(config, "mask_token", None)
         hidden = stack.pure(module, type(module).read)(params, starts.forward)
+        windows = [layer.attention.window for layer in config.layer.layers]
 
         size, outputs, past = hidden.shape[1], [], ()
         index = jnp.arange(size, dtype=jnp.int32)
 
-        def mask_at(depth: int, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
+        def mask_at(depth: int, window: int | None, first: int | Int[Array, ""], count: int) -> tuple[Mask, None]:
             # Past lies in blocks of S: the text's own pairs, causal, then each depth's, of which a draft sees its own
-            # only.
+            # only. A draft is far shorter than a window, which so ends among the text's pairs.
             query, key = first + jnp.arange(count, dtype=jnp.int32)[:, None], index[None, :]
-            return jnp.concatenate([query >= key, *[query == key] * depth], axis=1)[None, None], None
+            seen = query >= key if window is None else jnp.logical_and(query >= key, query + depth - key < window)
+            of_draft = [jnp.logical_and(query == key, depth - i < (window or size)) for i in range(1, depth + 1)]
+            return jnp.concatenate([seen, *of_draft], axis=1)[None, None], None
 
         def step(depth: int, params: core.Params, hidden: Array, fed: Array, past: stack.Past):
-            mask, _ = for_queries(size, functools.partial(mask_at, depth))
+            masks = [for_queries(size, functools.partial(mask_at, depth, window))[0] for window in windows]
             feed = stack.pure(module, type(module).step)
-            return feed(params, shared, hidden, fed, index[None] + depth, mask, past)
+            return feed(params, shared, hidden, fed, index[None] + depth, masks, past)
 
         for depth in range(starts.depths):
             fed = jax.lax.slice_in_dim(starts.tokens, depth, depth + size, axis=1)
+            if depth and mask_token is not None:
+                hidden = jnp.broadcast_to(stack.pure(module, type(module).slot)(params), hidden.shape)
+                fed = jnp.full_like(fed, mask_token)
             # Checkpointed, because activations of all depths together would be the largest part of the memory.
             hidden, past = jax.checkpoint(functools.partial(step, depth))(params, hidden, fed, past)
             outputs.append(hidden)
@@ -213,7 +237,7 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
             last, pairs_before = num_cached - before.start, before.of(before.state.cache)
 
         def extend(cache: core.Cache, pairs: tuple[Array, Array], real: Array) -> tuple[tuple, core.Cache]:
-            return (), head.extend(params, shared, cache, *pairs)[1]
+            return (), head.extend(params, shared, cache, *pairs, None, real)[1]
 
         cache = head.empty(len(row.length), start.room)
         if tokens.shape[1]:
@@ -235,8 +259,40 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
 
         return branches.run_if(jnp.any(open_pair), feed, state)
 
+    def in_one_pass(
+        params: core.Params, shared: SharedWithTarget, state: HiddenState, caches: core.Caches, count: int
+    ) -> core.Reading:
+        """Drafts `count` tokens: after the last pair, and after pairs of a mask token and `RecurrentHead.slot`."""
+
+        def all_logits() -> Float[Array, "B G V"]:
+            assert head.slot is not None
+            shape = state.hidden.shape[0], count - 1
+            slots = jnp.broadcast_to(head.slot(params), (*shape, state.hidden.shape[-1]))
+            masks = jnp.full(shape, head.mask_token, jnp.int32)
+            # The grown cache is dropped: what slots have made is no text.
+            output, _ = head.extend(params, shared, head.rewind(state.cache, state.num_cached), slots, masks)
+            hidden = jnp.concatenate([state.hidden[:, None], output.astype(state.hidden.dtype)], axis=1)
+            return head.logits(params, shared, hidden)
+
+        def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, logits: Float[Array, "B G V"]) -> NodeLogits:
+            at_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)
+            return jnp.broadcast_to(at_level, (*tokens.shape, logits.shape[-1])), logits
+
+        def root(logits: Float[Array, "B G V"]) -> NodeLogits:
+            logits = all_logits()
+            return logits[:, :1], logits
+
+        def end(logits: Float[Array, "B G V"], draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+            return caches._replace(draft=state)
+
+        empty = jax.eval_shape(all_logits)
+        return core.Reading(jnp.zeros(empty.shape, empty.dtype), root, nodes, end)
+
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), state = parts(weights), complete(weights, caches.draft, context.row)
+
+        if head.slot is not None:
+            return in_one_pass(params, shared, state, caches, context.gamma)
 
         def root(so_far: FedHidden) -> NodeLogits:
             return head.logits(params, shared, so_far.hidden[:, :1]), so_far

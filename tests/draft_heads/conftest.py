@@ -205,6 +205,35 @@ CASES = {
         eagle3_shapes("layers.0", qk_norms=True) | {f"fc_norm.{i}.weight": (D,) for i in range(3)},
         dict(ids=(1, 3, 5), name="layers.0"),
     ),
+    "EAGLE-3, windows": Published(
+        unified(
+            "eagle3",
+            QWEN3
+            | {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            eagle_aux_hidden_state_layer_ids=[1, 5],
+            draft_vocab_size=V,
+            norm_before_residual=True,
+        ),
+        eagle3_shapes("layers.0", taps=2, qk_norms=True) | layer_shapes("layers.1", qk_norms=True),
+        dict(ids=(1, 5), name="layers.0", window=3, layers=2),
+    ),
+    "P-EAGLE": Published(
+        unified(
+            "peagle",
+            QWEN3 | {"num_hidden_layers": 2},
+            eagle_aux_hidden_state_layer_ids=[1, 3, 5],
+            draft_vocab_size=6,
+            mask_token_id=12,
+            fc_norm=True,
+        ),
+        eagle3_shapes("layers.0", vocab=6, qk_norms=True)
+        | layer_shapes("layers.1", qk_norms=True)
+        | {f"fc_norm.{i}.weight": (D,) for i in range(3)}
+        | {"embed_tokens.weight": (V, D), "mask_hidden": (1, 1, 3 * D)},
+        dict(ids=(1, 3, 5), name="layers.0", layers=2),
+        fixed={"d2t": OFFSETS, "t2d": [i in (0, 1, 3, 4, 6, 9) for i in range(V)]},
+    ),
     "Medusa": Published(
         {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "org/target", "version": "2"},
         {f"{i}.{j}.linear.weight": (D, D) for i in range(3) for j in range(2)}

@@ -84,6 +84,8 @@ def each_its_own():
 CONFIGS = {
     "eagle 1": EAGLE1,
     "eagle 3": EAGLE3,
+    "eagle 3, windows": dataclasses.replace(EAGLE3, layer=each_its_own()),
+    "p-eagle": dataclasses.replace(EAGLE3, layer=each_its_own(), mask_token=1),
     "mtp": mtp.MTPConfig(LAYER, feeds_normed=False, zero_first=True),
     "medusa": medusa.HeadsConfig(V, D, heads=3),
     "blockwise": medusa.HeadsConfig(V, D, heads=3, block="feed_forward", ff_dim=6, own_head=False),
@@ -145,7 +147,10 @@ def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     assert on_the_way == as_it_is
 
 
-IN_TREES = ("eagle 3", "medusa", "dspark", "dflash 2", "pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
+IN_TREES = (
+    *("eagle 3", "medusa", "dspark", "dflash 2", "p-eagle", "eagle 3, windows"),
+    *("pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise"),
+)
 
 
 def tree_of(name):
@@ -157,7 +162,7 @@ def tree_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[4:]))
+@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[6:]))
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=at_temperature(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
@@ -220,6 +225,7 @@ def _wide(logits):
 
 
 FRESH = [("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("block, source", "t5")]
+FRESH += [("eagle 3, windows", "decoder"), ("p-eagle", "t5")]
 FRESH_SELDOM = [("dspark", "decoder"), ("pass", "t5"), ("kangaroo", "t5"), ("dflash, windows", "decoder")]
 
 
@@ -415,6 +421,8 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: dataclasses.replace(EAGLE3, own_head=False), "expected own_head"),
         (lambda: dataclasses.replace(EAGLE3, norm_before_fc=True, norm_each_tap=True), "expected one of them at most"),
         (lambda: dataclasses.replace(EAGLE1, layer=nets.replace(LAYER, post_norms=True)), "Llama's kind of layers"),
+        (lambda: dataclasses.replace(EAGLE3, mask_token=3), "mask_token is 3: expected a number from 0 to below 3"),
+        (lambda: dataclasses.replace(EAGLE1, mask_token=1), "mask_token is 1 without taps"),
         (lambda: mtp.MTPConfig(LLAMA), "expected one layer"),
         (lambda: medusa.HeadsConfig(V, D, 0), "heads is 0"),
         (lambda: medusa.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),
@@ -462,6 +470,8 @@ TRAINED_FAST = [("dspark, memory", "decoder"), ("pass", "t5")]
 TRAINED_SLOW = [
     ("dflash, windows", "decoder"),
     ("dflash 2", "decoder"),
+    ("p-eagle", "decoder"),
+    ("eagle 3, windows", "decoder"),
     ("eagle 3", "decoder"),
     ("block, source", "t5"),
     ("hydra", "gpt"),

@@ -129,19 +129,25 @@ def eagle1(t, table, hidden, draft):
     return token_by_token(step, hidden.last, hidden, draft)
 
 
-def eagle3(t, table, hidden, draft, ids, name="midlayer"):
-    taps = hidden.layers(ids)
-    if "input_norm.weight" in t:
-        taps = norm(taps, t["input_norm.weight"])
-    if "fc_norm.0.weight" in t:
-        taps = torch.cat([norm(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(taps.split(D, -1))], -1)
+def eagle3(t, table, hidden, draft, ids, name="midlayer", window=None, layers=1):
+    def fused(taps):
+        if "input_norm.weight" in t:
+            taps = norm(taps, t["input_norm.weight"])
+        if "fc_norm.0.weight" in t:
+            taps = torch.cat([norm(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(taps.split(D, -1))], -1)
+        return taps @ t["fc.weight"].T
 
     def step(features, tokens):
         embedded = t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
         g = norm(features, t[f"{name}.hidden_norm.weight"])
         x = torch.cat([norm(embedded, t[f"{name}.input_layernorm.weight"]), g], -1)
-        x = (g if table.get("norm_before_residual") else features) + attention(t, f"{name}.self_attn", x)
+        position = torch.arange(len(x))
+        behind = None if window is None else position[:, None] - position[None] >= window
+        mixed = attention(t, f"{name}.self_attn", x, hidden=behind)
+        x = (g if table.get("norm_before_residual") else features) + mixed
         x = x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
+        for i in range(1, layers):
+            x = block(t, f"layers.{i}", x)
         normed = norm(x, t["norm.weight"])
         logits = normed @ t["lm_head.weight"].T
         if "d2t" in t:
@@ -150,7 +156,12 @@ def eagle3(t, table, hidden, draft, ids, name="midlayer"):
             logits = wide
         return normed if table.get("norm_output") else x, logits
 
-    return token_by_token(step, taps @ t["fc.weight"].T, hidden, draft)
+    features = fused(hidden.layers(ids))
+    if "mask_hidden" in t:  # all draft tokens in one pass: behind the text's pairs are those of a mask token
+        slots = fused(t["mask_hidden"][0]).expand(GAMMA - 1, -1)
+        tokens = [*PROMPT[1:], FIRST] + [table["mask_token_id"]] * (GAMMA - 1)
+        return step(torch.cat([features, slots]), torch.tensor(tokens))[1][-GAMMA:]
+    return token_by_token(step, features, hidden, draft)
 
 
 def medusa(t, table, hidden, draft):
@@ -268,6 +279,7 @@ def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=T
 REFERENCES = {
     "EAGLE": eagle1,
     "EAGLE-3": eagle3,
+    "P-EAGLE": eagle3,
     "Medusa": medusa,
     "Medusa, vLLM's": vllm_medusa,
     "MTP": mtp,
@@ -277,13 +289,13 @@ REFERENCES = {
 }
 NAMES = [
     *("EAGLE", "EAGLE-3, its authors'", "EAGLE-3, SGLang's", "EAGLE-3, DeepSpec's", "EAGLE-3, speculators"),
-    *("Medusa", "Medusa, vLLM's"),
+    *("EAGLE-3, windows", "P-EAGLE", "Medusa", "Medusa, vLLM's"),
     *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
     *("DFlash", "DFlash, windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
     *("DFlash 2", "DFlash 2, speculators"),
     *("DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
 ]
-FAST = {"DFlash 2", "DSpark, a memory", "DFlash, windows", "DFlash, z-lab's scales"}
+FAST = {"P-EAGLE", "DFlash 2", "DSpark, a memory", "DFlash, windows", "DFlash, z-lab's scales"}
 
 
 def test_every_published_drafter_has_a_reference(published):
@@ -310,7 +322,7 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
     marked(
         [
             *("EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows"),
-            *("DFlash 2", "DFlash 2, speculators"),
+            *("EAGLE-3, windows", "P-EAGLE", "DFlash 2", "DFlash 2, speculators"),
             *("DSpark", "DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
         ],
         slow={"EAGLE-3, its authors'"},

@@ -199,7 +199,7 @@ BAD = {
     "integers": (lambda where: change(where, **{"norm.weight": torch.ones(D).long()}), "norm.weight is int64"),
     "windows": (
         lambda where: say(where, transformer_layer_config={"layer_types": ["sliding_attention"]}),
-        "sliding_attention",
+        "sliding_window is missing: expected a number",
     ),
     "an unknown format": (lambda where: change(where, **{"fc.weight": None}), "match no known format: expected"),
 }
