@@ -21,12 +21,15 @@ class Distribution(NamedTuple):
         logits: the logits that it was made from, after penalties and bans, before temperature and truncation. For
             rules and policies that ask, at temperature 0, how far a token is from the best one.
         greedy: the rows at temperature 0; None where `tokens` are given, which all rows then are.
+        estimate: a drafter's own estimate of the probability that the token which it draws here is accepted, made
+            before it draws; None: it makes none.
     """
 
     log_probs: Float[Array, "batch step vocab"] | None = None
     tokens: Int[Array, "batch step"] | None = None
     logits: Float[Array, "batch step vocab"] | None = None
     greedy: Bool[Array, " batch"] | None = None
+    estimate: Float[Array, " batch"] | None = None
 
 
 class Preceding(NamedTuple):

@@ -145,6 +145,8 @@ class Reading(NamedTuple):
         end: (carry, draft, slots) -> the caches after the draft. `slots` [#B, N]: the number of each draft token among
             the draft tokens that were fed; -1: it was not fed. None: the caches stay as they are.
         going: carry -> whether each row's chain may go on after what was read [B]; None: it may.
+        estimate: carry -> the drafter's own estimate that the token which is drawn from these logits is accepted [B]
+            (`Distribution.estimate`); None: it makes none.
     """
 
     carry: Any
@@ -152,6 +154,7 @@ class Reading(NamedTuple):
     nodes: Callable[..., tuple[Float[Array, "batch new width"], Any]]
     end: Callable[[Any, Draft, Int[Array, "#batch node"]], Caches] | None = None
     going: Callable[[Any], Bool[Array, " batch"]] | None = None
+    estimate: Callable[[Any], Float[Array, " batch"]] | None = None
 
 
 class Steps(NamedTuple):

@@ -64,6 +64,9 @@ class BlockConfig:
             `block` draft tokens, otherwise one fewer.
         markov_rank: the rank of DSpark's matrix; 0 for none.
         markov: the name of one of its three forms.
+        confidence: whether it estimates the probability that a draft token is accepted, for `policies.confidence`, from
+            the features of its position, and if `confidence_reads_token` from the token before.
+        confidence_reads_token: see there.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
         causal_windows: whether a token of a block sees only those before it and itself, in layers with a window;
@@ -84,6 +87,8 @@ class BlockConfig:
     from_anchor: bool = False
     markov_rank: int = 0
     markov: str = "vanilla"
+    confidence: bool = False
+    confidence_reads_token: bool = True
     draft_vocab: int | None = None
     own_embedding: bool = False
     own_head: bool = False
@@ -105,6 +110,8 @@ class BlockConfig:
         if self.count < 1:
             raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
         formats.check_own_parts(self, c.dim, self.hidden_size)
+        if self.confidence and self.confidence_reads_token and not self.markov_rank:
+            raise ValueError("confidence_reads_token is True, and markov_rank is 0: expected vectors of tokens")
         in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
         if self.reads_source and c.windows:
             raise ValueError("got reads_source and layers with windows: a window would hide the source")
@@ -201,6 +208,8 @@ class BlockDrafter(PartlyShared):
         self.layers = self._made_layers()
         if self.config.markov_rank:
             self.markov = Markov(self.config)
+        if self.config.confidence:
+            self.confidence = Dense(1, True, jnp.dtype(c.dtype))
         if self.config.reads_source:
             self.source_fc, self.source_norm = Dense(c.dim, dtype=jnp.dtype(c.dtype)), norm()
 
@@ -215,6 +224,8 @@ class BlockDrafter(PartlyShared):
         if config.is_sequential:
             first = jax.tree.map(lambda x: x[:, :1], logits)
             logits = self.next_logits(first, last[:, None], features[:, :1], jnp.zeros((batch, config.memory)))[0]
+        if config.confidence:
+            self.estimate(last[:, None], features[:, :1])
         return logits
 
     @nn.nowrap
@@ -382,6 +393,12 @@ class BlockDrafter(PartlyShared):
             added = jnp.where(added == -jnp.inf, 0.0, added)
         return logits + added, memory[:, 0]
 
+    def estimate(self, previous: Int[Array, "B 1"], features: Float[Array, "B 1 M"]) -> Float[Array, " B"]:
+        """Estimates the probability that a position's token is accepted; what that token is, it does not know."""
+        if self.config.confidence_reads_token:
+            features = jnp.concatenate([features, self.markov.before(previous).astype(features.dtype)], axis=-1)
+        return jax.nn.sigmoid(self.confidence(features)[:, 0, 0].astype(jnp.float32))
+
 
 class BlockHead(NamedTuple):
     """Such a network as pure functions."""
@@ -409,6 +426,9 @@ class BlockHead(NamedTuple):
     memory: int  # R, the width of what `next_logits` passes on, at the beginning zeros; 0: nothing, and n may be over 1
     count: int  # most tokens of a block
     requirements: TargetRequirements  # its requirements of the target
+    # (parameters, previous tokens [B, 1], a position's features [B, 1, M]) -> the estimated probability that the
+    # position's draft token is accepted [B]; None: it estimates nothing
+    estimate: Callable[..., Float[Array, " B"]] | None = None
 
 
 @functools.lru_cache
@@ -425,6 +445,7 @@ def head(config: BlockConfig, network: type[BlockDrafter] = BlockDrafter) -> Blo
         logits=stack.pure(net, network.logits),
         next_logits=stack.pure(net, network.next_logits) if config.is_sequential else None,
         memory=config.memory,
+        estimate=stack.pure(net, network.estimate) if config.confidence else None,
         count=config.count,
         requirements=requirements_of(config, config.hidden_size, config.taps)._replace(encoder=config.reads_source),
     )
@@ -519,26 +540,31 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
         (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
 
-        def whole_block() -> tuple[Array, Any, Array]:
+        def whole_block() -> tuple[Array, Any, Array, Array]:
             features = head.block(params, shared, caches.draft.cache, last[:, 0], count)
             lead = features.shape[1] - count
             memory = first_memory(head, params, shared, last[:, 0], features[:, :lead])
-            return features[:, lead:], head.logits(params, shared, features[:, lead:]), memory
+            logits = head.logits(params, shared, features[:, lead:])
+            return features[:, lead:], logits, memory, jnp.zeros(last.shape[0], jnp.float32)
 
         def root(carry: Any) -> NodeLogits:
             return nodes(last, None, 0, whole_block())
 
         def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: Any) -> NodeLogits:
-            features, block_logits, memory = carry
+            features, block_logits, memory, estimate = carry
             at_level = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=level, slice_size=1, axis=1)
             logits = jax.tree.map(at_level, block_logits)  # B 1 V
             if head.next_logits is not None:
                 logits, memory = head.next_logits(params, logits, tokens, at_level(features), memory)
-            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), (features, block_logits, memory)
+            if estimates is not None:
+                estimate = estimates(params, tokens, at_level(features))
+            carry = features, block_logits, memory, estimate
+            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), carry
 
-        return core.Reading(
-            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(whole_block)), root, nodes
-        )
+        # Trees have no policy that could ask for an estimate.
+        estimates = head.estimate if fed is None else None
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(whole_block))
+        return core.Reading(empty, root, nodes, estimate=None if estimates is None else lambda carry: carry[3])
 
     def commit(end: core.RoundEnd) -> core.Caches:
         (params, _), (cache, first) = parts(end.weights), end.caches.draft
@@ -584,6 +610,7 @@ def draft_logits(
 # --- its files
 
 BEFORE = "markov_head.markov_w1.weight"
+CONFIDENCE = "confidence_head.proj"
 OPTIONS = {  # of dflash_config
     *("block_size", "mask_token_id", "target_layer_ids", "num_target_layers"),
     *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
@@ -599,9 +626,8 @@ SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without en
 
 
 def canonical(name: str) -> str | None:
-    """Spells a name in one way; what estimates confidences is not read."""
-    without_model = formats.plain(name)
-    return None if without_model is None or without_model.startswith("confidence_head.") else without_model
+    """Spells a name in one way."""
+    return formats.plain(name)
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
@@ -646,6 +672,7 @@ def read(
     )
     spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
     more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
+    width = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1)
     parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
     # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
     causal_windows = is_causal is not False
@@ -663,6 +690,8 @@ def read(
         from_anchor=bool(options.get("sample_from_anchor", spark)),
         markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
         markov=options.get("markov_head_type") or "vanilla",
+        confidence=width is not None,
+        confidence_reads_token=width is None or width > layer.dim,
         draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
         causal_windows=causal_windows,
         causal_full=bool(is_causal),
@@ -715,6 +744,8 @@ def names(config: BlockConfig) -> dict[str, str]:
         for form, layer, tensor in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
             if config.markov == form:
                 where |= {f"markov/{layer}/{x}": f"markov_head.{tensor}.{x}" for x in ("weight", "bias")}
+    if config.confidence:
+        where |= {f"confidence/{x}": f"{CONFIDENCE}.{x}" for x in ("weight", "bias")}
     return where
 
 
@@ -736,7 +767,9 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
     kind, architecture = "dflash", "DFlashSpeculator"
     if config.markov_rank:
         kind, architecture = "dspark", "DSparkSpeculator"
-        table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov, "enable_confidence_head": False}
+        table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
+        reads_token = config.confidence_reads_token
+        table |= {"enable_confidence_head": config.confidence, "confidence_head_with_markov": reads_token}
     return formats.speculators(kind, architecture, config.layer, table, verifier, min(tokens, config.count))
 
 
@@ -744,6 +777,7 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
     """Writes the config.json as z-lab's code and SGLang read it."""
     only_speculators = {
         "markov_rank": config.markov_rank > 0,
+        "confidence": config.confidence,
         "from_anchor": config.from_anchor,
         "draft_vocab": config.draft_vocab is not None,
         "own_embedding": config.own_embedding,

@@ -124,6 +124,8 @@ def sequential(
             token = jnp.maximum(distribution.tokens[:, 0], 0)  # -1, where nothing is allowed, could not be fed
         length = loop.length + going.astype(loop.length.dtype)
         if context.confidence is not None and context.should_continue is not None:
+            if reading.estimate is not None:  # of this token, made of the tokens before it
+                distribution = distribution._replace(estimate=reading.estimate(loop.carry))
             confidence = _put(loop.confidence, jnp.where(going, context.confidence(distribution), 0.0), i)
             going = jnp.logical_and(going, context.should_continue(i, confidence))
             loop = loop._replace(confidence=confidence)

@@ -20,6 +20,9 @@ def confidence(threshold: Any = 0.4) -> BoundPolicy:
     value, so the text keeps its distribution. At temperature 0 the distribution is the drafter's at temperature 1. A
     drafter without distributions (a look-up) goes on to gamma.
 
+    A drafter may estimate itself how probably a token is accepted, before it draws that token (DSpark's confidence
+    head). Then that estimate is compared with the threshold.
+
     Args:
         threshold: 0 never stops; 1 stops after the first draft token whose distribution is not certain, so most often
             after the first of all.
@@ -45,6 +48,8 @@ def _confidence() -> Policy:
         return jnp.full(jnp.shape(params), gamma, jnp.int32)
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:
+        if distribution.estimate is not None:
+            return distribution.estimate
         return jnp.exp(jnp.max(log_probs(distribution), axis=-1))
 
     def should_continue(

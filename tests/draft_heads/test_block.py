@@ -4,17 +4,24 @@ import dataclasses
 import functools
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.core import Prompt
+from jaxspec.draft_heads import block
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
+from jaxspec.sampling import at_temperature
+from jaxspec.testing import certify
 from jaxspec.weights.tensors import CheckpointError
+from tests.draft_heads import test_drafters as heads
 from tests.draft_heads import test_formats as references
 from tests.draft_heads.conftest import EPS, FIRST, GAMMA, KV, PROMPT, QWEN3, D, Published, V, dflash_shapes
+from tests.marks import marked
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -144,3 +151,40 @@ def test_a_drafter_that_no_format_can_store_says_why(option, published, folder, 
     config, params = read_head(published["DFlash, z-lab's scales"].write(tmp_path / "it", folder), target=target)
     with pytest.raises(CheckpointError, match=f"cannot store {option}"):
         save(dataclasses.replace(config, **{option: True}), params, tmp_path / "out", target=target)
+
+
+@functools.cache
+def confident():
+    """A drafter whose estimates lie on both sides of a half, as the tokens before them are."""
+    config = heads.CONFIGS["dspark"]
+    params = heads.noisy(block.init(config, jax.random.key(3)), 4, 0.6)
+    params["confidence"] = {"weight": 8 * params["confidence"]["weight"], "bias": jnp.zeros(1)}
+    network = jaxspec.DraftHead(block.head(config), params)
+    return drafters.block(network, heads.target_of("decoder", config.taps))
+
+
+@pytest.mark.parametrize("cold", marked([False, True], slow=[True]))
+def test_a_draft_that_ends_by_the_drafters_own_estimate_keeps_the_distribution(cold):
+    """By enumeration, beside a draft that is never ended: at T = 1 and 0."""
+    params = heads.COLD if cold else heads.PLAIN
+    prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
+    options = {"drafter": confident(), "gamma": 3, "steps": 4, "sampler": at_temperature(3, True), "prompt": prompt}
+    policy = jaxspec.policies.confidence(0.5)
+    assert certify(confident().target, sampling_params=params, policy=policy, **options) < 1e-5
+
+
+def test_the_estimate_is_of_the_features_and_the_token_before_and_ends_the_draft():
+    config, params = heads.CONFIGS["dspark"], confident().params
+    features, previous = jax.random.normal(jax.random.key(1), (3, 1, 8)), jnp.array([[0], [1], [2]])
+    estimate = block.head(config).estimate(params, previous, features)
+    rows = jnp.concatenate([features[:, 0], params["markov"]["before"]["embedding"][previous[:, 0]]], axis=1)
+    expected = jax.nn.sigmoid(rows @ params["confidence"]["weight"][0] + params["confidence"]["bias"])
+    np.testing.assert_allclose(estimate, expected, rtol=1e-5)
+    drafted = []
+    for bias in (20.0, 0.0, -20.0):
+        surer = {**params, "confidence": {**params["confidence"], "bias": jnp.array([bias])}}
+        drafter = confident()._replace(params=surer)
+        options = {"policy": jaxspec.policies.confidence(0.9), "max_new_tokens": 12, "eos_ids": ()}
+        stats = jaxspec.generate(drafter.target, [[1, 2], [0]], drafter=drafter, gamma=3, **options).stats
+        drafted.append(int(stats.drafted.sum()) / int(stats.rounds.sum()))
+    assert drafted[0] > 2 and drafted[0] > drafted[1] > drafted[2] and drafted[2] <= 1

@@ -93,7 +93,7 @@ CONFIGS = {
     "dflash": DFLASH,
     "dflash, windows": dataclasses.replace(DFLASH, layer=each_its_own()),
     "dflash 2": second(DFLASH, layer=each_its_own(), candidates=V),  # all: no token is left out in training
-    "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated"),
+    "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated", confidence=True),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
     "block, source": dataclasses.replace(DFLASH, from_anchor=True, markov_rank=2, markov="gated", reads_source=True),
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
@@ -430,6 +430,7 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: medusa.HeadsConfig(V, D, 1, draft_vocab=2, own_head=False), "expected own_head"),
         (lambda: dataclasses.replace(DFLASH, taps=()), "taps is empty"),
         (lambda: dataclasses.replace(DFLASH, markov="none"), "markov is 'none'"),
+        (lambda: dataclasses.replace(DFLASH, confidence=True), "confidence_reads_token is True, and markov_rank is 0"),
         (lambda: dataclasses.replace(DFLASH, block=1), "block is 1: expected at least 2"),
         (lambda: dataclasses.replace(DFLASH, mask_token=3), "mask_token is 3"),
         (lambda: dataclasses.replace(DFLASH, layer=dataclasses.replace(LAYER, dim=16)), "own_embedding and own_head"),
