@@ -6,6 +6,7 @@ Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimens
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -221,8 +222,8 @@ class Attention(nn.Module):
         qkv_bias, out_bias: whether the projections have biases.
         softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
         head_norm: makes the normalisation of queries and keys.
-        norms_of: what it normalises: each "head" before it is rotated, each "rotated" head after that, or the "whole"
-            projection before it is split into heads.
+        norms_of: what it normalises: each "head" before it is rotated, "each" by a scale of its own, each "rotated"
+            head after that, or the "whole" projection before it is split into heads.
         adjacent_pairs: whether a head's adjacent dimensions are rotated as pairs.
         value_norm: makes that of each value head.
         keys_are_values: whether values are the projected keys, before their norm and rotation.
@@ -239,7 +240,7 @@ class Attention(nn.Module):
     qkv_bias: bool = False
     out_bias: bool = False
     softcap: float | None = None
-    head_norm: Callable[[], nn.Module] | None = None
+    head_norm: Callable[..., nn.Module] | None = None
     norms_of: str = "head"
     adjacent_pairs: bool = False
     value_norm: Callable[[], nn.Module] | None = None
@@ -263,10 +264,11 @@ class Attention(nn.Module):
         if self.has_keys and not self.keys_are_values:
             self.value = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
         self.out = dense(self.dim, self.init_scale, self.out_bias)
+        by_head = self.norms_of == "each"
         if self.head_norm is not None:
-            self.query_norm = self.head_norm()
+            self.query_norm = self.head_norm(self.heads if by_head else 0)
         if self.has_keys and self.head_norm is not None:
-            self.key_norm = self.head_norm()
+            self.key_norm = self.head_norm(self.kv_heads if by_head else 0)
         if self.has_keys and self.value_norm is not None:
             self.value_heads_norm = self.value_norm()
         if self.has_sinks:
@@ -290,7 +292,7 @@ class Attention(nn.Module):
     ) -> Float[Array, "B heads T D"]:
         """Splits projected queries or keys into heads, which are normalised and rotated."""
         x = self._split(x if norm is None or self.norms_of != "whole" else norm(x), heads)
-        if norm is not None and self.norms_of == "head":
+        if norm is not None and self.norms_of in ("head", "each"):
             x = norm(x)
         if rotary is not None:
             turned = 2 * rotary.cos.shape[-1]
@@ -324,6 +326,8 @@ class Attention(nn.Module):
             parts = projected.reshape(*x.shape[:2], self.heads, 2, self.head_dim)
             projected, gate = (parts[:, :, :, i].reshape(*x.shape[:2], -1) for i in (0, 1))
         query = self._turned(projected, self.heads, self.query_norm if self.head_norm else None, rotary)
+        if rotary is not None and rotary.query_scale is not None:
+            query = query * rotary.query_scale.astype(query.dtype)[:, None, :, None]
         sinks = self.sinks if self.has_sinks else None
         if callable(mask):
             mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap, sinks)
@@ -362,11 +366,39 @@ class FeedForward(nn.Module):
             init = nn.initializers.variance_scaling(self.init_scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
             return Dense(features, self.use_bias, self.dtype, init, name=name)
 
-        act = ACTIVATIONS[self.activation]
+        act = XIELU(name="activation") if self.activation == "xielu" else ACTIVATIONS[self.activation]
         hidden = act(dense(self.hidden, "gate" if self.gated else "wi")(x))
         if self.gated:
             hidden = hidden * dense(self.hidden, "wi")(x)
         return dense(self.dim, "out")(hidden)
+
+
+class XIELU(nn.Module):
+    """An activation with parameters: a parabola above 0, and below an exponential beside a line (arXiv 2411.13010)."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch F"]) -> Float[Array, "*batch F"]:
+        def number(name: str, start: float, shape: tuple[int, ...] = ()) -> Array:
+            value = parameter(self, name, nn.initializers.constant(start), shape).astype(jnp.float32)
+            return value.reshape((1,) * x.ndim)
+
+        # Stored before a softplus, which keeps them positive: at first both are 0.8, of which beta is a part below 0.
+        above = jax.nn.softplus(number("alpha_p", math.log(math.expm1(0.8)), (1,)))
+        below = jax.nn.softplus(number("alpha_n", math.log(math.expm1(0.3)), (1,)))
+        beta, epsilon = number("beta", 0.5), number("eps", -1e-6)
+        wide = x.astype(jnp.float32)
+        # Where x > 0 the branch below is computed, too: of -epsilon at most, so that it stays finite.
+        curved = jnp.where(
+            wide > 0, above * wide * wide, (jnp.expm1(jnp.minimum(wide, epsilon)) - wide) * (beta + below)
+        )
+        return (curved + beta * wide).astype(x.dtype)
+
+
+def _scale(module: nn.Module, x: Float[Array, "*batch M"], unit_offset: bool, heads: int = 0) -> Array:
+    """Declares a norm's scale and broadcasts it to `x`; with `heads`, a scale of each head of x [B, heads, T, M]."""
+    start = nn.initializers.zeros if unit_offset else nn.initializers.ones
+    scale = parameter(module, "scale", start, (heads, x.shape[-1]) if heads else (x.shape[-1],))
+    return jnp.expand_dims(1.0 + scale if unit_offset else scale, (0, 2) if heads else range(x.ndim - 1))
 
 
 class RMSNorm(nn.Module):
@@ -375,23 +407,20 @@ class RMSNorm(nn.Module):
     Attributes:
         unit_offset: whether what is stored is the scale minus 1 (Gemma).
         scaled: whether there is a scale.
+        heads: number of heads [B, heads, T, M] with a scale each; 0 for one scale of all.
     """
 
     epsilon: float = 1e-6
     unit_offset: bool = False
     dtype: jnp.dtype = jnp.float32
     scaled: bool = True
+    heads: int = 0
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        if not self.scaled:
-            return wide.astype(self.dtype)
-        start = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
-        scale = parameter(self, "scale", start, (x.shape[-1],))
-        scale = jnp.expand_dims(1.0 + scale if self.unit_offset else scale, range(x.ndim - 1))
-        return (wide * scale).astype(self.dtype)
+        return (wide * _scale(self, x, self.unit_offset, self.heads) if self.scaled else wide).astype(self.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -400,18 +429,18 @@ class LayerNorm(nn.Module):
     Attributes:
         unit_offset: whether what is stored is the scale minus 1 (Nemotron).
         has_bias: whether a bias is added.
+        heads: number of heads [B, heads, T, M] with a scale each; 0 for one scale of all.
     """
 
     epsilon: float = 1e-5
     dtype: jnp.dtype = jnp.float32
     unit_offset: bool = False
     has_bias: bool = True
+    heads: int = 0
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
-        start = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
-        scale = parameter(self, "scale", start, (x.shape[-1],))
-        scale = jnp.expand_dims(1.0 + scale if self.unit_offset else scale, range(x.ndim - 1))
+        scale = _scale(self, x, self.unit_offset, self.heads)
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon) * scale

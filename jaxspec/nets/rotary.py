@@ -51,6 +51,7 @@ class Rotary:
             still (Gemma 4).
         factors: divisors of the frequencies, one for each; empty for none (Phi's "longrope").
         adjacent: whether dimensions 2 i and 2 i + 1 are a pair, not i and i + dims / 2 (Cohere, GLM-4).
+        query_beta: queries are multiplied by 1 + query_beta ln(1 + floor(position / scaling.original)) (Ministral 3).
     """
 
     base: float = 10_000.0
@@ -60,6 +61,7 @@ class Rotary:
     proportional: bool = False
     adjacent: bool = False
     factors: tuple[float, ...] = ()
+    query_beta: float = 0.0
 
     def at(self, position: Int[Array, "B T"], head_dim: int) -> Rotation:
         """Computes the rotation at some positions.
@@ -78,14 +80,20 @@ class Rotary:
             frequency = frequencies(self.dims or head_dim, self.base, self.scaling)
         if self.factors:
             frequency = frequency / np.asarray(self.factors, np.float32)
-        return rotation(position, frequency, self.magnitude)
+        turn = rotation(position, frequency, self.magnitude)
+        if not self.query_beta:
+            return turn
+        # Attention over rows longer than those of the training stays as sharp: 1 within them, then a little more.
+        times = jnp.floor(position.astype(jnp.float32) / self.scaling.original)
+        return turn._replace(query_scale=1 + self.query_beta * jnp.log1p(times))
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of each fed token's angles."""
+    """Cosines and sines of each fed token's angles, and the factor of its queries where they have one."""
 
     cos: Float[Array, "B T F"]
     sin: Float[Array, "B T F"]
+    query_scale: Float[Array, "B T"] | None = None
 
 
 def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) -> np.ndarray:

@@ -23,7 +23,7 @@ from jaxspec.nets.rotary import Rotary
 
 POSITIONS = ("rotary", "relative", "learned")
 NORMS = ("rms", "layer")
-NORMED = ("head", "rotated", "whole")  # what norms of queries and keys are of
+NORMED = ("head", "each", "rotated", "whole")  # what norms of queries and keys are of
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -107,7 +107,8 @@ class AttentionShape(WholeBlock):
         cap: the soft cap of the scores; None for none.
         qkv_bias, out_bias: whether these projections have biases.
         head_norms: whether each query head and key head is normalised, before it is rotated (Qwen 3, Gemma 3).
-        norms_of: "head" for these; "rotated" for heads after that (Hunyuan); "whole" for all heads together (OLMo 2).
+        norms_of: "head" for these; "each" for a scale of each head, without a bias (Command R+, StableLM 2 12B);
+            "rotated" for heads after they are rotated (Hunyuan); "whole" for all heads together (OLMo 2).
         value_norm: whether each value head is normalised, without a scale (Gemma 4).
         keys_are_values: whether values are the projected keys, before their norm and rotation (Gemma 4).
         shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
@@ -196,7 +197,8 @@ class FeedForwardShape(WholeBlock):
 
     Attributes:
         dim: its hidden units.
-        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one), "relu", or "relu2" (its square).
+        activation: "silu", "gelu" (by tanh), "gelu_erf" (the exact one), "relu", "relu2" (its square), or "xielu",
+            which has parameters (Apertus).
         gated: whether a third projection is multiplied in.
         bias: whether its projections have biases.
     """
@@ -207,7 +209,7 @@ class FeedForwardShape(WholeBlock):
     bias: bool = False
 
     def __post_init__(self):
-        one_of(self.activation, "activation", ACTIVATIONS)
+        one_of(self.activation, "activation", (*ACTIVATIONS, "xielu"))
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -318,12 +320,12 @@ class DecoderConfig:
         if self.positions == "learned" and self.max_positions is None:
             raise ValueError("positions are learned, and max_positions is None: expected the size of their table")
 
-    def norm_module(self) -> Any:
-        """Makes one of the norms."""
+    def norm_module(self, heads: int = 0) -> Any:
+        """Makes one of the norms, or one with a scale for each of so many heads, which has no bias."""
         dtype = jnp.dtype(self.dtype)
         if self.norm.kind == "layer":
-            return LayerNorm(self.norm.epsilon, dtype, self.norm.from_one, self.norm.bias)
-        return RMSNorm(self.norm.epsilon, self.norm.from_one, dtype)
+            return LayerNorm(self.norm.epsilon, dtype, self.norm.from_one, self.norm.bias and not heads, heads)
+        return RMSNorm(self.norm.epsilon, self.norm.from_one, dtype, heads=heads)
 
     @property
     def windows(self) -> set[int]:

@@ -153,8 +153,8 @@ def assemble(
     """Reads the parameters that lie in files of tensors, as `restore` returns them; `described`: what says which."""
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     unused = frozenset(family.unused(config))
-    # Experts that lie apart are presented as stacks before names are compared.
-    shards = stacks.stacked(shards, family.experts)
+    # Experts and heads that lie apart are presented as stacks before names are compared.
+    shards = stacks.stacked(shards, family.apart)
     files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
@@ -318,9 +318,9 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     for name, parts in _by_tensor(family.names(model.config)).items():
         # Queries, keys and values of a GPT-2 are one tensor: parts in order, joined along the first axis.
         ordered = sorted(parts, key=lambda item: item[1].part)
-        tensor = np.concatenate([read(path) for path, _ in ordered])
+        tensor = np.concatenate([read(path) for path, _ in ordered]) if len(ordered) > 1 else read(ordered[0][0])
         tensor = tensor.swapaxes(-1, -2) if ordered[0][1].transposed else tensor
-        yield from stacks.unstacked(name, np.ascontiguousarray(tensor, jnp.dtype(_saved_as(model))), family.experts)
+        yield from stacks.unstacked(name, np.asarray(tensor, jnp.dtype(_saved_as(model)), order="C"), family.apart)
 
 
 def _saved_as(model: Model) -> str:
@@ -362,6 +362,8 @@ def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
 def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
     """Returns the shape of a tensor that holds these parameters."""
     path, tensor = parts[0]
+    if not expected[path]:  # a number
+        return ()
     rows, *rest = expected[path]
     first, last, count = tensor.part
     shape = (rows * count // (last - first), *rest)

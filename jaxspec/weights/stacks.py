@@ -1,4 +1,4 @@
-"""Experts in files: matrices that lie apart, each expert's, are read as stacks of all experts, and written apart."""
+"""Tensors that files hold expert by expert, or head by head: read as stacks of all of them, and written apart."""
 
 from __future__ import annotations
 
@@ -12,32 +12,41 @@ from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
 
 def stacked(shards: list[Shard], names: tuple[str, ...]) -> list[Shard]:
-    """Presents matrices that files hold expert by expert as the stacks of all experts, which networks have.
+    """Presents tensors that files hold expert by expert, or head by head, as stacks, which networks have.
 
     `mlp.experts.3.gate_proj.weight` and `mlp.experts.3.up_proj.weight` are the rows of entry 3 of
     `mlp.experts.gate_up_proj` [experts, out, in], and `mlp.experts.3.down_proj.weight` is that of
-    `mlp.experts.down_proj`. A stack is read expert by expert where the file can be read by rows.
+    `mlp.experts.down_proj`. `q_layernorm.norms.3.weight` is entry 3 of `q_layernorm.norms.weight` [heads, dim]. A
+    stack is read entry by entry where the file can be read by rows.
 
     Args:
         shards: the files.
-        names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file is like that.
+        names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file is like that. For
+            norms of heads one name, "".
 
     Raises:
         CheckpointError: a matrix is absent, or of another shape than those beside it.
     """
     members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}  # stack -> (expert, part) -> (file, name)
-    pattern = re.compile(rf"(.*\.experts)\.(\d+)\.({'|'.join(names)})\.weight")
+    pattern = re.compile(rf"(.*\.(?:experts|norms))\.(\d+)({'|'.join(map(_end, names))})")
     for number, shard in enumerate(shards if names else ()):
         for name in shard.shapes:
             if match := pattern.fullmatch(name):
-                stack, part = _STACKS[names.index(match[3])]
+                stack, part = _STACKS[len(names)][list(map(_end, names)).index(match[3])]
                 members.setdefault(f"{match[1]}.{stack}", {})[int(match[2]), part] = number, name
     stacks = [_stack(shards, name, matrices) for name, matrices in members.items()]
     apart = {name for matrices in members.values() for _, name in matrices.values()}
     return [*(shard.keep(lambda name: name not in apart) for shard in shards), *stacks]
 
 
-_STACKS = ("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", 0)  # stack, and part of each entry's rows
+_STACKS = {  # by how many names there are, and in their order: stack, and part of each entry's rows
+    1: (("weight", 0),),
+    3: (("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", 0)),
+}
+
+
+def _end(name: str) -> str:
+    return f".{name}.weight" if name else ".weight"
 
 
 def _stack(shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], tuple[int, str]]) -> Shard:
@@ -95,10 +104,12 @@ def unstacked(name: str, tensor: np.ndarray, names: tuple[str, ...]) -> Iterator
     ['mlp.experts.0.w2.weight', 'mlp.experts.1.w2.weight']
     """
     layer, _, stack = name.rpartition(".")
-    ends = [end for end, (other, _) in zip(names, _STACKS, strict=False) if other == stack]
+    is_stack = names and layer.endswith((".experts", ".norms"))
+    parts: Sequence[tuple[str, int]] = _STACKS[len(names)] if is_stack else ()
+    ends = [_end(x) for x, (other, _) in zip(names, parts, strict=False) if other == stack]
     if not ends:
         yield name, tensor
         return
     for expert, rows in enumerate(tensor):
         for end, matrix in zip(ends, np.split(rows, len(ends)), strict=True):
-            yield f"{layer}.{expert}.{end}.weight", matrix
+            yield f"{layer}.{expert}{end}", matrix

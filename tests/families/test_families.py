@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec import rules
 from jaxspec.nets import decoder
 from jaxspec.weights import hf_families, huggingface
-from jaxspec.weights.hf_families import FAMILIES, FamilyError
+from jaxspec.weights.hf_families import FAMILIES, FamilyError, decoders
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
 LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -254,8 +254,18 @@ def test_a_file_without_a_rotary_base_has_its_familys(model_type):
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only False is supported"),
-        ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only False is supported"),
+        ("granitemoehybrid", {}, "num_local_experts is 8: expected 0, a dense Granite 4"),
+        ("granitemoehybrid", {"num_local_experts": 0}, "layer_types has mamba: expected attention and full_attention"),
+        (
+            "granitemoehybrid",
+            {"num_local_experts": 0, "position_embedding_type": "alibi"},
+            "position_embedding_type is 'alibi': expected 'rope' or 'nope'",
+        ),
+        ("qwen3_5_text", {"num_experts": 8}, "num_experts is 8: only 0 is supported"),
+        ("qwen3_5_text", {"layer_types": 4}, "layer_types is 4: expected a list of names"),
+        ("gemma4_text", {"layer_types": "full_attention"}, "layer_types is 'full_attention': expected a list of names"),
+        ("olmo3", {"layer_types": [0, 1, 0, 1]}, r"layer_types is \[0, 1, 0, 1\]: expected a list of names"),
+        ("mixtral", {"num_local_experts": 0}, "num_experts_per_tok is 2, and there are 0 experts"),
         ("phi3", {"rope_scaling": {"type": "yarn"}}, "rope type is 'yarn': expected default or longrope"),
         (
             "phi3",
@@ -273,7 +283,7 @@ def test_what_a_newer_family_would_compute_otherwise_is_refused(model_type, chan
 
 
 def test_the_text_half_of_a_mistral_3(tmp_path, caplog):
-    """Published files have its tensors under a prefix; a Ministral 3 would scale its queries by their positions."""
+    """Published files have its tensors under a prefix; a Ministral 3 scales its queries by their positions."""
     config = decoder.decoder_config(
         31, dim=16, ff_dim=24, layers=1, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=64
     )
@@ -290,5 +300,8 @@ def test_the_text_half_of_a_mistral_3(tmp_path, caplog):
     loaded = jaxspec.load(folder)
     assert loaded.config == config and "not multi_modal_projector, vision_tower (2 tensors)" in caplog.text
     jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
-    with pytest.raises(FamilyError, match=r"text_config\.model_type is 'ministral3': only 'mistral' is supported"):
-        hf_families.of(wrapper).read(wrapper | {"text_config": text | {"model_type": "ministral3"}})
+    text = {**text, "model_type": "ministral3", "rope_theta": None, "tie_word_embeddings": None}
+    newer = hf_families.of(wrapper).read(wrapper | {"text_config": text})
+    assert decoders.rotated(newer).query_beta == 0.1 and newer.tied_head
+    with pytest.raises(FamilyError, match=r"text_config\.model_type is 'llama': expected one of mistral, ministral3"):
+        hf_families.of(wrapper).read(wrapper | {"text_config": text | {"model_type": "llama"}})

@@ -242,7 +242,7 @@ def test_published_sizes_have_their_number_of_parameters(name):
         ({"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6, and there are 6 layers: expected fewer"),
         ({"num_kv_shared_layers": 4}, "layer 2 shares keys: expected an earlier full_attention layer"),
         ({"layer_types": [LOCAL] * 5}, "layer_types has 5 layers, num_hidden_layers is 6"),
-        ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention: expected sliding_attention"),
+        ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention: expected full_attention"),
         ({"per_layer_config": {"2": {"hidden_size": 4}}}, "per_layer_config has hidden_size: expected head_dim"),
         ({"per_layer_config": {"2": {"head_dim": -4}}}, "head_dim is -4: expected a positive integer"),
         ({"per_layer_config": [8, 16]}, "per_layer_config is .*: expected an object of objects"),

@@ -10,7 +10,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.core import Model
 from jaxspec.nets import decoder
-from jaxspec.nets.rotary import Rotary
+from jaxspec.nets.rotary import RopeScaling, Rotary
 from jaxspec.nets.shapes import NormShape
 
 PLAIN = decoder.decoder_config(
@@ -42,6 +42,9 @@ CONFIGS = {
     "Nemotron": changed(
         {"rotary": Rotary(dims=2)}, {"gated": False, "activation": "relu2"}, norm=NormShape("layer", from_one=True)
     ),
+    "Command R+": changed({"head_norms": True, "norms_of": "each"}, norm=NormShape("layer")),
+    "Ministral 3": changed({"rotary": Rotary(scaling=RopeScaling(original=4), query_beta=0.7)}),
+    "Apertus": changed(ff={"gated": False, "activation": "xielu"}),
     "gpt-oss": changed({"sinks": True}),
     "Hunyuan": changed({"head_norms": True, "norms_of": "rotated"}),
 }
@@ -78,3 +81,7 @@ def test_a_configuration_has_its_own_parameters(name):
     assert ("gate" in shapes["ff"]) == layer.ff.gated
     if layer.attention.norms_of == "whole":
         assert shapes["attention"]["query_norm"]["scale"].shape == (16,)
+    if layer.attention.norms_of == "each":  # and no biases, though other norms have them
+        assert shapes["attention"]["query_norm"]["scale"].shape == (4, 4)
+        assert shapes["attention"]["key_norm"].keys() == {"scale"} and "bias" in shapes["attention_norm"]
+    assert ("activation" in shapes["ff"]) == (layer.ff.activation == "xielu")

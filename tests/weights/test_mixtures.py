@@ -66,7 +66,7 @@ def test_what_is_written_is_read_again(saved):
 def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(saved):
     _, model, folder = saved
     in_memory, apart = {}, {}
-    for shard in stacks.stacked(tensors.shards(folder), FAMILY[saved[0]].experts):
+    for shard in stacks.stacked(tensors.shards(folder), FAMILY[saved[0]].apart):
         for tensor, x in shard.read():
             in_memory[tensor.replace("block_sparse_moe", "mlp")] = np.asarray(x)
     for tensor, x in load_file(folder / "model.safetensors").items():
@@ -126,7 +126,7 @@ def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
     ("name", "changes", "message"),
     [
         ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
-        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts is 0: expected a positive integer"),
+        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_experts_per_tok is 2, and there are 0 experts"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["0"]}, "mlp_only_layers is .*expected a list of numbers"),
         ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 1.5}, "decoder_sparse_step is 1.5: expected a positive"),
     ],

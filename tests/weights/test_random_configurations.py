@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.core import Room
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import hf_families
+from jaxspec.weights import hf_families, huggingface
 
 SEED, STEPS, FED = 21, 12, 4  # FED of the STEPS tokens are read from a cache
 LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
+BUFFERS = ("layer_scalar", "act_fn.beta", "act_fn.eps")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "gelu_fast")
 
 
@@ -59,6 +61,13 @@ def llama(draw):
 
 def mistral(draw):
     return decoder(draw) | {"sliding_window": draw.choice([None, 3, 6])}
+
+
+def ministral3(draw):
+    """Queries of positions from `original_max_position_embeddings` on are scaled."""
+    scaling = rope(draw) | {"original_max_position_embeddings": draw.choice([3, 4, 8])}
+    scaling |= {"llama_4_scaling_beta": draw.choice([0.1, 0.7])}
+    return decoder(draw) | {"sliding_window": draw.choice([None, 3, 6]), "rope_parameters": scaling}
 
 
 def qwen(draw):
@@ -124,13 +133,24 @@ def granite(draw):
     return llama(draw) | factors | {"logits_scaling": 4.0}
 
 
+def granite4(draw):
+    table = {key: value for key, value in granite(draw).items() if key != "mlp_bias"}
+    table |= {"num_local_experts": 0, "layer_types": ["full_attention"] * 2, "shared_intermediate_size": 40}
+    return table | {"position_embedding_type": draw.choice(["rope", None]), "mamba_n_heads": 8}
+
+
 def cohere(draw):
+    normed = draw.random() < 0.5
+    return without_head_norms(draw) | {"use_qk_norm": normed}
+
+
+def without_head_norms(draw):
     table = {key: value for key, value in decoder(draw).items() if key not in ("rms_norm_eps", "head_dim")}
     return table | {"layer_norm_eps": draw.choice([1e-5, 1e-2]), "logit_scale": draw.choice([0.25, 1.5])}
 
 
 def cohere2(draw):
-    return cohere(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+    return without_head_norms(draw) | {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 def glm(draw):
@@ -156,7 +176,7 @@ def hunyuan(draw):
 
 def stablelm(draw):
     table = glm(draw) | {"layer_norm_eps": draw.choice([1e-5, 1e-2]), "use_qkv_bias": draw.random() < 0.5}
-    return table | {"use_parallel_residual": draw.random() < 0.5}
+    return table | {"use_parallel_residual": draw.random() < 0.5, "qk_layernorm": draw.random() < 0.5}
 
 
 def starcoder2(draw):
@@ -170,6 +190,13 @@ def nemotron(draw):
 
 def arcee(draw):
     return llama(draw) | {"hidden_act": draw.choice(["relu2", "silu"])}
+
+
+def apertus(draw):
+    return decoder(draw) | {
+        "attention_bias": draw.random() < 0.5,
+        "hidden_act": draw.choice(["xielu", "xielu", "silu"]),
+    }
 
 
 def ernie(draw):
@@ -247,11 +274,13 @@ FAMILIES = {
     "GemmaForCausalLM": gemma,
     "Gemma4ForCausalLM": gemma4,
     "MinistralForCausalLM": ministral,
+    "Ministral3ForCausalLM": ministral3,
     "Phi3ForCausalLM": phi3,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
     "Exaone4ForCausalLM": exaone4,
     "GraniteForCausalLM": granite,
+    "GraniteMoeHybridForCausalLM": granite4,
     "CohereForCausalLM": cohere,
     "Cohere2ForCausalLM": cohere2,
     "GlmForCausalLM": glm,
@@ -265,6 +294,7 @@ FAMILIES = {
     "Starcoder2ForCausalLM": starcoder2,
     "NemotronForCausalLM": nemotron,
     "ArceeForCausalLM": arcee,
+    "ApertusForCausalLM": apertus,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "MixtralForCausalLM": mixtral,
     "GptOssForCausalLM": gpt_oss,
@@ -303,7 +333,7 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
         plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
         peer = kind._from_config(kind.config_class(**options), **plain).eval()
         with torch.no_grad():
-            for x in [*peer.parameters(), *(x for name, x in peer.named_buffers() if "layer_scalar" in name)]:
+            for x in drawn(peer):
                 x.normal_(0, 0.4)
             inputs = torch.tensor(tokens)
             fed = {"decoder_input_ids": inputs} if architecture.startswith("T5") else {}
@@ -314,6 +344,46 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
         if np.abs(ours - theirs).max() > 3e-5 * np.abs(theirs).max():
             wrong.append((architecture, options, np.abs(ours - theirs).max() / np.abs(theirs).max()))
     assert not wrong
+
+
+TEXTS = (  # families whose texts no other test compares with those of transformers
+    *("Ministral3ForCausalLM", "GraniteMoeHybridForCausalLM", "ApertusForCausalLM", "CohereForCausalLM"),
+    "StableLmForCausalLM",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", TEXTS)
+def test_texts_of_random_configurations_are_those_of_transformers(architecture, tmp_path):
+    """Plain, drafted by a chain and by a tree; and transformers' own, also from a folder that was written here."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    kind, prompt = getattr(transformers, architecture), [3, 1, 4, 1, 5, 9, 2]
+    changes = {"use_qk_norm": True, "qk_layernorm": True, "hidden_act": "silu"} | LENGTHS
+    changes |= {"hidden_act": "xielu"} if "Apertus" in architecture else {}
+    options = FAMILIES[architecture](random.Random(SEED)) | changes
+    for size in (2, 1):  # target and draft
+        peer = kind._from_config(kind.config_class(**options), attn_implementation="eager").eval()
+        with torch.no_grad():
+            for x in drawn(peer):
+                x.normal_(0, 0.4)
+        peer.save_pretrained(tmp_path / str(size))
+    target, draft = (jaxspec.load(tmp_path / size) for size in ("2", "1"))
+    huggingface.save(target, tmp_path / "ours")
+    plain = jaxspec.generate(target, [prompt, [6, 5]], max_new_tokens=STEPS).tokens
+    for drafter in (draft, drafters.tree(draft, (2, 1)), target):
+        drafted = jaxspec.generate(target, [prompt, [6, 5]], drafter=drafter, gamma=3, max_new_tokens=STEPS)
+        np.testing.assert_array_equal(drafted.tokens, plain)
+    for folder in ("2", "ours"):
+        peer = kind.from_pretrained(tmp_path / folder, attn_implementation="eager").eval()
+        ids = peer.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False)
+        np.testing.assert_array_equal(ids[0, len(prompt) :].numpy(), plain[0])
+
+
+def drawn(peer) -> list:
+    """Return all that is learned, and the buffers that files hold."""
+    return [*peer.parameters(), *(x for name, x in peer.named_buffers() if name.endswith(BUFFERS))]
 
 
 def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Command R (Cohere) and Command R7B (arXiv 2504.00698): one norm a layer, and both blocks side by side after it."""
+"""Command R, R+ (Cohere) and R7B (arXiv 2504.00698): one norm a layer, and both blocks side by side after it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from jaxspec.weights.hf_families.common import only
 
 
 def read_cohere(table: dict) -> DecoderConfig:
-    """Reads the network of a Command R."""
-    only(table, use_qk_norm=False)
-    return _read(decoders.with_defaults(table, rope_theta=500_000.0))
+    """Reads the network of a Command R; heads of a Command R+ are normalised, each by a scale of its own."""
+    return _read(decoders.with_defaults(table, rope_theta=500_000.0), bool(table.get("use_qk_norm", False)))
 
 
 def read_cohere2(table: dict) -> DecoderConfig:
@@ -26,7 +25,7 @@ def read_cohere2(table: dict) -> DecoderConfig:
     return _read(table, unrotated=True, **decoders.windows({"sliding_window": 4096, **table}, flags))
 
 
-def _read(table: dict, unrotated: bool = False, **options: Any) -> DecoderConfig:
+def _read(table: dict, head_norms: bool = False, unrotated: bool = False, **options: Any) -> DecoderConfig:
     table = decoders.with_defaults(table, tie_word_embeddings=True, layer_norm_eps=1e-5)
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
@@ -34,7 +33,8 @@ def _read(table: dict, unrotated: bool = False, **options: Any) -> DecoderConfig
         turn = layer.attention.rotary
         if turn is not None:
             turn = None if unrotated and layer.attention.window is None else dataclasses.replace(turn, adjacent=True)
-        return decoders.change(layer, {"rotary": turn}, parallel=True)
+        norms = {"head_norms": True, "norms_of": "each"} if head_norms else {}
+        return decoders.change(layer, {"rotary": turn, **norms}, parallel=True)
 
     config = decoders.read(table, changed, **decoders.attention_biases(table), **options)
     scale = table.get("logit_scale")
@@ -49,6 +49,10 @@ def _keys(form: UniformDecoder) -> dict[str, Any]:
     return {"attention_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
 
 
+def _cohere_keys(form: UniformDecoder) -> dict[str, Any]:
+    return _keys(form) | {"use_qk_norm": form.head_norms}
+
+
 def _cohere2_keys(form: UniformDecoder) -> dict[str, Any]:
     return _keys(form) | {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
 
@@ -57,7 +61,16 @@ def _factors(config: DecoderConfig) -> dict[str, Any]:
     return {"logit_scale": config.logits_scale, "rope_theta": decoders.rotated(config).base}
 
 
-COHERE = decoders.family("Command R", ("cohere",), "CohereForCausalLM", read_cohere, _keys, {}, more_keys=_factors)
+_R = {"model_type": "cohere", "vocab_size": 256_000, "hidden_size": 8192, "intermediate_size": 22_528}
+_R |= {"num_hidden_layers": 40, "num_attention_heads": 64, "num_key_value_heads": 64, "rope_theta": 8e6}
+_R |= {"max_position_embeddings": 131_072}
+_PLUS = {"hidden_size": 12_288, "intermediate_size": 33_792, "num_hidden_layers": 64, "num_attention_heads": 96}
+_PLUS |= {"num_key_value_heads": 8, "rope_theta": 75e6, "logit_scale": 0.8333333333333334, "use_qk_norm": True}
+SIZES = {"command-r": read_cohere(_R), "command-r-plus": read_cohere(_R | _PLUS)}
+
+COHERE = decoders.family(
+    *("Command R, R+", ("cohere",), "CohereForCausalLM", read_cohere, _cohere_keys, SIZES), more_keys=_factors
+)
 COHERE2 = decoders.family(
     "Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _cohere2_keys, {}, more_keys=_factors
 )

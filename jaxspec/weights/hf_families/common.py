@@ -41,8 +41,7 @@ class Family(NamedTuple):
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
         unused: configuration -> names of tensors that a file may hold, and that the network does not use.
-        experts: the names of each expert's matrices, gate, other projection and that outwards, where files hold them
-            apart: see `stacks.stacked`.
+        apart: the names of what files hold expert by expert, or head by head: see `stacks.stacked`.
     """
 
     title: str
@@ -55,7 +54,7 @@ class Family(NamedTuple):
     copies: Mapping[str, str] = MappingProxyType({})
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
     unused: Callable[[Any], Collection[str]] = lambda config: ()
-    experts: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
 
 ACTIVATIONS = {
@@ -64,7 +63,14 @@ ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     "relu2": "relu2",
 }
-THEIRS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu": "relu"}
+THEIRS = {
+    "xielu": "xielu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "gelu": "gelu_pytorch_tanh",
+    "gelu_erf": "gelu",
+    "relu": "relu",
+}
 
 
 def activation(name: str) -> str:
@@ -112,9 +118,16 @@ NUMBERS = (
     "beta_fast",
     "beta_slow",
 )
-UNREAD = {"order_of_interleaved_layers", "add_classification_head", "org_vocab_size", "mlp_only_layers"}  # no sizes
+UNREAD = {  # no sizes
+    "order_of_interleaved_layers",
+    "add_classification_head",
+    "org_vocab_size",
+    "mlp_only_layers",
+    "sliding_window_pattern",  # a number, or letters
+}
 MAY_BE_ZERO = {
-    "sliding_window_pattern",
+    "num_experts",
+    "num_local_experts",
     "num_nextn_predict_layers",
     "num_kv_shared_layers",
     "max_window_layers",
@@ -145,14 +158,15 @@ def check(table: dict) -> None:
     jaxspec.weights.hf_families.common.FamilyError: hidden_size is '64': expected a positive integer
     """
     for key, value in table.items():
-        if value is None or key in MAY_BE_ZERO | UNREAD:
+        if value is None or key in UNREAD:
             continue
         # bool is an int in Python, and in JSON it is none.
         number: Any = value if type(value) in (int, float) else float("nan")  # compares as neither small nor large
         by_layer = isinstance(value, list) and len(value) > 0  # a size of each layer, which the family reads
         is_count = (key == "sliding_window" or key.endswith(COUNTS)) and not by_layer
-        if is_count and not (isinstance(number, int) and 1 <= number <= LARGEST):
-            raise FamilyError(f"{key} is {value!r}: expected a positive integer")
+        least, sign = (0, "non-negative") if key in MAY_BE_ZERO else (1, "positive")
+        if is_count and not (isinstance(number, int) and least <= number <= LARGEST):
+            raise FamilyError(f"{key} is {value!r}: expected a {sign} integer")
         # Tables and lists are made with an entry for each, before any tensor is looked at.
         most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
         if is_count and number > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -168,15 +168,28 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     {'window': 8, 'local': (True, False)}
     """
     kinds = table.get("layer_types")
-    if kinds and (others := set(kinds) - {"full_attention", "sliding_attention"}):
-        raise FamilyError(f"layer_types has {', '.join(sorted(others))}: expected full_attention and sliding_attention")
-    if kinds and len(kinds) != table["num_hidden_layers"]:
-        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
+    if kinds:
+        check_layers(kinds, table["num_hidden_layers"])
     # A list of layers, where there is one, goes before the family's pattern.
     local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}
     return {"window": int(table["sliding_window"]), "local": period(local)}
+
+
+def check_layers(kinds: Any, count: int, expected: Sequence[str] = ("full_attention", "sliding_attention")) -> None:
+    """Refuses `layer_types` that are not a kind of these for each layer.
+
+    >>> check_layers("full", 4)
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: layer_types is 'full': expected a list of names
+    """
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise FamilyError(f"layer_types is {kinds!r}: expected a list of names")
+    if others := sorted(set(kinds) - set(expected)):
+        raise FamilyError(f"layer_types has {', '.join(others)}: expected {' and '.join(expected)}")
+    if len(kinds) != count:
+        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
 
 
 def canonical(name: str) -> str | None:
@@ -235,12 +248,12 @@ def family(
     canonical: Callable[[str], str | None] = canonical,
     more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
     renamed: Mapping[str, str] = MappingProxyType({}),
-    experts: tuple[str, ...] = (),
+    apart: tuple[str, ...] = (),
 ) -> Family:
     """Makes a family of what differs from others of these.
 
     Args:
-        title, model_types, read, sizes, canonical, experts: see `Family`.
+        title, model_types, read, sizes, canonical, apart: see `Family`.
         architecture: the entry of "architectures" in config.json.
         keys: the keys of config.json that it adds, from the numbers that all layers have.
         more_keys: those for which these are not enough, from the layers themselves.
@@ -253,7 +266,7 @@ def family(
         return _write(form, model_types[0], architecture) | keys(form) | more_keys(config)
 
     named = functools.partial(names, renamed=renamed)
-    return Family(title, model_types, read, write, named, canonical, sizes, experts=experts)
+    return Family(title, model_types, read, write, named, canonical, sizes, apart=apart)
 
 
 def mixture(config: DecoderConfig) -> ExpertsShape:
@@ -359,7 +372,8 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
     tensors: dict[str, Tensor] = {}
     for path, name in modules.items():
         if path.endswith("norm"):
-            tensors |= _norm(path, name, norm)
+            of_each = path.startswith("attention/") and attention.norms_of == "each"  # which has no bias
+            tensors |= _norm(path, name, dataclasses.replace(norm, bias=False) if of_each else norm)
             continue
         # Of a fused tensor each module has the rows after those of the modules named before it.
         together = [other for other, shared in modules.items() if shared == name]
@@ -376,6 +390,9 @@ def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str
         for kind, end in ends.items():
             if kind != "bias" or biased:
                 tensors[f"{path}/{kind}"] = Tensor(f"{name}{end}", part=part)
+    if not is_mixture and ff.activation == "xielu":
+        numbers = ("alpha_p", "alpha_n", "beta", "eps")
+        tensors |= {f"ff/activation/{number}": Tensor(f"mlp.act_fn.{number}") for number in numbers}
     if attention.sinks:
         tensors["attention/sinks"] = Tensor("self_attn.sinks")
     return tensors

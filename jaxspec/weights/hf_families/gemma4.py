@@ -112,11 +112,8 @@ def _experts(table: dict, activation: str) -> ExpertsShape:
 def _kinds(table: dict) -> list[str]:
     """Returns the kind of each layer; the last one is global in any case, as in transformers."""
     count = table["num_hidden_layers"]
-    kinds = list(table.get("layer_types") or [LOCAL if (i + 1) % 6 else GLOBAL for i in range(count)])
-    if others := set(kinds) - {LOCAL, GLOBAL}:
-        raise FamilyError(f"layer_types has {', '.join(map(str, others))}: expected {LOCAL} and {GLOBAL}")
-    if len(kinds) != count:
-        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
+    kinds = table.get("layer_types") or [LOCAL if (i + 1) % 6 else GLOBAL for i in range(count)]
+    decoders.check_layers(kinds, count)
     if not 0 <= table["num_kv_shared_layers"] < count:
         shared = table["num_kv_shared_layers"]
         raise FamilyError(f"num_kv_shared_layers is {shared}, and there are {count} layers: expected fewer")

@@ -1,4 +1,4 @@
-"""Granite 3 (IBM): a Llama with a factor on embeddings, on what each block adds, on scores and on logits."""
+"""Granite 3 and 4, dense (IBM): a Llama with factors of embeddings, of blocks, of scores and of logits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import FamilyError, need
 
 
 def read(table: dict) -> DecoderConfig:
@@ -26,6 +27,23 @@ def read(table: dict) -> DecoderConfig:
     )
 
 
+def read_granite4(table: dict) -> DecoderConfig:
+    """Reads the network of a dense Granite 4: models with Mamba layers or experts have the same "model_type"."""
+    if (positions := table.get("position_embedding_type") or "nope") not in ("rope", "nope"):
+        raise FamilyError(f"position_embedding_type is {positions!r}: expected 'rope' or 'nope'")
+    if experts := 8 if table.get("num_local_experts") is None else table["num_local_experts"]:
+        raise FamilyError(f"num_local_experts is {experts}: expected 0, a dense Granite 4")
+    count = need(table, "num_hidden_layers")
+    # As in transformers, a file that does not name its layers means Mamba in all of them.
+    kinds = table.get("layer_types") or table.get("layers_block_type") or ["mamba"] * count
+    decoders.check_layers(kinds, count, ("attention", "full_attention"))
+    table = {**table, "intermediate_size": table.get("shared_intermediate_size") or 1024, "layer_types": None}
+    config = read(table)
+    if positions == "rope":
+        return config
+    return decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"rotary": None}))
+
+
 def _keys(form: UniformDecoder) -> dict[str, Any]:
     return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
 
@@ -40,4 +58,30 @@ def _factors(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def _granite4_keys(form: UniformDecoder) -> dict[str, Any]:
+    width = {"shared_intermediate_size": form.ff_dim, "intermediate_size": form.ff_dim, "num_local_experts": 0}
+    width |= {"mamba_n_heads": 1}  # transformers checks that it divides hidden_size, though no layer is Mamba
+    return width | {"attention_bias": form.qkv_bias, "layer_types": decoders.layer_types(form)}
+
+
+def _granite4_factors(config: DecoderConfig) -> dict[str, Any]:
+    rotates = config.layers[0].attention.rotary is not None
+    return _factors(config) | {"position_embedding_type": "rope" if rotates else None}
+
+
+_MICRO = {"vocab_size": 100_352, "hidden_size": 2560, "shared_intermediate_size": 8192, "num_hidden_layers": 40}
+_MICRO |= {"num_attention_heads": 40, "num_key_value_heads": 8, "num_local_experts": 0, "rms_norm_eps": 1e-5}
+_MICRO |= {"max_position_embeddings": 131_072, "position_embedding_type": "rope", "rope_theta": 1e7}
+_MICRO |= {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625}
+_MICRO |= {"logits_scaling": 10.0, "tie_word_embeddings": True}
+
+
+SIZES = {"granite-4.0-micro": read_granite4(_MICRO | {"layer_types": ["attention"] * 40})}
+
 GRANITE = decoders.family("Granite 3", ("granite",), "GraniteForCausalLM", read, _keys, {}, more_keys=_factors)
+GRANITE4 = decoders.family(
+    *("Granite 4, dense", ("granitemoehybrid",), "GraniteMoeHybridForCausalLM", read_granite4, _granite4_keys, SIZES),
+    more_keys=_granite4_factors,
+    # Both projections inwards are halves of one tensor.
+    renamed=dict.fromkeys(("ff/gate", "ff/wi"), "shared_mlp.input_linear") | {"ff/out": "shared_mlp.output_linear"},
+)

@@ -8,7 +8,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
 from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import FamilyError, only
+from jaxspec.weights.hf_families.common import FamilyError
 
 
 def read_smollm3(table: dict) -> DecoderConfig:
@@ -72,14 +72,14 @@ def read_hunyuan(table: dict) -> DecoderConfig:
 def read_stablelm(table: dict) -> DecoderConfig:
     """Reads the network of a StableLM 2: a quarter of each head is rotated, and norms have biases.
 
-    Norms of each head, as the 12B model has them, are refused.
+    The 12B model has both blocks side by side, and normalises each head by a scale of its own.
     """
-    only(table, qk_layernorm=False)
     table, share = decoders.partial_rotary(decoders.with_defaults(table, layer_norm_eps=1e-5), share=0.25)
     parallel = bool(table.get("use_parallel_residual", False))
+    norms = {"head_norms": True, "norms_of": "each"} if table.get("qk_layernorm") else {}
     config = decoders.read(
         table,
-        lambda index, layer: decoders.change(layer, decoders.turned(layer, share), parallel=parallel),
+        lambda index, layer: decoders.change(layer, {**decoders.turned(layer, share), **norms}, parallel=parallel),
         qkv_bias=bool(table.get("use_qkv_bias", False)),
     )
     return decoders.with_layers(config, norm=NormShape("layer", float(table["layer_norm_eps"])))
@@ -104,7 +104,8 @@ def _without_positions(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _stablelm_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"use_qkv_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
+    norms = {"qk_layernorm": form.head_norms}
+    return norms | {"use_qkv_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
 
 
 def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
@@ -119,6 +120,18 @@ SEED_OSS = decoders.family("Seed-OSS", ("seed_oss",), "SeedOssForCausalLM", read
 HUNYUAN = decoders.family(
     *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan, _biases, {}), renamed=NORMS
 )
+_1_6B = {"vocab_size": 100_352, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24}
+_1_6B |= {"num_attention_heads": 32, "num_key_value_heads": 32, "use_qkv_bias": True, "max_position_embeddings": 4096}
+_12B = {"vocab_size": 100_352, "hidden_size": 5120, "intermediate_size": 13_824, "num_hidden_layers": 40}
+_12B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "qk_layernorm": True, "use_parallel_residual": True}
+STABLELM_SIZES = {
+    "stablelm-2-1.6b": read_stablelm(_1_6B),
+    "stablelm-2-12b": read_stablelm(_12B | {"max_position_embeddings": 4096}),
+}
+EACH_NORM = {f"attention/{x}_norm": f"self_attn.{x[0]}_layernorm.norms" for x in ("query", "key")}
 STABLELM = decoders.family(
-    *("StableLM 2", ("stablelm",), "StableLmForCausalLM", read_stablelm, _stablelm_keys, {}), more_keys=_stablelm_layers
+    *("StableLM 2", ("stablelm",), "StableLmForCausalLM", read_stablelm, _stablelm_keys, STABLELM_SIZES),
+    more_keys=_stablelm_layers,
+    renamed=EACH_NORM,
+    apart=("",),
 )

@@ -1,4 +1,4 @@
-"""Mistral (arXiv 2310.06825): a Llama whose layers, in its first version, attend to a window."""
+"""Mistral (arXiv 2310.06825): a Llama whose layers, in its first version, attend to a window. And Ministral 3."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs
+from jaxspec.nets.shapes import LayerShape
+from jaxspec.nets.uniform import UniformDecoder, configs, nearest
 from jaxspec.weights.hf_families import decoders
-from jaxspec.weights.hf_families.common import only
+from jaxspec.weights.hf_families.common import FamilyError, need
 
 
 def read(table: dict) -> DecoderConfig:
@@ -16,13 +17,34 @@ def read(table: dict) -> DecoderConfig:
     return decoders.read(table, **decoders.windows({"sliding_window": 4096, **table}, [True]))
 
 
+def read_ministral3(table: dict) -> DecoderConfig:
+    """Reads the network of a Ministral 3: beyond the rows of its training, queries grow with their positions."""
+    table = decoders.with_defaults(table, rms_norm_eps=1e-5, rope_theta=1e6, head_dim=128)
+    # As in transformers, a file that says nothing of its positions means YaRN.
+    if not (table.get("rope_parameters") or table.get("rope_scaling")):
+        table |= {"rope_parameters": _ROPE, "max_position_embeddings": table.get("max_position_embeddings") or 262_144}
+    rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
+    beta = rope.get("llama_4_scaling_beta")
+
+    def changed(index: int, layer: LayerShape) -> LayerShape:
+        turn = layer.attention.rotary
+        if turn is None or not beta:
+            return layer
+        scaling = replace(turn.scaling, original=need(rope, "original_max_position_embeddings"))
+        return decoders.change(layer, {"rotary": replace(turn, scaling=scaling, query_beta=float(beta))})
+
+    return decoders.read(table, changed, **decoders.windows(table, [True]))
+
+
 def read_mistral3(table: dict) -> DecoderConfig:
-    """Reads the text half of a Mistral Small 3 that also sees. A Ministral 3, which scales queries, is refused."""
-    if table.get("text_config") is not None:
-        only(
-            {"text_config.model_type": table["text_config"].get("model_type")}, **{"text_config.model_type": "mistral"}
-        )
-    return read(decoders.text_half(table))
+    """Reads the text half of a Mistral Small 3 or a Ministral 3 that also sees."""
+    text, readers = decoders.text_half(table), {"mistral": read, "ministral3": read_ministral3}
+    # As in transformers, a file that does not say whether the head is tied means that it is.
+    text = text if text is table else decoders.with_defaults(text, tie_word_embeddings=True, model_type="mistral")
+    kind = "mistral" if text is table else text["model_type"]
+    if kind not in readers:
+        raise FamilyError(f"text_config.model_type is {kind!r}: expected one of {', '.join(readers)}")
+    return readers[kind](text)
 
 
 def _keys(form: UniformDecoder) -> dict[str, Any]:
@@ -31,6 +53,19 @@ def _keys(form: UniformDecoder) -> dict[str, Any]:
 
 def _ministral_keys(form: UniformDecoder) -> dict[str, Any]:
     return {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+
+
+def _ministral3_keys(form: UniformDecoder) -> dict[str, Any]:
+    # One table of all that is said of positions, as published files have it.
+    rope = {"rope_theta": form.rope_base, **decoders.scaling_keys(form)}
+    return _keys(form) | {"rope_theta": None, "rope_scaling": None, "rope_parameters": rope}
+
+
+def _beta(config: DecoderConfig) -> dict[str, Any]:
+    turn = decoders.rotated(config)
+    rope = _ministral3_keys(nearest(config))["rope_parameters"]
+    original = {"original_max_position_embeddings": turn.scaling.original, "llama_4_scaling_beta": turn.query_beta}
+    return {"rope_parameters": rope | (original if turn.query_beta else {"llama_4_scaling_beta": None})}
 
 
 _V1 = UniformDecoder(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
@@ -44,7 +79,24 @@ SIZES = configs(
 )
 
 MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _keys, SIZES)
+_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384}
+_ROPE |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+_8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34}
+_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8}
+_3B = {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "tie_word_embeddings": True}
+MINISTRAL3_SIZES = {
+    "ministral-3-3b": read_ministral3(_8B | _3B),
+    "ministral-3-8b": read_ministral3(_8B),
+    "ministral-3-14b": read_ministral3(
+        _8B | {"hidden_size": 5120, "intermediate_size": 16_384, "num_hidden_layers": 40}
+    ),
+}
+
 MISTRAL3 = decoders.family(
     *("Mistral 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _keys, {}, decoders.canonical_text)
+)
+MINISTRAL3 = decoders.family(
+    *("Ministral 3", ("ministral3",), "Ministral3ForCausalLM", read_ministral3, _ministral3_keys, MINISTRAL3_SIZES),
+    more_keys=_beta,
 )
 MINISTRAL = decoders.family("Ministral", ("ministral",), "MinistralForCausalLM", read, _ministral_keys, {})

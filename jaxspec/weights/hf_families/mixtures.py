@@ -147,7 +147,7 @@ SIZES_GPT_OSS = {
 QWEN3_MOE = decoders.family(
     *("Qwen 3, experts", ("qwen3_moe",), "Qwen3MoeForCausalLM", read_qwen3, _qwen3_keys, SIZES_QWEN3),
     more_keys=_qwen3_experts,
-    experts=("gate_proj", "up_proj", "down_proj"),
+    apart=("gate_proj", "up_proj", "down_proj"),
 )
 MIXTRAL = decoders.family(
     *("Mixtral", ("mixtral",), "MixtralForCausalLM", read_mixtral, _mixtral_keys, SIZES_MIXTRAL, canonical),
@@ -157,7 +157,7 @@ MIXTRAL = decoders.family(
         for path, name in decoders.LLAMA.items()
         if path.startswith(("ff/router", "ff/experts"))
     },
-    experts=("w1", "w3", "w2"),
+    apart=("w1", "w3", "w2"),
 )
 GPT_OSS = decoders.family(
     *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _gpt_oss_keys, SIZES_GPT_OSS),

@@ -50,6 +50,7 @@ def read(table: dict) -> DecoderConfig:
     table = decoders.with_defaults(decoders.text_half(table), **DEFAULTS)
     table, share = decoders.partial_rotary(table, SHARE)
     only(table, hidden_act="silu", attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
+    only(table, num_experts=0)
     try:
         delta = DeltaShape(**{field: int(table[key]) for field, key in DELTA.items()})
     except ValueError as error:
@@ -58,10 +59,7 @@ def read(table: dict) -> DecoderConfig:
     count, interval = int(table["num_hidden_layers"]), int(table["full_attention_interval"])
     usual = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(count)]
     kinds = table.get("layer_types") or usual
-    if others := sorted(set(kinds) - set(KINDS)):
-        raise FamilyError(f"layer_types has {', '.join(others)}: expected {' and '.join(KINDS)}")
-    if len(kinds) != count:
-        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {count}")
+    decoders.check_layers(kinds, count, tuple(KINDS))
 
     # Both kinds of layers have the norms and the feed-forward block of a Qwen 3.
     def changed(index: int, layer: LayerShape) -> LayerShape:

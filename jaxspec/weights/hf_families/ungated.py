@@ -1,4 +1,4 @@
-"""Feed-forward blocks without a gate: StarCoder 2 (arXiv 2402.19173), Nemotron-4 (arXiv 2402.16819), Arcee."""
+"""Feed-forward blocks without a gate: StarCoder 2, Nemotron-4, Arcee, Apertus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _ungated(index: int, layer: LayerShape) -> LayerShape:
 
 
 def read_starcoder2(table: dict) -> DecoderConfig:
-    """Reads the network of a StarCoder 2."""
+    """Reads the network of a StarCoder 2 (arXiv 2402.19173)."""
     defaults = {"norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
     table = decoders.with_defaults(table, **defaults)
     biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), bool(table.get("use_bias", True)))
@@ -24,7 +24,7 @@ def read_starcoder2(table: dict) -> DecoderConfig:
 
 
 def read_nemotron(table: dict) -> DecoderConfig:
-    """Reads the network of a Nemotron-4 or a Minitron: half of each head is rotated."""
+    """Reads the network of a Nemotron-4 (arXiv 2402.16819) or a Minitron: half of each head is rotated."""
     table, share = decoders.partial_rotary(table, share=0.5)
     table = decoders.with_defaults(table, norm_eps=1e-5, hidden_act="relu2")
 
@@ -41,6 +41,27 @@ def read_arcee(table: dict) -> DecoderConfig:
     return decoders.read(
         table, _ungated, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False))
     )
+
+
+def read_apertus(table: dict) -> DecoderConfig:
+    """Reads the network of an Apertus (arXiv 2509.14233), whose activation has parameters."""
+    scaling = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192}
+    table = decoders.with_defaults(table, rms_norm_eps=1e-5, hidden_act="xielu", rope_theta=12e6)
+    # As in transformers, a file that says nothing of its positions means these.
+    if not (table.get("rope_parameters") or table.get("rope_scaling")):
+        table |= {"rope_parameters": scaling | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+    blocks = {"gated": False} | ({"activation": "xielu"} if table["hidden_act"] == "xielu" else {})
+    table |= {"hidden_act": "silu"} if table["hidden_act"] == "xielu" else {}
+    norms = {"head_norms": True}
+    return decoders.read(
+        table, lambda index, layer: decoders.change(layer, norms, blocks), **decoders.attention_biases(table)
+    )
+
+
+def _apertus_keys(form: UniformDecoder) -> dict[str, Any]:
+    # "default" is written, too: without a scaling, a file of this family means Llama 3's.
+    scaling = {"rope_scaling": {"rope_type": "default"}} if form.rope_scaling == "default" else {}
+    return {"attention_bias": form.qkv_bias} | scaling
 
 
 def _starcoder2_keys(form: UniformDecoder) -> dict[str, Any]:
@@ -75,3 +96,12 @@ NEMOTRON = decoders.family(
     more_keys=decoders.partial_key,
 )
 ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", read_arcee, _arcee_keys, {})
+
+_8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 21_504, "num_hidden_layers": 32}
+_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 65_536}
+_70B = {"hidden_size": 8192, "intermediate_size": 43_008, "num_hidden_layers": 80, "num_attention_heads": 64}
+APERTUS_SIZES = {"apertus-8b": read_apertus(_8B), "apertus-70b": read_apertus(_8B | _70B)}
+APERTUS = decoders.family(
+    *("Apertus", ("apertus",), "ApertusForCausalLM", read_apertus, _apertus_keys, APERTUS_SIZES),
+    renamed={"attention_norm": "attention_layernorm", "ff_norm": "feedforward_layernorm"},
+)
