@@ -39,7 +39,9 @@ def stacked(shards: list[Shard], names: tuple[str, ...]) -> list[Shard]:
     return [*(shard.keep(lambda name: name not in apart) for shard in shards), *stacks]
 
 
-_STACKS = {  # by how many names there are, and in their order: stack, and part of each entry's rows
+_STACKS: dict[int, tuple[tuple[str, int], ...]] = {
+    # By how many names there are, and in their order: stack, and part of each entry's rows.
+    0: (),
     1: (("weight", 0),),
     3: (("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", 0)),
 }
@@ -104,8 +106,7 @@ def unstacked(name: str, tensor: np.ndarray, names: tuple[str, ...]) -> Iterator
     ['mlp.experts.0.w2.weight', 'mlp.experts.1.w2.weight']
     """
     layer, _, stack = name.rpartition(".")
-    is_stack = names and layer.endswith((".experts", ".norms"))
-    parts: Sequence[tuple[str, int]] = _STACKS[len(names)] if is_stack else ()
+    parts = _STACKS[len(names) if layer.endswith((".experts", ".norms")) else 0]
     ends = [_end(x) for x, (other, _) in zip(names, parts, strict=False) if other == stack]
     if not ends:
         yield name, tensor
