@@ -210,6 +210,34 @@ def mimo(table: dict, pair: Pair) -> Shapes:
     return shapes | {f"{prefix}{norm}_layernorm.weight": (dim,) for norm in ("token", "hidden", "final")}
 
 
+def qwen(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of a Qwen 3.5's module, whose queries have gates; they lie beside the model's."""
+    text = table["text_config"]
+    dim, prefix = text["hidden_size"], "mtp.layers.0."
+    shapes = layer_shapes(text, prefix, norms=True)
+    rows, columns = shapes[f"{prefix}self_attn.q_proj.weight"]
+    shapes |= {f"{prefix}self_attn.q_proj.weight": (2 * rows, columns), "mtp.fc.weight": (dim, 2 * dim)}
+    return shapes | {f"mtp.{norm}.weight": (dim,) for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+
+
+def assistant(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of a Gemma 4's assistant: layers with queries only, and centroids of its tokens."""
+    text, width, shapes = table["text_config"], table["backbone_hidden_size"], dict[str, tuple[int, ...]]()
+    dim, vocab = text["hidden_size"], text["vocab_size"]
+    for i, kind in enumerate(text["layer_types"]):
+        size = text["global_head_dim" if kind == "full_attention" else "head_dim"]
+        layer = layer_shapes({**text, "head_dim": size}, f"model.layers.{i}.", norms=True)
+        shapes |= {name: shape for name, shape in layer.items() if not re.search(r"(k_proj|v_proj|k_norm)\.", name)}
+        shapes |= {f"model.layers.{i}.{part}_feedforward_layernorm.weight": (dim,) for part in ("pre", "post")}
+        shapes[f"model.layers.{i}.layer_scalar"] = (1,)
+    shapes |= {"model.embed_tokens.weight": (vocab, dim), "model.norm.weight": (dim,)}
+    shapes |= {"pre_projection.weight": (dim, 2 * width), "post_projection.weight": (width, dim)}
+    if not table["use_ordered_embeddings"]:
+        return shapes
+    centroids = {"masked_embedding.centroids.weight": (table["num_centroids"], dim)}
+    return shapes | centroids | {"masked_embedding.token_ordering": (vocab,)}
+
+
 FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
     "EAGLE": eagle,
     "EAGLE-3": eagle3,
@@ -220,6 +248,8 @@ FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
     "DSpark": dspark,
     "Medusa": medusa,
     "MTP, MiMo's": mimo,
+    "MTP, Qwen 3.5's": qwen,
+    "assistant": assistant,
 }
 
 
@@ -271,7 +301,7 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
         config = describe(pair).config
         params, shape = abstract_params(config), config.shape
         drafts = {dtype: _bytes(params, quantisation.computation(dtype, "bfloat16")) for dtype in dtypes}
-    has_cache = decoder_layers(shape) > 0  # Medusa's heads have none
+    has_cache = decoder_layers(shape) > 0 and pair.format != "assistant"  # Medusa's heads have none, either
     return [
         Sizes(
             weights[dtype],

@@ -97,6 +97,7 @@ def ours(target, config, params, states, tokens):
     if not block:
         forward = jax.tree.map(lambda x: x[:, : POSITIONS - 1] if x.ndim else x, forward._replace(logits=None))
     kind = kind_of(config).training
+    assert kind is not None
     starts = DraftStarts(forward, after, place, depths, lambda *_: forward)
     hidden = kind.hidden_states(config, params, shared, starts)[0]
     ahead = jnp.asarray(tokens[:, ANCHOR : ANCHOR + depths]) if block else after[0][:, None]

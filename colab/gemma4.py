@@ -31,7 +31,7 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # %% [markdown]
 # # Gemma 4 on a Colab TPU, faster and with the same text
 #
-# Gemma 4 E2B or E4B in bfloat16, with drafters that need no second model. On a runtime with a TPU or a GPU the cells below load
+# Gemma 4 E2B or E4B in bfloat16, with drafters that need no second model, and with Google's assistant. On a runtime with a TPU or a GPU the cells below load
 # the real model from the Hugging Face hub. Elsewhere they make a small one of random weights with the same kinds of layers: what
 # they show of layers, caches and equal texts holds there, too; how fast they are does not.
 #
@@ -131,6 +131,32 @@ for name, drafter in setups.items():
     assert REAL or out.tokens.tolist() == expected.tokens.tolist()
 
 # %% [markdown]
+# ## Google's assistant
+#
+# Google publishes a drafter beside each size. Its layers have no keys: they attend to what the model has cached, so it reads no prompt.
+# It begins with the model's last hidden state. Elsewhere a small one with random weights stands for it, whose draft tokens are
+# nearly always rejected: its text is the same, too.
+
+# %%
+from jaxspec.draft_heads import assistant, formats
+
+if REAL:
+    helper = jaxspec.load_drafter(f"{NAME}-assistant", target=model)
+else:
+    inner = sizes | {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    inner |= {"model_type": "gemma4_text", "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0}
+    table = {"model_type": "gemma4_assistant", "text_config": inner, "backbone_hidden_size": 64, "num_centroids": 64}
+    table |= {"use_ordered_embeddings": True, "centroid_intermediate_top_k": 8}
+    shape = assistant.read(table, {}, formats.target_shape(model))
+    head = jaxspec.DraftHead(assistant.head(shape), assistant.init(shape, jax.random.key(4)))
+    helper = drafters.assistant(head, model)
+for name, drafter, gamma in (("chain", helper, 4), ("tree", drafters.tree(helper, (3, 2, 1)), None)):
+    fast, out = timed(drafter=drafter, **({} if gamma is None else {"gamma": gamma}))
+    per_round = float(out.stats.tokens_per_round[0])
+    print(f"{name:13} {fast:7.1f} tokens/s, {fast / plain:.2f} x, {per_round:.2f} tokens a round")
+    assert REAL or out.tokens.tolist() == expected.tokens.tolist()
+
+# %% [markdown]
 # ## A token tree
 #
 # Every node of a tree reads its own ancestors, in rings and shared caches alike, and its own embeddings per layer.
@@ -154,6 +180,6 @@ assert first.tokens.tolist() == second.tokens.tolist() and bool(jnp.all(first.le
 print(first.texts[0] if REAL else first.tokens[0].tolist())
 
 # %% [markdown]
-# An adapter of your own is merged as the model is loaded: `jaxspec.load(NAME, adapter="me/my-lora", dtype="bfloat16")`. Google's
-# assistants for Gemma 4, which draft on the target's cache, are not read yet. [docs/pairs.md](https://github.com/jaxspec/jaxspec/blob/main/docs/pairs.md)
-# has pairs that are.
+# An adapter of your own is merged as the model is loaded: `jaxspec.load(NAME, adapter="me/my-lora", dtype="bfloat16")`. The page
+# [assistant](https://github.com/jaxspec/jaxspec/blob/main/docs/drafters/assistant.md) says more of Google's drafters, and
+# [docs/pairs.md](https://github.com/jaxspec/jaxspec/blob/main/docs/pairs.md) has other pairs.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.draft_heads import block, dflash2, eagle, kangaroo, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads import assistant, block, dflash2, eagle, kangaroo, lookahead_embeddings, medusa, mtp
 from jaxspec.draft_heads.kind import Kind
 
 KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a module for MTP lies beside a model
@@ -25,6 +25,7 @@ KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a
     medusa.KIND,
     kangaroo.KIND,
     lookahead_embeddings.KIND,
+    assistant.KIND,
     mtp.KIND,
 )
 

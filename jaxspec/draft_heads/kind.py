@@ -24,9 +24,6 @@ class Kind(NamedTuple):
 
     name: str  # its name in recipes, their family
     config: type  # type of the network's configuration
-    # type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose `config(target)` is the
-    # configuration for a target
-    sizes: type
     init: Callable[[Any, Key[Array, ""]], Params]  # (configuration, key) -> random parameters
     # configuration -> the network as pure functions, whose `requirements` are what it expects of its target; the same
     # object for the same configuration
@@ -34,7 +31,11 @@ class Kind(NamedTuple):
     # (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter
     drafter: Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]
     format: Format  # how its files are recognised, read and written
-    training: Training  # how it is trained
+    # these two: None for a kind that is not trained here
+    # type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose `config(target)` is the
+    # configuration for a target
+    sizes: type | None = None
+    training: Training | None = None  # how it is trained
 
 
 def in_dtype(config: Any, dtype: str) -> Any:

@@ -12,8 +12,9 @@ Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
     DeepSeek-V3, GLM-4     model.layers.N.{eh_proj, enorm, hnorm, shared_head.*, embed_tokens, *}, N the number of
     layers
 
-The layer of a module is read if it is one of `nets.decoder`: no mixture of experts, no latent or gated attention. Of
-several modules the first is read.
+The layer of a module is read if it is one of `nets.decoder`, with gated attention (Qwen 3.5) or without. A mixture of
+experts and latent attention are not read. Of several modules the first is read. Beside a recurrent target (Qwen 3.5) a
+module drafts chains: the target takes no trees.
 
 Shapes: B batch, T step, M model dimension, V vocabulary.
 """
@@ -42,6 +43,7 @@ from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.shapes import AttentionShape
+from jaxspec.weights.hf_families import qwen3_5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +251,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     assert root is not None
     formats.check_same(("width of hidden states", shapes[f"{root}fc.weight"][0], target.hidden_size))
     if root == SPECULATORS:
-        layer = formats.layer_of(table, shapes, f"{root}layers.0.")
+        inner = table.get("transformer_layer_config") or {}
+        is_gated = inner.get("model_type") in qwen3_5.TYPES
+        layer = qwen3_5.read(inner) if is_gated else formats.layer_of(table, shapes, f"{root}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     # Other folders hold no config.json of the module's: its layer is one more of the model's.
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":

@@ -31,6 +31,7 @@ from jaxspec.drafters.trees.sequences import sequences
 from jaxspec.drafters.trees.tree import tree
 
 if TYPE_CHECKING:
+    from jaxspec.draft_heads.assistant import assistant
     from jaxspec.draft_heads.block import block
     from jaxspec.draft_heads.eagle import eagle
     from jaxspec.draft_heads.lookahead_embeddings import lookahead_embeddings
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from jaxspec.weights.quantised_drafter import quantised
 
 __all__ = [
+    "assistant",
     "bigram",
     "block",
     "cascade",
@@ -72,6 +74,7 @@ __all__ = [
 
 # Imported when first asked for: drafting with other drafters needs no networks, and so no flax.
 _ELSEWHERE = {
+    "assistant": "jaxspec.draft_heads.assistant",
     "block": "jaxspec.draft_heads.block",
     "eagle": "jaxspec.draft_heads.eagle",
     "heads": "jaxspec.draft_heads.medusa",

@@ -110,9 +110,20 @@ class DecoderLayer(nn.Module):
         return added if self.added_scale == 1.0 else (added.astype(jnp.float32) * self.added_scale).astype(added.dtype)
 
 
-def layer_of(config: DecoderConfig, index: int, kind: type[DecoderLayer] = DecoderLayer, **options: Any) -> Any:
-    """Makes a layer of a configuration; `options` are those of another kind of layer."""
+def layer_of(
+    config: DecoderConfig,
+    index: int,
+    kind: type[DecoderLayer] = DecoderLayer,
+    without_keys: bool = False,
+    **options: Any,
+) -> Any:
+    """Makes a layer of a configuration; `options` are those of another kind of layer.
+
+    `without_keys`: its attention reads keys that its caller has, whichever layer they are of.
+    """
     shape = config.layers[index]
+    if without_keys:
+        shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, shares=index))
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
     norms = {name: getattr(shape, name) for name in ("post_norms", "pre_norms", "parallel", "added_scale")}
     return kind(norm=norm_of(config), has_ff_norm=shape.ff_norm, **norms, **blocks, **options)

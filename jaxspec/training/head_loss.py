@@ -59,7 +59,9 @@ class HeadTask(NamedTuple):
     @property
     def kind(self) -> Training:
         """The training of drafters of this kind."""
-        return kind_of(self.config).training
+        training = kind_of(self.config).training
+        assert training is not None, "recipes have the kinds that are trained"
+        return training
 
     @property
     def depths(self) -> int:

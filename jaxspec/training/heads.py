@@ -85,6 +85,7 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
     """
     config = in_dtype(recipe.head.config(target), recipe.train.dtype)
     kind = kind_of(config)
+    assert kind.training is not None, "recipes have the kinds that are trained"
     if recipe.learn.regression and not kind.training.predicts_features(config):
         raise ValueError(f"{recipe.name} has learn.regression: only EAGLE-1, without taps, predicts hidden states")
     if taps := kind.head(config).requirements.taps:

@@ -17,7 +17,7 @@ from jaxspec.analysis import cost
 from jaxspec.core import Caches, DraftContext, DraftStart, Prompt, Room, RoundEnd, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.draft_heads import block, dflash2, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads import assistant, block, dflash2, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.drafters.hidden_states import DraftHead
@@ -98,6 +98,7 @@ CONFIGS = {
     "block, source": dataclasses.replace(DFLASH, from_anchor=True, markov_rank=2, markov="gated", reads_source=True),
     "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
     "pass": lookahead_embeddings.LookAheadConfig(V, D, vectors=2),
+    "assistant": assistant.AssistantConfig(dataclasses.replace(LAYER, tied_head=True), D, (2,), centroids=3, nearest=2),
 }
 TRIMMED = ("eagle 1, trimmed", "blockwise, trimmed", "pass, trimmed")  # the target's head, of two tokens of three
 NAMES = (*(name for name in CONFIGS if name != "block, source"), *TRIMMED)  # those for the decoder
@@ -108,7 +109,7 @@ def drafter_of(name, target):
     config = CONFIGS[name.removesuffix(", trimmed")]
     kind = kind_of(config)
     params = noisy(kind.init(config, jax.random.key(3)), 4, 0.3)
-    if "vocabulary" in params:
+    if getattr(config, "draft_vocab", None) is not None:
         params["vocabulary"] = jnp.array([2, 0])
     network = DraftHead(kind.head(config), params)
     model = target_of(target, network.network.requirements.taps)
@@ -119,7 +120,7 @@ def drafter_of(name, target):
 
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
-SELDOM = ("blockwise", "dflash", "dflash, windows", "dspark, memory")  # others have the same loop
+SELDOM = ("blockwise", "dflash", "dflash, windows", "dspark, memory", "assistant")  # others have the same loop
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def _wide(logits):
 
 
 FRESH = [("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("block, source", "t5")]
-FRESH += [("eagle 3, windows", "decoder"), ("p-eagle", "t5")]
+FRESH += [("eagle 3, windows", "decoder"), ("p-eagle", "t5"), ("assistant", "decoder")]
 FRESH_SELDOM = [("dspark", "decoder"), ("pass", "t5"), ("kangaroo", "t5"), ("dflash, windows", "decoder")]
 
 
@@ -250,8 +251,11 @@ def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     assert np.ptp(np.asarray(draft.log_probs)[:, :, 0]) > 0.05  # rows and tokens differ
 
 
+TREES_SLOW, TREES_SELDOM = ["assistant"], ["mtp", "medusa", "kangaroo"]
+
+
 @pytest.mark.parametrize(
-    "name", marked(["eagle 3", "mtp", "medusa", "kangaroo"], exhaustive={"mtp", "medusa", "kangaroo"})
+    "name", marked(["eagle 3", *TREES_SLOW, *TREES_SELDOM], slow=TREES_SLOW, exhaustive=TREES_SELDOM)
 )
 def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
     """A chain is drafted after three rounds of sampled trees: hidden states have followed the paths."""

@@ -42,13 +42,13 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7]]  # one longer than the window, o
 LENGTH = 14
 
 
-def peer(name, folder):
+def peer(name, folder, **changes):
     """A model of transformers with random weights, the scalars and norms included, and its folder."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     kind = transformers.Gemma4ForCausalLM
-    options = {key: value for key, value in TABLES[name].items() if key != "model_type"}
+    options = {key: value for key, value in (TABLES[name] | changes).items() if key != "model_type"}
     config = kind.config_class(**options, pad_token_id=0, eos_token_id=None, bos_token_id=None)
     model = kind._from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
     with torch.no_grad():

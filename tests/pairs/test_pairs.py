@@ -30,12 +30,12 @@ def id_of(pair: pairs.Pair) -> str:
     return f"{pair.target}+{pair.drafter}"
 
 
-def shallow(name: str, taps: tuple[int, ...] = ()) -> jaxspec.Model:
+def shallow(name: str, taps: tuple[int, ...] = (), last: int = 0) -> jaxspec.Model:
     """A model of a few layers, as wide as it is, whose parameters are shapes: all layers of a stack are alike."""
     config = pairs.model(name).config
     encoder_decoder = isinstance(config, T5Config)
     fields = ("encoder_layers", "decoder_layers") if encoder_decoder else ("layers",)
-    count = 2 + max(taps, default=0)
+    count = 2 + max(*taps, last, 0)
     if isinstance(nets.form_of(config)[1], DecoderConfig):  # its layers are listed
         config = dataclasses.replace(config, layers=config.layers[:count])
     else:
@@ -55,7 +55,7 @@ def drafter_of(pair: pairs.Pair) -> tuple[jaxspec.Model, jaxspec.Model | jaxspec
     if wanted := getattr(config, "taps", ()):
         config = dataclasses.replace(config, taps=tuple(range(len(wanted))))
     params = pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
-    target = shallow(pair.target, getattr(config, "taps", ()))
+    target = shallow(pair.target, getattr(config, "taps", ()), max(getattr(config, "sources", ()), default=0))
     return target, kind_of(config).drafter(DraftHead(kind_of(config).head(config), params), target, None)
 
 
@@ -139,6 +139,7 @@ PARAMETERS = {  # as cards, papers and the sizes of files have them, in millions
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": 424.8,
     "deepseek-ai/dspark_qwen3_4b_block7": 2790 / 2,
     "deepseek-ai/dspark_qwen3_8b_block7": 4740 / 2,
+    "google/gemma-4-E2B-it-assistant": 78,
     "z-lab/Qwen3-4B-DFlash-b16": 500,
     "z-lab/Qwen3-8B-DFlash-b16": 1000,
 }

@@ -1,0 +1,398 @@
+"""Gemma 4's assistants: a few layers without keys of their own, which attend to what the target has cached.
+
+Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the embedding of a token
+with the target's hidden state of the position before, or with its own output in place of that. Its layers project
+queries only: they attend to the keys and values of the target's last local and last global layer that have any. So it
+reads no prompt, has no cache and takes nothing back; all draft tokens of a round attend to the same entries, from the
+same position.
+
+Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit, and the others -inf,
+so that the distribution that is sampled from is known and the text exact. (transformers fills in the least logit minus
+1, and drafts the argmax.)
+
+Shapes: B batch, T tokens, S slots of a cache, F fed draft tokens, K key-value heads, D head dimension, H the target's
+width, M the layers' width, C centroids that are looked at, N their tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import core, nets
+from jaxspec.core import token_rows
+from jaxspec.core.checks import at_least
+from jaxspec.draft_heads import formats
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind
+from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind, zeros
+from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
+from jaxspec.drafters.stepwise import NodeLogits, chain
+from jaxspec.nets import decoder, stack
+from jaxspec.nets.attention import LayerInputs, softcap
+from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
+from jaxspec.nets.dense import Dense, precision
+from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.shapes import AttentionShape
+from jaxspec.rules.common import take_position
+from jaxspec.weights.hf_families import decoders, gemma4
+from jaxspec.weights.hf_families.common import FamilyError, need, only
+
+
+@dataclasses.dataclass(frozen=True)
+class AssistantConfig:
+    """The shape of an assistant.
+
+    Attributes:
+        layer: the shape of its layers, as if they had keys: head sizes and key-value heads are those of the target's.
+        hidden_size: the width of the target's hidden states.
+        sources: for each layer, the number of the target's layer whose keys and values it attends to.
+        centroids: the number of centroids by which its vocabulary is ordered, each with as many tokens; 0: it is not.
+        nearest: the number of centroids whose tokens get a logit.
+        positions_back: the position of its queries, counted back from the row's length. 1: that of the last committed
+            token, as in transformers; 2: that of the last token that the target has read, as in vLLM.
+    """
+
+    layer: DecoderConfig
+    hidden_size: int
+    sources: tuple[int, ...]
+    centroids: int = 0
+    nearest: int = 32
+    positions_back: int = 1
+
+    def __post_init__(self):
+        at_least(1, nearest=self.nearest, positions_back=self.positions_back)
+        if len(self.sources) != len(self.layer.layers):
+            raise ValueError(
+                f"sources has {len(self.sources)} layers of the target, and there are {len(self.layer.layers)} "
+                "layers: expected one for each"
+            )
+        if self.centroids and (self.layer.vocab_size % self.centroids or self.nearest > self.centroids):
+            raise ValueError(
+                f"{self.centroids} centroids, of which the {self.nearest} nearest are looked at, order "
+                f"{self.layer.vocab_size} tokens: expected as many tokens for each, and no more nearest ones"
+            )
+        if not self.layer.tied_head:
+            raise ValueError("tied_head is False: expected an assistant whose head is its embedding")
+
+    @property
+    def shape(self) -> DecoderConfig:
+        """The shape of the layers."""
+        return self.layer
+
+
+class TargetKeys(NamedTuple):
+    """The keys and values of one of the target's layers, as `Inside.keys_values` gives them."""
+
+    keys: Float[Array, "B K S D"]
+    values: Float[Array, "B K S D"]
+    position: Int[Array, "B S"]  # of each slot; -1: it is not to be read
+
+
+class AssistantHead(NamedTuple):
+    """An assistant as pure functions."""
+
+    # (parameters, shared, tokens [B, T], hidden states [B, T, H], the keys of each layer's source, the rows' lengths
+    # with the last committed token) -> the logits of what follows the tokens [B, T, V], and the hidden states that
+    # stand for the target's there
+    read: Callable[..., tuple[Float[Array, "B T V"], Float[Array, "B T H"]]]
+    sources: tuple[int, ...]  # the target's layers whose keys it reads, one for each of its own
+    requirements: TargetRequirements  # its requirements of the target
+
+
+# --- the network
+
+
+class Assistant(nn.Module):
+    """The network."""
+
+    config: AssistantConfig
+
+    def setup(self):
+        config, c, dtype = self.config, self.config.layer, jnp.dtype(self.config.layer.dtype)
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+        self.joined, self.fed_on = Dense(c.dim, dtype=dtype), Dense(config.hidden_size, dtype=dtype)
+        self.layers = [layer_of(c, i, without_keys=True) for i in range(len(c.layers))]
+        self.norm = norm_of(c)()
+        if config.centroids:
+            self.centers = Dense(config.centroids, dtype=dtype)
+            # The ids of each centroid's tokens, one centroid after the other.
+            self.vocabulary = self.param(VOCABULARY, lambda _: jnp.arange(c.vocab_size, dtype=jnp.int32))
+
+    def __call__(self, *arrays: Any) -> tuple[Float[Array, "B T V"], Float[Array, "B T H"]]:
+        """Reads with an embedding of zeros for the target's: for initialisation."""
+        return self.read(zeros(self.config.hidden_size, self.config.layer.vocab_size), *arrays)
+
+    def read(
+        self,
+        shared: SharedWithTarget,
+        tokens: Int[Array, "B T"],
+        hidden: Float[Array, "B T H"],
+        memory: tuple[TargetKeys, ...],
+        length: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T H"]]:
+        """Computes `AssistantHead.read`."""
+        config, c, dtype = self.config, self.config.layer, jnp.dtype(self.config.layer.dtype)
+        # Gemma rounds the root to the stream's dtype, as with its own embeddings.
+        embedded = shared.embed(tokens).astype(dtype) * jnp.asarray(config.hidden_size**0.5, dtype)
+        x = self.joined(jnp.concatenate([embedded, hidden.astype(dtype)], axis=-1))
+        position = (length - config.positions_back)[:, None]  # [B, 1], of all tokens of a round
+        for layer, shape, source in zip(self.layers, c.layers, memory, strict=True):
+            turn, window = shape.attention.rotation, shape.attention.window
+            is_read = source.position >= 0
+            if window is not None:  # that of the last committed token
+                is_read = jnp.logical_and(is_read, source.position >= length[:, None] - window)
+            inputs = LayerInputs(is_read[:, None, None], turn and turn[0].at(position, turn[1]), None)
+            x, _ = layer(x, functools.partial(_cached, source, dtype), inputs)
+        x = self.norm(x)
+        return self._logits(x), self.fed_on(x)
+
+    def _logits(self, x: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        config, c = self.config, self.config.layer
+        if not config.centroids:
+            logits = self.embedding.logits(x).astype(jnp.float32)
+            return logits if c.logits_cap is None else softcap(logits, c.logits_cap)
+        _, nearest = jax.lax.top_k(self.centers(x), config.nearest)  # [B, T, C]
+        ids = self.vocabulary.reshape(config.centroids, -1)[nearest].reshape(*x.shape[:2], -1)  # [B, T, N]
+        # The rows of N tokens are gathered, 4,096 of 262,144 in E2B's, and the matrix is not read as a whole.
+        rows = self.embedding(ids)  # [B, T, N, M]
+        logits = jnp.einsum("btm,btnm->btn", x, rows, precision=precision(x.dtype)).astype(jnp.float32)
+        logits = logits if c.logits_cap is None else softcap(logits, c.logits_cap)
+        impossible = jnp.full((*x.shape[:2], c.vocab_size), -jnp.inf)
+        return jnp.put_along_axis(impossible, ids, logits, axis=-1, inplace=False)
+
+
+def _cached(source: TargetKeys, dtype: Any) -> tuple[Array, Array]:
+    """Reads the target's keys, as `stack.Read`; the layers have no new ones."""
+    return source.keys.astype(dtype), source.values.astype(dtype)
+
+
+@functools.lru_cache
+def head(config: AssistantConfig) -> AssistantHead:
+    """Makes an assistant's pure functions, for `drafters.assistant`."""
+    read = stack.pure(Assistant(config), Assistant.read)
+    return AssistantHead(read, config.sources, TargetRequirements(config.layer.vocab_size, config.hidden_size))
+
+
+def init(config: AssistantConfig, key: Key[Array, ""]) -> core.Params:
+    """Draws random parameters; tokens are ordered by their ids."""
+    shapes = [layer.attention for layer in config.layer.layers]
+    keys = [jnp.zeros((1, shape.kv_heads, 1, shape.head_dim)) for shape in shapes]
+    memory = tuple(TargetKeys(k, k, jnp.zeros((1, 1), jnp.int32)) for k in keys)
+    tokens, hidden = jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, config.hidden_size))
+    return stack.init_params(Assistant(config), key, tokens, hidden, memory, jnp.ones((1,), jnp.int32))
+
+
+# --- the drafter
+
+
+class AssistantState(NamedTuple):
+    """The state that an assistant drafts from."""
+
+    hidden: Float[Array, "B H"]  # the target's, of the last token that it has read
+    num_read: Int[Array, " B"]  # how many tokens of each row that are
+
+
+def assistant(
+    head: DraftHead[AssistantHead], target: core.Model, trimmed: core.Model | None = None
+) -> core.BoundDrafter:
+    """Drafts with an assistant of Gemma 4, whose layers attend to the target's cached keys and values.
+
+    A draft token costs a pass of a few narrow layers. Nothing is read of the prompt and nothing after a verification,
+    so a long prompt costs no more than a short one.
+
+    Args:
+        head: a network and its parameters: `draft_heads.assistant.head(config)` in a `DraftHead`;
+            `jaxspec.load_drafter` reads published ones.
+        target: the model whose text it drafts.
+        trimmed: not for this drafter, which has a head of its own.
+
+    Raises:
+        ValueError: the assistant is for another target, or the target's caches cannot be read.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.decoder_config(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
+        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+        >>> narrow = decoder.decoder_config(32, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=2, head_dim=4)
+        >>> config = AssistantConfig(dataclasses.replace(narrow, tied_head=True), hidden_size=16, sources=(2,))
+        >>> drafter = assistant(DraftHead(head(config), init(config, jax.random.key(1))), target)
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Google, Gemma 4's assistants, https://huggingface.co/google/gemma-4-E2B-it-assistant.
+    """
+    drafter = bind(_drafter, head, target, trimmed, "an assistant", "assistant")
+    inside, layers = target.lm.inside, max(head.network.sources)
+    assert inside is not None, "bind"
+    if inside.keys_values is None or inside.layers is None or inside.layers.count <= layers:
+        raise ValueError(
+            f"an assistant reads the keys of layer {layers}, and {target.name or 'the target'} has none to read "
+            "(Inside.keys_values): expected the target that it was made for"
+        )
+    return drafter
+
+
+@functools.lru_cache
+def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
+    inside = parts.lm.inside
+    assert inside is not None, "bind"
+
+    def init(start: core.DraftStart, nodes: int) -> AssistantState:
+        num_read = token_rows.decoder_prompt(parts.lm, start.prompt).length
+        last = num_read - 1 if start.before is None else num_read - 1 - start.before.start
+        return AssistantState(take_position(start.prefilled.features, last), num_read)
+
+    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+        (params, shared), row = parts(weights), context.row
+        assert inside.keys_values is not None, "assistant"
+        memory = tuple(TargetKeys(*inside.keys_values(caches.target, layer)) for layer in head.sources)
+        last = token_rows.window(row.tokens, row.length - 1, 1)  # [B, 1]
+
+        def read(tokens: Int[Array, "B n"], before: Float[Array, "B n H"], hidden: Array, first: int) -> NodeLogits:
+            logits, output = head.read(params, shared, tokens, before, memory, row.length)
+            return logits, jax.lax.dynamic_update_slice_in_dim(hidden, output.astype(hidden.dtype), first, axis=1)
+
+        def root(hidden: Float[Array, "B F+1 H"]) -> NodeLogits:
+            return read(last, hidden[:, :1], hidden, 0)
+
+        def nodes(tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, hidden: Array) -> NodeLogits:
+            if parent is None:
+                return read(tokens, hidden, hidden, 0)
+            # `parent` counts draft tokens from 0, and is -1 after the last committed one, whose output is in front.
+            first = parent.shape[1] - tokens.shape[1]
+            before = jnp.take_along_axis(hidden, parent[:, first:, None] + 1, axis=1)
+            return read(tokens, before, hidden, first + 1)
+
+        # [B, F + 1, H] for a tree, whose nodes look up their parents; a chain needs one only.
+        hidden = jnp.pad(caches.draft.hidden[:, None], ((0, 0), (0, fed or 0), (0, 0)))
+        return core.Reading(hidden, root, nodes)
+
+    def commit(end: core.RoundEnd) -> core.Caches:
+        state, num_read = end.caches.draft, end.row.length - 1
+        count = num_read - state.num_read  # of the fed tokens, how many are committed; 0 in a finished row
+        features = on_path(end.forward, end.verdict).features
+        hidden = jnp.where(
+            (count > 0)[:, None], take_position(features, jnp.maximum(count - 1, 0)), state.hidden
+        ).astype(state.hidden.dtype)
+        return end.caches._replace(draft=AssistantState(hidden, num_read))
+
+    return chain(core.Steps(init, begin, commit, head.requirements.vocab_size))
+
+
+# --- its files
+
+ASSISTANT, UNIFIED = "gemma4_assistant", "gemma4_unified_assistant"
+WITHOUT = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")  # layers that read others' keys
+OUTER = {
+    "joined/weight": "pre_projection.weight",
+    "fed_on/weight": "post_projection.weight",
+    "centers/weight": "masked_embedding.centroids.weight",
+    VOCABULARY: "masked_embedding.token_ordering",
+}
+
+
+def canonical(name: str) -> str | None:
+    """Leaves out a copy of the tied head, and keys that no layer uses.
+
+    >>> canonical("model.layers.0.self_attn.q_proj.weight"), canonical("model.layers.0.self_attn.k_proj.weight")
+    ('model.layers.0.self_attn.q_proj.weight', None)
+    """
+    return None if name == "lm_head.weight" or any(part in name for part in WITHOUT) else decoders.canonical(name)
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether config.json is that of an assistant."""
+    return table.get("model_type") in (ASSISTANT, UNIFIED)
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
+    """Reads the network of a config.json, in either spelling, and finds the target's layers that it attends to."""
+    text = decoders.text_half(table)
+    only(text, hidden_size_per_layer_input=0, enable_moe_block=False, use_double_wide_mlp=False)
+    only(text, tie_word_embeddings=True)
+    count, shared = need(text, "num_hidden_layers"), text.get("num_kv_shared_layers")
+    if shared not in (None, 0, count):
+        raise FamilyError(f"num_kv_shared_layers is {shared}, of {count} layers: expected all of them")
+    layer = gemma4.read({**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
+    width = table.get("backbone_hidden_size") or (3840 if table["model_type"] == UNIFIED else 1536)
+    formats.check_same(
+        ("width of hidden states", width, target.hidden_size),
+        ("vocabulary size", layer.vocab_size, target.vocab_size),
+    )
+    sources = tuple(_source(shape.attention, target) for shape in layer.layers)
+    is_ordered = bool(table.get("use_ordered_embeddings", False))
+    return AssistantConfig(
+        layer,
+        width,
+        sources,
+        centroids=int(table.get("num_centroids") or 2048) if is_ordered else 0,
+        nearest=int(table.get("centroid_intermediate_top_k") or 32),
+        positions_back=int(table.get("positions_back", 1)),
+    )
+
+
+def _source(attention: AttentionShape, target: TargetShape) -> int:
+    """Returns the target's last layer with keys, among those that have a window as this one, or none."""
+    if nets.find(target.config) != decoder.NETWORK:
+        raise FamilyError("its layers attend to the keys of a Gemma 4, and the target is another kind of network")
+    is_local, mixers = attention.window is not None, [layer.attention for layer in target.config.layers]
+    owners = [
+        (i, x)
+        for i, x in enumerate(mixers)
+        if isinstance(x, AttentionShape) and x.shares is None and (x.window is not None) == is_local
+    ]
+    if not owners:
+        name = "sliding_attention" if is_local else "full_attention"
+        raise FamilyError(f"it attends to keys of {name}, and the target has no such layer: it was made for another")
+    number, source = owners[-1]
+    formats.check_same(
+        ("head size", attention.head_dim, source.head_dim),
+        ("number of key-value heads", attention.kv_heads, source.kv_heads),
+    )
+    return number
+
+
+def names(config: AssistantConfig) -> dict[str, str]:
+    """Says where each parameter lies."""
+    inner = {path: tensor.name for path, tensor in gemma4.names(config.layer).items() if canonical(tensor.name)}
+    return inner | {path: name for path, name in OUTER.items() if config.centroids or "masked_" not in name}
+
+
+def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json as transformers has it; a key of ours says where queries stand, if not where they do."""
+    text = gemma4.write(config.layer)
+    text |= {"num_kv_shared_layers": len(config.sources), "vocab_size_per_layer_input": 0}
+    table = {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": ASSISTANT,
+        "base_model_name_or_path": verifier["name_or_path"],
+        "text_config": text,
+        "backbone_hidden_size": config.hidden_size,
+        "use_ordered_embeddings": bool(config.centroids),
+        "num_centroids": config.centroids or 2048,
+        "centroid_intermediate_top_k": config.nearest,
+        "tie_word_embeddings": True,
+    }
+    return table if config.positions_back == 1 else table | {"positions_back": config.positions_back}
+
+
+KIND = Kind(
+    name="assistant",
+    config=AssistantConfig,
+    init=init,
+    head=head,
+    drafter=assistant,
+    format=Format("Gemma 4 assistant", canonical, matches, read, names, write, stores_ids=True),
+)
