@@ -129,7 +129,7 @@ def their_logits(model, helper, draft, position):
     return torch.stack(logits).numpy()
 
 
-@pytest.mark.parametrize("name", marked(CASES, slow={*CASES} - {"E2B"}))
+@pytest.mark.parametrize("name", marked(CASES, slow={*CASES} - {"12B, unified"}))
 def test_logits_are_those_of_transformers(name, root, draft_of):
     """Of a draft from our cache, rings included; tokens of other centroids get -inf, not the least logit minus 1."""
     model, helper, *folders = theirs(name, root)
@@ -203,6 +203,7 @@ def test_greedy_text_is_that_of_transformers_with_its_assistant(root):
         assert model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() == row
 
 
+@pytest.mark.slow
 def test_a_draft_that_the_target_would_have_written_is_accepted():
     """Layers that add nothing, in both: the logits are those of the last token, so the assistant has the target's."""
     goal = gemma("31B", num_hidden_layers=2, layer_types=(LOCAL, GLOBAL))
