@@ -58,6 +58,7 @@ def words(of_target):
 @functools.cache
 def gemma(name, **changes):
     """A random Gemma 4 of ours, whose norms and scalars are not one."""
+    changes = {key: list(x) if isinstance(x, tuple) else x for key, x in changes.items()}
     config = gemma4.read(TABLES[name] | words(name) | changes)
     params = noisy(decoder.init(config, jax.random.key(0)), 1)
     return Model(decoder.language_model(config), params, None, config, "gemma")
