@@ -70,6 +70,8 @@ class AssistantConfig:
 
     def __post_init__(self):
         at_least(1, nearest=self.nearest, positions_back=self.positions_back)
+        if min(self.sources, default=0) < 0:
+            raise ValueError(f"sources is {self.sources}: expected layers of the target, counted from 0")
         if len(self.sources) != len(self.layer.layers):
             raise ValueError(
                 f"sources has {len(self.sources)} layers of the target, and there are {len(self.layer.layers)} "
@@ -162,9 +164,12 @@ class Assistant(nn.Module):
             return logits if c.logits_cap is None else softcap(logits, c.logits_cap)
         _, nearest = jax.lax.top_k(self.centers(x), config.nearest)  # [B, T, C]
         ids = self.vocabulary.reshape(config.centroids, -1)[nearest].reshape(*x.shape[:2], -1)  # [B, T, N]
-        # The rows of N tokens are gathered, 4,096 of 262,144 in E2B's, and the matrix is not read as a whole.
-        rows = self.embedding(ids)  # [B, T, N, M]
-        logits = jnp.einsum("btm,btnm->btn", x, rows, precision=precision(x.dtype)).astype(jnp.float32)
+        if ids.size < c.vocab_size:
+            # The rows of N tokens are gathered, 4,096 of 262,144 in E2B's, and the matrix is not read as a whole.
+            rows = self.embedding(ids)  # [B, T, N, M]
+            logits = jnp.einsum("btm,btnm->btn", x, rows, precision=precision(x.dtype)).astype(jnp.float32)
+        else:  # so many that the whole matrix is less to read
+            logits = jnp.take_along_axis(self.embedding.logits(x).astype(jnp.float32), ids, axis=-1)
         logits = logits if c.logits_cap is None else softcap(logits, c.logits_cap)
         impossible = jnp.full((*x.shape[:2], c.vocab_size), -jnp.inf)
         return jnp.put_along_axis(impossible, ids, logits, axis=-1, inplace=False)
@@ -331,7 +336,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
         ("width of hidden states", width, target.hidden_size),
         ("vocabulary size", layer.vocab_size, target.vocab_size),
     )
-    sources = tuple(_source(shape.attention, target) for shape in layer.layers)
+    numbers = table.get("sources") or [None] * count
+    sources = tuple(_source(x.attention, target, i) for x, i in zip(layer.layers, numbers, strict=True))
     is_ordered = bool(table.get("use_ordered_embeddings", False))
     return AssistantConfig(
         layer,
@@ -343,8 +349,11 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
     )
 
 
-def _source(attention: AttentionShape, target: TargetShape) -> int:
-    """Returns the target's last layer with keys, among those that have a window as this one, or none."""
+def _source(attention: AttentionShape, target: TargetShape, number: int | None) -> int:
+    """Returns the target's last layer with keys, among those that have a window as this one, or none.
+
+    With a `number` it is that layer, which is to be one of these.
+    """
     if nets.find(target.config) != decoder.NETWORK:
         raise FamilyError("its layers attend to the keys of a Gemma 4, and the target is another kind of network")
     is_local, mixers = attention.window is not None, [layer.attention for layer in target.config.layers]
@@ -352,6 +361,7 @@ def _source(attention: AttentionShape, target: TargetShape) -> int:
         (i, x)
         for i, x in enumerate(mixers)
         if isinstance(x, AttentionShape) and x.shares is None and (x.window is not None) == is_local
+        if number in (None, i)
     ]
     if not owners:
         name = "sliding_attention" if is_local else "full_attention"
@@ -371,8 +381,11 @@ def names(config: AssistantConfig) -> dict[str, str]:
 
 
 def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json as transformers has it; a key of ours says where queries stand, if not where they do."""
+    """Writes the config.json as transformers has it; keys of ours name the sources, and where queries stand."""
     text = gemma4.write(config.layer)
+    again = gemma4.read({**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
+    if again.layers != config.layer.layers:
+        raise FamilyError("transformers' format stores layers of Gemma 4 only, and the assistant has others")
     text |= {"num_kv_shared_layers": len(config.sources), "vocab_size_per_layer_input": 0}
     table = {
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -384,6 +397,7 @@ def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
         "num_centroids": config.centroids or 2048,
         "centroid_intermediate_top_k": config.nearest,
         "tie_word_embeddings": True,
+        "sources": list(config.sources),
     }
     return table if config.positions_back == 1 else table | {"positions_back": config.positions_back}
 

@@ -612,8 +612,10 @@ def draft_logits(
 BEFORE = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj"
 OPTIONS = {  # of dflash_config
-    *("block_size", "mask_token_id", "target_layer_ids", "num_target_layers"),
+    *("block_size", "mask_token_id", "mask_token", "target_layer_ids", "num_target_layers"),
     *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+    *("sample_from_anchor", "markov_rank", "markov_head_type", "projector_type", "attention_mode"),
+    *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
 }
 UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
     "attention_sink_bias": False,
@@ -621,6 +623,7 @@ UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, 
     "use_gemma_norm": False,
     "rope_is_neox_style": True,
     "is_neox_style": True,
+    "attention_mode": "gqa",
 }
 SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without encoders
 
@@ -652,11 +655,14 @@ def read(
         counts: further fields of it, which are integers, and their keys.
     """
     nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
-    expected = OPTIONS.union(counts.values())
+    expected = OPTIONS.union(counts.values(), UNLIKE)
     if unknown := sorted(nested.keys() - expected):
         raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
-    options = {**table, **nested}  # they lie in dflash_config or beside it
+    # They lie in dflash_config or beside it; null is no value.
+    options = {name: value for name, value in {**table, **nested}.items() if value is not None}
     formats.only(options, **UNLIKE)
+    if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
+        raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
     layer = _layer(table, shapes)
     hidden = table.get("target_hidden_size") or layer.dim
     if options.get("aux_hidden_state_layer_ids") is not None:
@@ -670,7 +676,8 @@ def read(
         ("width of hidden states", hidden, target.hidden_size),
         ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
     )
-    spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
+    spark = "dspark" in (table.get("speculators_model_type"), options.get("projector_type"))
+    spark = spark or "DSpark" in "".join(table.get("architectures") or ())
     more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
     width = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1)
     parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
@@ -678,14 +685,17 @@ def read(
     causal_windows = is_causal is not False
     if of_speculators:
         formats.only(table, is_causal=False)
-        causal_windows = not table.get("sliding_window_non_causal", kind is not BlockConfig)
-    # z-lab trains on the embeddings that the target's first layer reads, speculators on the rows of its matrix.
+        causal_windows = not options.get("sliding_window_non_causal", kind is not BlockConfig)
+    # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is given; without one
+    # the rows are taken as the target's first layer reads them.
     scale = 1.0 if of_speculators or parts["own_embedding"] else target.embedding_scale
+    # z-lab's code has blocks of 16 where config.json is silent.
+    defaults = {} if of_speculators or spark else {"block_size": 16}
     return kind(
         layer,
         hidden,
         taps,
-        block=int(formats.need(options, "block_size")),
+        block=int(formats.need(defaults | options, "block_size")),
         mask_token=int(formats.need(options, "mask_token_id")),
         from_anchor=bool(options.get("sample_from_anchor", spark)),
         markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
@@ -696,7 +706,7 @@ def read(
         causal_windows=causal_windows,
         causal_full=bool(is_causal),
         windows_from_anchor=of_speculators or not layer.windows,
-        embedding_scale=scale * float(options.get("input_embedding_scale", 1.0)),
+        embedding_scale=float(options.get("input_embedding_scale", scale)),
         logits_scale=float(options.get("output_multiplier", 1.0)),
         logits_cap=options.get("final_logit_softcapping") or None,
         reads_source=SOURCE in shapes,
@@ -795,7 +805,7 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
         "mask_token_id": config.mask_token,
         "target_layer_ids": list(config.taps),
         "num_target_layers": verifier["layers"],
-        "input_embedding_scale": config.embedding_scale / verifier["embedding_scale"],
+        "input_embedding_scale": config.embedding_scale,
         "output_multiplier": config.logits_scale,
         "final_logit_softcapping": config.logits_cap,
     }

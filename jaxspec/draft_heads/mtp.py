@@ -253,7 +253,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     if root == SPECULATORS:
         inner = table.get("transformer_layer_config") or {}
         is_gated = inner.get("model_type") in qwen3_5.TYPES
-        layer = qwen3_5.read(inner) if is_gated else formats.layer_of(table, shapes, f"{root}layers.0.")
+        # A module is one layer of full attention, whatever its file says of the model's layers.
+        alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        layer = qwen3_5.read(inner | alone) if is_gated else formats.layer_of(table, shapes, f"{root}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))
     # Other folders hold no config.json of the module's: its layer is one more of the model's.
     elif nets.find(target.config) == decoder.NETWORK and target.config.positions == "rotary":

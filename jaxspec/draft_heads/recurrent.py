@@ -266,13 +266,13 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
 
         def all_logits() -> Float[Array, "B G V"]:
             assert head.slot is not None
-            shape = state.hidden.shape[0], count - 1
+            shape = state.hidden.shape[0], max(count - 1, 1)  # a network is fed one slot at least
             slots = jnp.broadcast_to(head.slot(params), (*shape, state.hidden.shape[-1]))
             masks = jnp.full(shape, head.mask_token, jnp.int32)
             # The grown cache is dropped: what slots have made is no text.
             output, _ = head.extend(params, shared, head.rewind(state.cache, state.num_cached), slots, masks)
             hidden = jnp.concatenate([state.hidden[:, None], output.astype(state.hidden.dtype)], axis=1)
-            return head.logits(params, shared, hidden)
+            return head.logits(params, shared, hidden[:, :count])
 
         def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, logits: Float[Array, "B G V"]) -> NodeLogits:
             at_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)

@@ -58,9 +58,8 @@ def _verifier(target: Model) -> dict[str, Any]:
         _, table = describe(target.config)
     except FamilyError:
         table = {"architectures": []}
-    shape = target_shape(target)
     names = {"name_or_path": target.name, "architectures": table["architectures"]}
-    return names | {"layers": shape.layers, "embedding_scale": shape.embedding_scale}
+    return names | {"layers": target_shape(target).layers}
 
 
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:

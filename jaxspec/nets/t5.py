@@ -299,7 +299,7 @@ class T5(nn.Module):
     def logits(
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False
     ) -> Float[Array, "B T V"]:
-        """Applies the head, which has neither a scale nor a cap of logits to leave out."""
+        """Applies the head; `raw` changes nothing, since the scale is one of features, and there is no cap."""
         c = self.config
         # T5 1.0 shares its embedding, whose entries are of size 1, with the head: logits would be sqrt(dim) too large.
         scaled = features * jnp.asarray(c.dim**-0.5, features.dtype) if c.scaled_head else features

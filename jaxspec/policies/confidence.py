@@ -21,7 +21,7 @@ def confidence(threshold: Any = 0.4) -> BoundPolicy:
     drafter without distributions (a look-up) goes on to gamma.
 
     A drafter may estimate itself how probably a token is accepted, before it draws that token (DSpark's confidence
-    head). Then that estimate is compared with the threshold.
+    head). Then that estimate is compared with the threshold, each by itself: servers that multiply them need others.
 
     Args:
         threshold: 0 never stops; 1 stops after the first draft token whose distribution is not certain, so most often

@@ -20,6 +20,7 @@ from jaxspec.nets import decoder
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify
 from jaxspec.weights.hf_families import gemma4
+from jaxspec.weights.tensors import CheckpointError
 from tests.families.test_gemma4 import COMMON, GLOBAL, LOCAL, TABLES, peer
 from tests.marks import marked
 
@@ -305,6 +306,13 @@ def test_what_is_written_is_read_again(name, root, tmp_path):
     read = transformers.Gemma4AssistantForCausalLM.from_pretrained(written).state_dict()
     for key, x in helper.state_dict().items():
         np.testing.assert_array_equal(read[key].numpy(), x.numpy(), err_msg=key)
+
+
+def test_layers_of_another_kind_are_not_written_as_gemmas(tmp_path):
+    narrow = decoder.decoder_config(60, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=1, head_dim=8)
+    config = assistant.AssistantConfig(dataclasses.replace(narrow, tied_head=True), hidden_size=32, sources=(2,))
+    with pytest.raises(CheckpointError, match="stores layers of Gemma 4 only"):
+        save(config, assistant.init(config, jax.random.key(0)), tmp_path / "it", target=gemma("E2B"))
 
 
 @pytest.mark.parametrize(

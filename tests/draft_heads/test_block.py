@@ -15,6 +15,7 @@ from jaxspec.core import Prompt
 from jaxspec.draft_heads import block
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
+from jaxspec.nets import decoder
 from jaxspec.sampling import at_temperature
 from jaxspec.testing import certify
 from jaxspec.weights.tensors import CheckpointError
@@ -105,9 +106,10 @@ def changed(where, nested=(), **keys):
 
 
 REFUSED = {
-    "dflash_config has projector_type: expected block_size,": {"nested": {"projector_type": "domino"}},
+    "dflash_config has projector: expected attention_mode,": {"nested": {"projector": "domino"}},
+    "projector_type is 'domino': expected 'dflash' or 'dspark'": {"nested": {"projector_type": "domino"}},
     "attention_value_scale is 0.6: only 1.0 is supported": {"attention_value_scale": 0.6},
-    "dflash_config has attention_sink_bias": {"nested": {"attention_sink_bias": True}},
+    "attention_sink_bias is True: only False is supported": {"nested": {"attention_sink_bias": True}},
     "use_gemma_norm is True": {"use_gemma_norm": True},
     "sliding_window is missing: expected a number": {"layer_types": [LOCAL, FULL], "sliding_window": None},
     "dflash_config is of type list: expected an object": {"dflash_config": []},
@@ -141,9 +143,32 @@ def test_keys_that_were_copied_from_the_target_count_for_nothing_beside_the_rota
     assert {layer.attention.rotary.dims for layer in half.layer.layers} == {2}
 
 
-def test_layers_that_are_read_where_the_file_is_silent(published, folder, target, tmp_path):
+def test_values_that_are_read_where_the_file_is_silent(published, folder, target, tmp_path):
     where = published["DFlash"].write(tmp_path / "it", folder)
-    assert read_head(changed(where, {"target_layer_ids": None}), target=target)[0].taps == (1, 4)
+    whole, _ = read_head(where, target=target)
+    null = {"output_multiplier": None, "sample_from_anchor": None, "attention_sink_bias": False}
+    assert read_head(changed(where, null), target=target)[0] == whole
+    silent, _ = read_head(changed(where, {"target_layer_ids": None, "block_size": None}), target=target)
+    assert (silent.taps, silent.block) == ((1, 4), 16)
+
+
+def test_options_of_dspark_may_lie_in_dflash_config(published, folder, target, tmp_path):
+    where = published["DFlash"].write(tmp_path / "it", folder)
+    nested = {"projector_type": "dspark", "markov_head_type": "gated", "enable_confidence_head": False}
+    config, _ = read_head(changed(where, nested), target=target)
+    assert config.from_anchor and config.markov == "gated"
+
+
+@pytest.mark.parametrize("scale", [None, 1.0, 3.0])
+def test_a_scale_of_embeddings_is_that_of_the_rows(scale, published, folder, target, tmp_path):
+    """Of a target that scales its embeddings: without a word the rows are taken as its first layer reads them."""
+    where = changed(published["DFlash"].write(tmp_path / "it", folder), {"input_embedding_scale": scale})
+    config = dataclasses.replace(target.config, scale_embedding=True)
+    scaled = target._replace(config=config, lm=decoder.language_model(config))
+    head, params = read_head(where, target=scaled)
+    assert head.embedding_scale == (4.0 if scale is None else scale)
+    again, _ = read_head(save(head, params, tmp_path / "out", target=scaled), target=scaled)
+    assert again.embedding_scale == head.embedding_scale
 
 
 @pytest.mark.parametrize("option", ["from_anchor", "own_head"])

@@ -367,6 +367,16 @@ def test_a_head_that_copies_its_target_is_always_right():
 # --- what does not fit
 
 
+def test_a_draft_of_one_token():
+    """A drafter of one pass feeds no slot for it."""
+    rows = token_rows.pad([[1, 2], [0]], 2)
+    plain = jaxspec.generate(target_of("decoder"), rows, max_new_tokens=5)
+    out = jaxspec.generate(
+        target_of("decoder"), rows, drafter=drafter_of("p-eagle", "decoder"), gamma=1, max_new_tokens=5
+    )
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+
+
 @pytest.mark.slow
 def test_a_head_for_another_target():
     def bound(name, **changes):
