@@ -383,8 +383,8 @@ def names(config: AssistantConfig) -> dict[str, str]:
 def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json as transformers has it; keys of ours name the sources, and where queries stand."""
     text = gemma4.write(config.layer)
-    again = gemma4.read({**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
-    if again.layers != config.layer.layers:
+    reread = gemma4.read({**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
+    if reread.layers != config.layer.layers:
         raise FamilyError("transformers' format stores layers of Gemma 4 only, and the assistant has others")
     text |= {"num_kv_shared_layers": len(config.sources), "vocab_size_per_layer_input": 0}
     table = {
