@@ -263,7 +263,7 @@ def names(config: DFlash2Config) -> dict[str, str]:
 def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
     """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
     table, name = block.write(config, verifier, tokens), "DFlash2DraftModel"
-    options = {key: getattr(config, field) for field, key in KEYS.items()}
+    options = {key: vars(config)[field] for field, key in KEYS.items()}
     if "dflash_config" in table:
         return table | {"architectures": [name], "dflash_config": table["dflash_config"] | options}
     algorithm = {"speculators_config": table["speculators_config"] | {"algorithm": "dflash2"}}

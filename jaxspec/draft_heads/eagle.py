@@ -156,6 +156,10 @@ class Eagle(RecurrentNetwork):
             shape = (1, 1, config.hidden_size * len(config.taps))
             self.mask_hidden = self.param("mask_hidden", nn.initializers.normal(1.0), shape)
 
+    @property
+    def mask_token(self) -> int | None:
+        return self.config.mask_token
+
     def read(self, forward: Forward) -> Float[Array, "B T D"]:
         config, taps = self.config, forward.taps
         if not config.taps:

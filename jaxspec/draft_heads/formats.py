@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxspec import nets
 from jaxspec.core import Model
 from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.nets import decoder_layers
@@ -31,7 +32,7 @@ class TargetShape(NamedTuple):
     @property
     def embedding_scale(self) -> float:
         """The factor between the rows of its embedding and what its first layer reads: Gemma's root of its width."""
-        return self.hidden_size**0.5 if getattr(self.config, "scale_embedding", False) else 1.0
+        return nets.embedding_scale(self.config)
 
 
 def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:

@@ -64,6 +64,11 @@ class RecurrentHead(NamedTuple):
 class RecurrentNetwork(PartlyShared):
     """Such a network, by halves; `config.layer` is the shape of its layers."""
 
+    @property
+    def mask_token(self) -> int | None:
+        """The id that stands for every draft token but the first, if all are drafted in one pass."""
+        return None
+
     def read(self, forward: core.Forward) -> Float[Array, "B T D"]:
         """Makes what is paired with tokens, of the target's pass."""
         return forward.features
@@ -164,7 +169,8 @@ def unrolled(network: Callable[[Any], RecurrentNetwork]) -> Callable[..., Float[
     """
 
     def hidden_states(config: Any, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
-        module, mask_token = network(config), getattr(config, "mask_token", None)
+        module = network(config)
+        mask_token = module.mask_token
         hidden = stack.pure(module, type(module).read)(params, starts.forward)
         windows = [layer.attention.window for layer in config.layer.layers]
 

@@ -64,6 +64,12 @@ def axes_of(config: Any) -> Axes:
     return WHOLE if network is None else network.axes(config)
 
 
+def embedding_scale(config: Any) -> float:
+    """Returns the factor between rows of a network's embedding and what its first layer reads; 1 if unknown."""
+    network = find(config)
+    return 1.0 if network is None else network.embedding_scale(config)
+
+
 def logits_cap(config: Any) -> float | None:
     """Returns the soft cap that a network's head ends with; None if there is none, or nothing is known of it."""
     network = find(config)

@@ -342,6 +342,7 @@ NETWORK = Network(
     lambda config, batch, room, width: empty_cache(config, batch, room),
     _axes,
     _share,
+    embedding_scale=lambda config: config.dim**0.5 if config.scale_embedding else 1.0,
     logits_cap=lambda config: config.logits_cap,
     trimmed=lambda config, tokens: (
         dataclasses.replace(config, vocab_size=tokens),

@@ -100,6 +100,7 @@ class Network(NamedTuple):
         share: (configuration, path) -> the share of a matrix that each token of a decoding pass is multiplied with:
             0 for what is looked up, or what prefill alone uses.
         spread: (configuration, path) -> a factor of a random matrix, beside the inverse root of its columns' number.
+        embedding_scale: configuration -> the factor between rows of its embedding and what its first layer reads.
         logits_cap: configuration -> the soft cap that its head ends with.
         trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the name of the
             head's parameters, "head" or "embedding". None: it has no head.
@@ -117,6 +118,7 @@ class Network(NamedTuple):
     axes: Callable[[Any], Axes]
     share: Callable[[Any, str], float]
     spread: Callable[[Any, str], float] = lambda config, path: 1.0
+    embedding_scale: Callable[[Any], float] = lambda config: 1.0
     logits_cap: Callable[[Any], float | None] = lambda config: None
     trimmed: Callable[[Any, int], tuple[Any, str]] | None = None
     forms: tuple[tuple[str, Form], ...] = ()
