@@ -25,7 +25,7 @@ import numpy as np
 from jaxspec import Model, nets
 from jaxspec.core import Forward
 from jaxspec.draft_heads import kind_of
-from jaxspec.draft_heads.block import BlockConfig
+from jaxspec.draft_heads.block_config import BlockConfig
 from jaxspec.draft_heads.eagle import EagleConfig
 from jaxspec.draft_heads.mtp import MTPConfig
 from jaxspec.draft_heads.save import save

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -30,137 +29,20 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import core
 from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.core.checks import in_range, one_of
-from jaxspec.draft_heads import formats
-from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
+from jaxspec.draft_heads import block_files, formats
+from jaxspec.draft_heads.block_config import BlockConfig, BlockSizes
+from jaxspec.draft_heads.formats import Format
+from jaxspec.draft_heads.kind import Kind
 from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, requirements_of, zeros
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs, Mask, for_queries, softcap
-from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, empty_cache, layers_of, norm_of
+from jaxspec.nets.decoder import DecoderLayer, empty_cache, layers_of, norm_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.rotary import Rotation
-from jaxspec.nets.shapes import LayerShape
-from jaxspec.weights.hf_families import decoders
-
-MARKOV = ("vanilla", "gated", "rnn")
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockConfig:
-    """The shape of a block drafter.
-
-    Attributes:
-        layer: the shape of its layers; its vocabulary is the target's.
-        hidden_size: width of the target's hidden states.
-        taps: the layers that it reads, counted as `language_model(config, taps)` does.
-        block: fed tokens of a block: the last committed one, and mask tokens.
-        mask_token: the id of these; it may lie past the target's vocabulary if the embedding is its own.
-        from_anchor: whether the position of the last committed token predicts a token, too (DSpark). A block then has
-            `block` draft tokens, otherwise one fewer.
-        markov_rank: the rank of DSpark's matrix; 0 for none.
-        markov: the name of one of its three forms.
-        confidence: whether it estimates the probability that a draft token is accepted, for `policies.confidence`, from
-            the features of its position, and if `confidence_reads_token` from the token before.
-        confidence_reads_token: see there.
-        draft_vocab: size of its own vocabulary; None: the target's.
-        own_embedding, own_head: whether it has these, or takes the target's.
-        causal_windows: whether a token of a block sees only those before it and itself, in layers with a window;
-            otherwise it sees the whole block.
-        causal_full: the same choice for layers without a window.
-        windows_from_anchor: whether all tokens of a block see as far back as its first position does (speculators);
-            otherwise a window of w ends w - 1 positions before, and if not causal after, each token (z-lab, SGLang).
-        reads_source: whether it reads the output of the target's encoder.
-        embedding_scale, logits_scale, logits_cap: the factors of embeddings and logits, then a soft cap of the logits.
-            They replace those of the target's embedding and head.
-    """
-
-    layer: DecoderConfig
-    hidden_size: int
-    taps: tuple[int, ...]
-    block: int
-    mask_token: int
-    from_anchor: bool = False
-    markov_rank: int = 0
-    markov: str = "vanilla"
-    confidence: bool = False
-    confidence_reads_token: bool = True
-    draft_vocab: int | None = None
-    own_embedding: bool = False
-    own_head: bool = False
-    causal_windows: bool = True
-    causal_full: bool = False
-    windows_from_anchor: bool = True
-    reads_source: bool = False
-    embedding_scale: float = 1.0
-    logits_scale: float = 1.0
-    logits_cap: float | None = None
-
-    def __post_init__(self):
-        c = self.layer
-        if c.positions != "rotary":
-            raise ValueError("expected layers with rotary positions")
-        if not self.taps:
-            raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
-        one_of(self.markov, "markov", MARKOV)
-        if self.count < 1:
-            raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
-        formats.check_own_parts(self, c.dim, self.hidden_size)
-        if self.confidence and self.confidence_reads_token and not self.markov_rank:
-            raise ValueError("confidence_reads_token is True, and markov_rank is 0: expected vectors of tokens")
-        in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
-        if self.reads_source and c.windows:
-            raise ValueError("got reads_source and layers with windows: a window would hide the source")
-
-    @property
-    def count(self) -> int:
-        """Most draft tokens: 15 of a block of 16 without an anchor's."""
-        return self.block - (not self.from_anchor)
-
-    @property
-    def is_sequential(self) -> bool:
-        """Tells whether a token's logits depend on the draft token before it."""
-        return self.markov_rank > 0
-
-    @property
-    def memory(self) -> int:
-        """Width of the memory that passes from token to token of a block."""
-        return self.markov_rank if self.markov == "rnn" else 0
-
-    @property
-    def lead(self) -> int:
-        """The positions that a memory has read before the first draft token's: the last committed token's, 1, or 0."""
-        return int(self.memory > 0 and not self.from_anchor)
-
-    @property
-    def shape(self) -> DecoderConfig:
-        """The shape of the layers."""
-        return self.layer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockSizes(LayerSizes):
-    """A block drafter; attributes as `BlockConfig` has them, 0 tokens of draft_vocab: the target's."""
-
-    taps: tuple[int, ...]
-    block: int
-    mask_token: int
-    from_anchor: bool = False
-    markov_rank: int = 0
-    markov: str = "vanilla"
-    draft_vocab: int = 0
-    own_embedding: bool = False
-    own_head: bool = False
-    reads_source: bool = False
-
-    def config(self, target: core.Model) -> BlockConfig:
-        """Returns the drafter's configuration, for a target."""
-        return BlockConfig(self.layer(target), inside_of(target).width, **same_fields(self, BlockConfig))
-
 
 # --- the network
 
@@ -539,6 +421,8 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), row, count = parts(weights), context.row, context.gamma
         last = token_rows.window(row.tokens, row.length - 1, 1)
+        # Trees have no policy that could ask for an estimate.
+        estimates = head.estimate if fed is None else None
 
         def whole_block() -> tuple[Array, Any, Array, Array]:
             features = head.block(params, shared, caches.draft.cache, last[:, 0], count)
@@ -561,8 +445,6 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
             carry = features, block_logits, memory, estimate
             return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), carry
 
-        # Trees have no policy that could ask for an estimate.
-        estimates = head.estimate if fed is None else None
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(whole_block))
         return core.Reading(empty, root, nodes, estimate=None if estimates is None else lambda carry: carry[3])
 
@@ -607,218 +489,6 @@ def draft_logits(
     return logits[:, 0], memory
 
 
-# --- its files
-
-BEFORE = "markov_head.markov_w1.weight"
-CONFIDENCE = "confidence_head.proj"
-OPTIONS = {  # of dflash_config
-    *("block_size", "mask_token_id", "mask_token", "target_layer_ids", "num_target_layers"),
-    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
-    *("sample_from_anchor", "markov_rank", "markov_head_type", "projector_type", "attention_mode"),
-    *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
-}
-UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
-    "attention_sink_bias": False,
-    "attention_value_scale": 1.0,
-    "use_gemma_norm": False,
-    "rope_is_neox_style": True,
-    "is_neox_style": True,
-    "attention_mode": "gqa",
-}
-SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without encoders
-
-
-def canonical(name: str) -> str | None:
-    """Spells a name in one way."""
-    return formats.plain(name)
-
-
-def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there is one norm of all that is read, and layers that have none for it."""
-    return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= shapes.keys()
-
-
-def read(
-    table: dict,
-    shapes: Shapes,
-    target: TargetShape,
-    kind: type[BlockConfig] = BlockConfig,
-    counts: Mapping[str, str] = types.MappingProxyType({}),
-) -> BlockConfig:
-    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
-
-    Args:
-        table: the config.json.
-        shapes: shapes of tensors by name.
-        target: the target's.
-        kind: the configuration's type.
-        counts: further fields of it, which are integers, and their keys.
-    """
-    nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
-    expected = OPTIONS.union(counts.values(), UNLIKE)
-    if unknown := sorted(nested.keys() - expected):
-        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
-    # They lie in dflash_config or beside it; null is no value.
-    options = {name: value for name, value in {**table, **nested}.items() if value is not None}
-    formats.only(options, **UNLIKE)
-    if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
-        raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
-    layer = _layer(table, shapes)
-    hidden = table.get("target_hidden_size") or layer.dim
-    if options.get("aux_hidden_state_layer_ids") is not None:
-        taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
-    else:
-        usual = usual_taps(options.get("num_target_layers") or target.layers, len(layer.layers))
-        taps = formats.taps_of(options.get("target_layer_ids") or usual, 0, target)
-    formats.check_same(
-        ("vocabulary size", layer.vocab_size, target.vocab_size),
-        ("number of target layers", options.get("num_target_layers"), target.layers),
-        ("width of hidden states", hidden, target.hidden_size),
-        ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
-    )
-    spark = "dspark" in (table.get("speculators_model_type"), options.get("projector_type"))
-    spark = spark or "DSpark" in "".join(table.get("architectures") or ())
-    more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
-    width = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1)
-    parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
-    # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
-    causal_windows = is_causal is not False
-    if of_speculators:
-        formats.only(table, is_causal=False)
-        causal_windows = not options.get("sliding_window_non_causal", kind is not BlockConfig)
-    # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is given; without one
-    # the rows are taken as the target's first layer reads them.
-    scale = 1.0 if of_speculators or parts["own_embedding"] else target.embedding_scale
-    # z-lab's code has blocks of 16 where config.json is silent.
-    defaults = {} if of_speculators or spark else {"block_size": 16}
-    return kind(
-        layer,
-        hidden,
-        taps,
-        block=int(formats.need(defaults | options, "block_size")),
-        mask_token=int(formats.need(options, "mask_token_id")),
-        from_anchor=bool(options.get("sample_from_anchor", spark)),
-        markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
-        markov=options.get("markov_head_type") or "vanilla",
-        confidence=width is not None,
-        confidence_reads_token=width is None or width > layer.dim,
-        draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
-        causal_windows=causal_windows,
-        causal_full=bool(is_causal),
-        windows_from_anchor=of_speculators or not layer.windows,
-        embedding_scale=float(options.get("input_embedding_scale", scale)),
-        logits_scale=float(options.get("output_multiplier", 1.0)),
-        logits_cap=options.get("final_logit_softcapping") or None,
-        reads_source=SOURCE in shapes,
-        **parts,
-        **more,
-    )
-
-
-def usual_taps(target_layers: int, layers: int) -> list[int]:
-    """Numbers the layers that z-lab's code reads where config.json is silent: evenly from the second to the last but 3.
-
-    >>> usual_taps(36, 5)
-    [1, 9, 17, 25, 33]
-    """
-    if layers == 1:
-        return [target_layers // 2]
-    return [round(1 + i * (target_layers - 4) / (layers - 1)) for i in range(layers)]
-
-
-def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
-    """Reads the shape of the layers."""
-    key = next((x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None)
-    if key is None:
-        return formats.layer_of(table, shapes, windows=True)
-    # The rotated width that it was trained with; other keys were copied from its target, and count for nothing.
-    dims, copied = table[key]["rope_dim"], ("rope_dim", "mrope_section", "mrope_interleaved", decoders.PARTIAL)
-    plain = {name: x for name, x in table.items() if name != decoders.PARTIAL}
-    plain[key] = {name: x for name, x in table[key].items() if name not in copied}
-    layer = formats.layer_of(plain, shapes, windows=True)
-
-    def turned(index: int, shape: LayerShape) -> LayerShape:
-        return decoders.change(shape, decoders.turned(shape, dims / shape.attention.head_dim))
-
-    return decoders.with_layers(layer, turned)
-
-
-def names(config: BlockConfig) -> dict[str, str]:
-    """Says where each parameter lies."""
-    where = {"fc/weight": "fc.weight", "hidden_norm/scale": "hidden_norm.weight", "norm/scale": "norm.weight"}
-    where |= formats.layer_names(config.layer) | formats.part_names(config, config.draft_vocab)
-    if config.reads_source:
-        where |= {"source_fc/weight": SOURCE, "source_norm/scale": "encoder_norm.weight"}
-    if config.markov_rank:
-        where |= {"markov/before/embedding": BEFORE, "markov/after/weight": "markov_head.markov_w2.weight"}
-        for form, layer, tensor in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
-            if config.markov == form:
-                where |= {f"markov/{layer}/{x}": f"markov_head.{tensor}.{x}" for x in ("weight", "bias")}
-    if config.confidence:
-        where |= {f"confidence/{x}": f"{CONFIDENCE}.{x}" for x in ("weight", "bias")}
-    return where
-
-
-def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
-    scales = config.embedding_scale, config.logits_scale, config.logits_cap
-    from_queries = bool(config.layer.windows) and not config.windows_from_anchor
-    if scales != (1.0, 1.0, None) or config.causal_full or from_queries:
-        return _zlabs(config, verifier)
-    table: dict[str, Any] = {
-        "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
-        "block_size": config.block,
-        "mask_token_id": config.mask_token,
-        "sample_from_anchor": config.from_anchor,
-        "sliding_window_non_causal": not config.causal_windows,
-        "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
-    }
-    kind, architecture = "dflash", "DFlashSpeculator"
-    if config.markov_rank:
-        kind, architecture = "dspark", "DSparkSpeculator"
-        table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
-        reads_token = config.confidence_reads_token
-        table |= {"enable_confidence_head": config.confidence, "confidence_head_with_markov": reads_token}
-    return formats.speculators(kind, architecture, config.layer, table, verifier, min(tokens, config.count))
-
-
-def _zlabs(config: BlockConfig, verifier: dict) -> dict:
-    """Writes the config.json as z-lab's code and SGLang read it."""
-    only_speculators = {
-        "markov_rank": config.markov_rank > 0,
-        "confidence": config.confidence,
-        "from_anchor": config.from_anchor,
-        "draft_vocab": config.draft_vocab is not None,
-        "own_embedding": config.own_embedding,
-        "own_head": config.own_head,
-        "windows_from_anchor": bool(config.layer.windows) and config.windows_from_anchor,
-        "causal_windows": config.causal_full and not config.causal_windows,
-    }
-    if lacking := [name for name, is_set in only_speculators.items() if is_set]:
-        raise formats.FamilyError(
-            f"z-lab's format, which has scales, caps and is_causal, cannot store {', '.join(lacking)}: expected one of "
-            "both kinds of options"
-        )
-    table: dict[str, Any] = {
-        "block_size": config.block,
-        "mask_token_id": config.mask_token,
-        "target_layer_ids": list(config.taps),
-        "num_target_layers": verifier["layers"],
-        "input_embedding_scale": config.embedding_scale,
-        "output_multiplier": config.logits_scale,
-        "final_logit_softcapping": config.logits_cap,
-    }
-    causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
-    return {
-        **formats.written_layer(config.layer),
-        "architectures": ["DFlashDraftModel"],
-        "dflash_config": table,
-        "base_model_name_or_path": verifier["name_or_path"],
-        **causal[config.causal_windows, config.causal_full],
-    }
-
-
 KIND = Kind(
     name="block",
     config=BlockConfig,
@@ -826,6 +496,8 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=block,
-    format=Format("block drafter", canonical, matches, read, names, write),
+    format=Format(
+        *("block drafter", formats.plain, block_files.matches, block_files.read, block_files.names, block_files.write)
+    ),
     training=Training(draft_states, draft_logits, longest=lambda config: config.count),
 )

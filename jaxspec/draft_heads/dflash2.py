@@ -23,8 +23,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import core
 from jaxspec.core.checks import in_range
-from jaxspec.draft_heads import block
-from jaxspec.draft_heads.block import BlockConfig, BlockDrafter, BlockHead, BlockSizes
+from jaxspec.draft_heads import block, block_files, formats
+from jaxspec.draft_heads.block import BlockDrafter, BlockHead
+from jaxspec.draft_heads.block_config import BlockConfig, BlockSizes
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, same_fields
 from jaxspec.draft_heads.target import SharedWithTarget
@@ -111,7 +112,7 @@ class Convolution(nn.Module):
     def mixed(self, kernel: Float[Array, "B T O M"], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Adds up the vectors of neighbours, each times its factors; nothing crosses the border of a block."""
         c, (batch, step, dim) = self.config, x.shape
-        blocks = x.reshape(batch, step // c.block, c.block, dim)  # in training several lie behind each other
+        blocks = x.reshape(batch, step // c.block, c.block, dim)  # in training several follow each other
         shifted = [
             jnp.pad(blocks, ((0, 0), (0, 0), (i, 0), (0, 0)))[:, :, : c.block].reshape(x.shape) for i in range(c.reach)
         ]
@@ -232,23 +233,23 @@ def canonical(name: str) -> str | None:
     >>> canonical("candidate_selector.successor_codebook.weight")
     'candidate_selector.successor_codebook'
     """
-    spelled = block.canonical(name)
+    spelled = formats.plain(name)
     return spelled and spelled.replace("_codebook.weight", "_codebook")
 
 
 def matches(table: dict, shapes: Shapes) -> bool:
     """Tells whether there are DFlash's tensors and a selector's."""
-    return block.matches(table, shapes) and f"{SELECTOR}hidden_projection.weight" in shapes
+    return block_files.matches(table, shapes) and f"{SELECTOR}hidden_projection.weight" in shapes
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     """Reads the network of a config.json: z-lab's or that of speculators."""
-    return block.read(table, shapes, target, DFlash2Config, KEYS)
+    return block_files.read(table, shapes, target, DFlash2Config, KEYS)
 
 
 def names(config: DFlash2Config) -> dict[str, str]:
     """Says where each parameter lies."""
-    where = block.names(config) | {
+    where = block_files.names(config) | {
         "before/embedding": f"{SELECTOR}predecessor_codebook",
         "after/embedding": f"{SELECTOR}successor_codebook",
         "here/weight": f"{SELECTOR}hidden_projection.weight",
@@ -262,7 +263,7 @@ def names(config: DFlash2Config) -> dict[str, str]:
 
 def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
     """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
-    table, name = block.write(config, verifier, tokens), "DFlash2DraftModel"
+    table, name = block_files.write(config, verifier, tokens), "DFlash2DraftModel"
     options = {key: vars(config)[field] for field, key in KEYS.items()}
     if "dflash_config" in table:
         return table | {"architectures": [name], "dflash_config": table["dflash_config"] | options}

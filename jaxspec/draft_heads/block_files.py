@@ -1,0 +1,218 @@
+"""The files of block drafters: config.json and tensors' names, as z-lab, DeepSpec and `speculators` have them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.draft_heads import formats
+from jaxspec.draft_heads.block_config import BlockConfig
+from jaxspec.draft_heads.formats import Shapes, TargetShape
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.shapes import LayerShape
+from jaxspec.weights.hf_families import decoders
+
+BEFORE = "markov_head.markov_w1.weight"
+CONFIDENCE = "confidence_head.proj"
+OPTIONS = {  # of dflash_config
+    *("block_size", "mask_token_id", "mask_token", "target_layer_ids", "num_target_layers"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+    *("sample_from_anchor", "markov_rank", "markov_head_type", "projector_type", "attention_mode"),
+    *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
+}
+UNLIKE: dict[str, Any] = {  # options of drafters for MiMo, Gemma 3 and others, with the values that change nothing
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "use_gemma_norm": False,
+    "rope_is_neox_style": True,
+    "is_neox_style": True,
+    "attention_mode": "gqa",
+}
+SOURCE = "encoder_fc.weight"  # ours: published drafters have targets without encoders
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there is one norm of all that is read, and layers that have none for it."""
+    return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= shapes.keys()
+
+
+def read(
+    table: dict,
+    shapes: Shapes,
+    target: TargetShape,
+    kind: type[BlockConfig] = BlockConfig,
+    counts: Mapping[str, str] = types.MappingProxyType({}),
+) -> BlockConfig:
+    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
+
+    Args:
+        table: the config.json.
+        shapes: shapes of tensors by name.
+        target: the target's.
+        kind: the configuration's type.
+        counts: further fields of it, which are integers, and their keys.
+    """
+    nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
+    expected = OPTIONS.union(counts.values(), UNLIKE)
+    if unknown := sorted(nested.keys() - expected):
+        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
+    # They lie in dflash_config or beside it; null is no value.
+    options = {name: value for name, value in {**table, **nested}.items() if value is not None}
+    formats.only(options, **UNLIKE)
+    if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
+        raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
+    layer = _layer(table, shapes)
+    hidden = table.get("target_hidden_size") or layer.dim
+    if options.get("aux_hidden_state_layer_ids") is not None:
+        taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
+    else:
+        usual = usual_taps(options.get("num_target_layers") or target.layers, len(layer.layers))
+        taps = formats.taps_of(options.get("target_layer_ids") or usual, 0, target)
+    formats.check_same(
+        ("vocabulary size", layer.vocab_size, target.vocab_size),
+        ("number of target layers", options.get("num_target_layers"), target.layers),
+        ("width of hidden states", hidden, target.hidden_size),
+        ("width of all taps", formats.axis_of(shapes, "fc.weight", 1), len(taps) * hidden),
+    )
+    spark = "dspark" in (table.get("speculators_model_type"), options.get("projector_type"))
+    spark = spark or "DSpark" in "".join(table.get("architectures") or ())
+    more: dict[str, Any] = {field: int(formats.need(options, key)) for field, key in counts.items()}
+    width = formats.axis_of(shapes, f"{CONFIDENCE}.weight", 1)
+    parts, is_causal = formats.own_parts(shapes), table.get("is_causal")
+    # Without a word on it, z-lab's code and SGLang's let tokens see ahead in layers without a window alone.
+    causal_windows = is_causal is not False
+    if of_speculators:
+        formats.only(table, is_causal=False)
+        causal_windows = not options.get("sliding_window_non_causal", kind is not BlockConfig)
+    # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is given; without one
+    # the rows are taken as the target's first layer reads them.
+    scale = 1.0 if of_speculators or parts["own_embedding"] else target.embedding_scale
+    # z-lab's code has blocks of 16 where config.json is silent.
+    defaults = {} if of_speculators or spark else {"block_size": 16}
+    return kind(
+        layer,
+        hidden,
+        taps,
+        block=int(formats.need(defaults | options, "block_size")),
+        mask_token=int(formats.need(options, "mask_token_id")),
+        from_anchor=bool(options.get("sample_from_anchor", spark)),
+        markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
+        markov=options.get("markov_head_type") or "vanilla",
+        confidence=width is not None,
+        confidence_reads_token=width is None or width > layer.dim,
+        draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
+        causal_windows=causal_windows,
+        causal_full=bool(is_causal),
+        windows_from_anchor=of_speculators or not layer.windows,
+        embedding_scale=float(options.get("input_embedding_scale", scale)),
+        logits_scale=float(options.get("output_multiplier", 1.0)),
+        logits_cap=options.get("final_logit_softcapping") or None,
+        reads_source=SOURCE in shapes,
+        **parts,
+        **more,
+    )
+
+
+def usual_taps(target_layers: int, layers: int) -> list[int]:
+    """Numbers the layers that z-lab's code reads where config.json is silent: evenly from the second to the last but 3.
+
+    >>> usual_taps(36, 5)
+    [1, 9, 17, 25, 33]
+    """
+    if layers == 1:
+        return [target_layers // 2]
+    return [round(1 + i * (target_layers - 4) / (layers - 1)) for i in range(layers)]
+
+
+def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
+    """Reads the shape of the layers."""
+    key = next((x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None)
+    if key is None:
+        return formats.layer_of(table, shapes, windows=True)
+    # The rotated width that it was trained with; other keys were copied from its target, and count for nothing.
+    dims, copied = table[key]["rope_dim"], ("rope_dim", "mrope_section", "mrope_interleaved", decoders.PARTIAL)
+    plain = {name: x for name, x in table.items() if name != decoders.PARTIAL}
+    plain[key] = {name: x for name, x in table[key].items() if name not in copied}
+    layer = formats.layer_of(plain, shapes, windows=True)
+
+    def turned(index: int, shape: LayerShape) -> LayerShape:
+        return decoders.change(shape, decoders.turned(shape, dims / shape.attention.head_dim))
+
+    return decoders.with_layers(layer, turned)
+
+
+def names(config: BlockConfig) -> dict[str, str]:
+    """Says where each parameter lies."""
+    where = {"fc/weight": "fc.weight", "hidden_norm/scale": "hidden_norm.weight", "norm/scale": "norm.weight"}
+    where |= formats.layer_names(config.layer) | formats.part_names(config, config.draft_vocab)
+    if config.reads_source:
+        where |= {"source_fc/weight": SOURCE, "source_norm/scale": "encoder_norm.weight"}
+    if config.markov_rank:
+        where |= {"markov/before/embedding": BEFORE, "markov/after/weight": "markov_head.markov_w2.weight"}
+        for form, layer, tensor in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
+            if config.markov == form:
+                where |= {f"markov/{layer}/{x}": f"markov_head.{tensor}.{x}" for x in ("weight", "bias")}
+    if config.confidence:
+        where |= {f"confidence/{x}": f"{CONFIDENCE}.{x}" for x in ("weight", "bias")}
+    return where
+
+
+def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
+    scales = config.embedding_scale, config.logits_scale, config.logits_cap
+    from_queries = bool(config.layer.windows) and not config.windows_from_anchor
+    if scales != (1.0, 1.0, None) or config.causal_full or from_queries:
+        return _zlabs(config, verifier)
+    table: dict[str, Any] = {
+        "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
+        "block_size": config.block,
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.from_anchor,
+        "sliding_window_non_causal": not config.causal_windows,
+        "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
+    }
+    kind, architecture = "dflash", "DFlashSpeculator"
+    if config.markov_rank:
+        kind, architecture = "dspark", "DSparkSpeculator"
+        table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
+        reads_token = config.confidence_reads_token
+        table |= {"enable_confidence_head": config.confidence, "confidence_head_with_markov": reads_token}
+    return formats.speculators(kind, architecture, config.layer, table, verifier, min(tokens, config.count))
+
+
+def _zlabs(config: BlockConfig, verifier: dict) -> dict:
+    """Writes the config.json as z-lab's code and SGLang read it."""
+    only_speculators = {
+        "markov_rank": config.markov_rank > 0,
+        "confidence": config.confidence,
+        "from_anchor": config.from_anchor,
+        "draft_vocab": config.draft_vocab is not None,
+        "own_embedding": config.own_embedding,
+        "own_head": config.own_head,
+        "windows_from_anchor": bool(config.layer.windows) and config.windows_from_anchor,
+        "causal_windows": config.causal_full and not config.causal_windows,
+    }
+    if lacking := [name for name, is_set in only_speculators.items() if is_set]:
+        raise formats.FamilyError(
+            f"z-lab's format, which has scales, caps and is_causal, cannot store {', '.join(lacking)}: expected one of "
+            "both kinds of options"
+        )
+    table: dict[str, Any] = {
+        "block_size": config.block,
+        "mask_token_id": config.mask_token,
+        "target_layer_ids": list(config.taps),
+        "num_target_layers": verifier["layers"],
+        "input_embedding_scale": config.embedding_scale,
+        "output_multiplier": config.logits_scale,
+        "final_logit_softcapping": config.logits_cap,
+    }
+    causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
+    return {
+        **formats.written_layer(config.layer),
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": table,
+        "base_model_name_or_path": verifier["name_or_path"],
+        **causal[config.causal_windows, config.causal_full],
+    }
