@@ -253,7 +253,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     if root == SPECULATORS:
         inner = table.get("transformer_layer_config") or {}
         is_gated = inner.get("model_type") in qwen3_5.TYPES
-        # A module is one layer of full attention, whatever its file says of the model's layers.
+        # A module is one layer of full attention; keys on layers were copied from its model.
         alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
         layer = qwen3_5.read(inner | alone) if is_gated else formats.layer_of(table, shapes, f"{root}layers.0.")
         formats.check_same(("vocabulary size", layer.vocab_size, target.vocab_size))

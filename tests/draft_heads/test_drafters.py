@@ -375,6 +375,7 @@ def test_a_draft_of_one_token():
         target_of("decoder"), rows, drafter=drafter_of("p-eagle", "decoder"), gamma=1, max_new_tokens=5
     )
     np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert (out.stats.drafted > 0).all()
 
 
 @pytest.mark.slow

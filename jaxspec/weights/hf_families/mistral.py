@@ -20,7 +20,7 @@ def read(table: dict) -> DecoderConfig:
 def read_ministral3(table: dict) -> DecoderConfig:
     """Reads the network of a Ministral 3: beyond the rows of its training, queries grow with their positions."""
     table = decoders.with_defaults(table, rms_norm_eps=1e-5, rope_theta=1e6, head_dim=128)
-    # As in transformers, a file that says nothing of its positions means YaRN.
+    # As in transformers, positions are YaRN's where the file has no rope_parameters.
     if not (table.get("rope_parameters") or table.get("rope_scaling")):
         table |= {"rope_parameters": _ROPE, "max_position_embeddings": table.get("max_position_embeddings") or 262_144}
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
