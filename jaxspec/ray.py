@@ -38,7 +38,7 @@ class RayDecoder:
         seed: the seed of the random key.
         tokens: whether to add the ids of tokens; so it is with `log_probs` or `top_log_probs`.
         on_error: "yield" puts what is wrong with a prompt into its row, "raise" raises it in the actor.
-        **options: those of `generate_many`, such as slots, max_new_tokens, temperature and stop.
+        **options: the options of `generate_many`, such as slots, max_new_tokens, temperature and stop.
 
     Raises:
         ValueError: tokens are to be drawn, and no column has numbers; prompts that are too long are to be skipped; an

@@ -85,6 +85,33 @@ def test_docstrings_begin_with_a_sentence():
     assert inverted == [], "begin with a verb and an object; a type or a property may be a noun phrase"
 
 
+NO_NOUN = re.compile(r"([\w*][\w*, ]*): (of|that|those|what|whose|which|as|see)\b")
+
+
+def entries(text: str) -> Iterator[str]:
+    """Yields the first lines of the entries of a docstring's Args and Attributes."""
+    section = re.compile(r"^ *(?:Args|Attributes):\n((?:(?: {4}.*)\n?)+)", re.MULTILINE)
+    for block in section.findall(text):
+        yield from (line.strip() for line in block.splitlines() if re.match(r" {4}\S", line))
+
+
+def test_entries_of_docstrings_are_seen():
+    text = "Adds.\n\nArgs:\n    x, y: of a row\n        or two.\n    z: the other.\n\nReturns:\n    of both: none.\n"
+    assert list(entries(text)) == ["x, y: of a row", "z: the other."]
+    assert [bool(NO_NOUN.match(entry)) for entry in entries(text)] == [True, False]
+
+
+def test_entries_of_docstrings_are_noun_phrases():
+    inverted = [
+        f"{file.relative_to(PACKAGE.parent)}:{line}: {entry}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for text, line in docstrings(ast.parse(file.read_text(encoding="utf-8")))
+        for entry in entries(text)
+        if NO_NOUN.match(entry)
+    ]
+    assert inverted == [], "begin with a noun: `limit: the limit of rounds`"
+
+
 def test_a_class_name_means_one_class():
     """A name that two modules define would have to be read with its module; private ones may repeat."""
     homes = dict[str, list[str]]()

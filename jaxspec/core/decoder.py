@@ -202,7 +202,6 @@ class Decoder(NamedTuple):
     """A way to generate; `autoregressive` and `speculative` return one, `generate` and `stream` run either.
 
     Attributes:
-        init, step: see the protocols.
         gamma: most draft tokens that a round can accept (0 for plain decoding).
         nodes: most draft tokens of a round; gamma for a chain.
         trees: whether its drafts are trees.

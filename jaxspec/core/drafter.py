@@ -164,10 +164,10 @@ class Steps(NamedTuple):
         init: (start, nodes of a tree, 0 for chains) -> the drafter's state, every leaf batch-first.
         begin: (weights, caches, context, fed) -> the functions of a round. `fed`: the most draft tokens of a tree that
             are fed; None: a chain, of which at most `context.gamma` are.
-        commit: see `Commit`.
         width: the width of its logits, W.
         depth: the most draft tokens on a path; None: any number.
-        rollback, complete_target_pass: as in `Drafter`. For `complete_target_pass` a tree's fed tokens come first.
+        rollback, complete_target_pass: the functions of `Drafter`. For `complete_target_pass` a tree's fed tokens come
+            first.
     """
 
     init: Callable[[DraftStart, int], Any]
@@ -183,14 +183,13 @@ class Drafter(NamedTuple):
     """Drafts tokens. Functions only; values travel beside it (`BoundDrafter`), as `Model` holds a `LanguageModel`'s.
 
     Attributes:
-        init, propose, commit: see the protocols.
         lm: the language model that drafts, for checks of its vocabulary and positions; None if there is none.
         may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
         tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
         longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
         steps: the functions that drafters of trees make their trees of; None: it drafts chains only.
-        complete_target_pass: see the protocol; None: the target's pass is its `extend`.
-        rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
+        complete_target_pass: the rest of the target's pass; None: the target's pass is its `extend`.
+        rollback: the function that takes tokens back; None: there is none, so that it cannot draft for a drafter
             (`drafters.cascade`).
         spare: how many tokens more than a draft's it feeds a row, to take them back; both caches have room for them.
         resumes: whether it can go on from `DraftStart.before`, so from a prefix and from turn to turn of a chat. False:

@@ -30,9 +30,6 @@ class Follower(NamedTuple):
     """Remembers something of the rounds of each row: a policy, log probabilities, the processors of a sampler.
 
     Its memory lies in `State.memory`. So it is batch-first, and rows are reordered, refilled and resumed with theirs.
-
-    Attributes:
-        init, update: see the protocols.
     """
 
     init: FollowerInit

@@ -239,7 +239,6 @@ class Inside(NamedTuple):
 
     Attributes:
         width: width of `Forward.features`, and of each tap.
-        head, embed: see the protocols.
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
         layers: its decoder layers, to be run in part; None if they cannot be.
         encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
@@ -261,7 +260,7 @@ class LanguageModel(NamedTuple):
     """An autoregressive model as pure functions; the cache is opaque outside them.
 
     Attributes:
-        prefill, extend, rewind, select: see the protocols. select None: the model takes chains, no token trees.
+        select: the function of the protocol; None: the model takes chains, no token trees.
         vocab_size: number of token ids (the width of the logits).
         limits: how its rows begin and end.
         inside: the parts that drafters may read and run; None: no parts. jaxspec's networks have it.

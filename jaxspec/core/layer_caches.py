@@ -136,7 +136,7 @@ class Window(LayerCache):
 
     Attributes:
         keys, values: the entries in the slots.
-        window: see above.
+        window: the window of the class, in tokens.
         wraps: whether it is a ring; otherwise entry i lies in slot i.
     """
 

@@ -60,10 +60,9 @@ class Policy(NamedTuple):
     always judged. Leaving one out for its own value would bias the text.
 
     Attributes:
-        init, max_draft, update: see the protocols.
         confidence: read off the distribution of each draft token; None if only `max_draft` decides.
-        should_continue: see its protocol; None with `confidence`.
-        shorten: see its protocol; None: the target reads what was drafted.
+        should_continue: the function that ends a draft; None with `confidence`.
+        shorten: the function that cuts a whole draft; None: the target reads what was drafted.
     """
 
     init: PolicyInit

@@ -45,8 +45,8 @@ class Processor:
     Attributes:
         apply: (values, logits, preceding) -> logits. `preceding.memory` is the memory before each position, leaves
             [batch, step, ...].
-        init: see the protocol. None: the processor remembers nothing.
-        advance: see the protocol. None with `init`.
+        init: the maker of its memory. None: the processor remembers nothing.
+        advance: the memory after one more token. None with `init`.
         wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `preceding.memory`
             is that of the committed row, leaves [batch, ...], and `apply` reads `preceding.draft_tokens`. `advance` is
             given the token -1 for rows to which nothing is added.

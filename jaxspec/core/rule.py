@@ -38,7 +38,6 @@ class Rule(NamedTuple):
     """An acceptance rule.
 
     Attributes:
-        verify: see the protocol.
         name: the rule's name, with its parameters.
         exact: whether the text has the target's distribution whatever the drafter does; if not, the docstring of the
             rule's factory says what is guaranteed instead.

@@ -81,7 +81,7 @@ def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[
     """The path from the last committed token along chosen nodes, of which each node has at most one child.
 
     Args:
-        parent: as in `Draft`.
+        parent: the parents of `Draft`.
         chosen: nodes that continue their parent's path, should that be reached.
 
     Returns:
@@ -108,7 +108,7 @@ def path_to(parent: Int[Array, "B N"], last: Int[Array, " B"]) -> tuple[Int[Arra
     """The path from the last committed token to a fed token.
 
     Args:
-        parent: as in `Draft`.
+        parent: the parents of `Draft`.
         last: the fed token; 0: an empty path.
 
     Returns:
@@ -131,7 +131,7 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
     """Finds for each fed token the first one that is reached by the same tokens, which may be itself.
 
     Args:
-        parent: as in `Draft`; nodes that are no part of the tree are like no other.
+        parent: the parents of `Draft`; nodes that are no part of the tree are like no other.
         tokens: the nodes' tokens.
 
     >>> same_prefix(jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])).tolist()  # 5 6, 5 6 and 7

@@ -124,13 +124,14 @@ def beam_search(
 
     Args:
         target: the model; it must take token trees (`LanguageModel.select`), as all networks of jaxspec do.
-        prompts: as in `generate`.
+        prompts: the prompts, in any of the forms that `generate` takes.
         beams: hypotheses of each prompt, and beams that run.
         drafter: a smaller model (n-gram tables too) with the same tokenizer, or None.
         gamma: steps that the drafter looks ahead.
         draft_beams: beams of the draft model's search, at least `beams`; by default twice as many. A pass of the target
             is over beams + gamma x draft_beams tokens.
-        max_new_tokens, eos_ids: as in `generate`. A hypothesis without an end token ends at max_new_tokens.
+        max_new_tokens, eos_ids: the limit and the end tokens, as in `generate`. A hypothesis without an end token ends
+            at max_new_tokens.
         length_penalty: scores are sums of log probabilities over length ** length_penalty (traced).
         early_stopping: True stops with so many finished hypotheses; False when the best running beam is no better, at
             its present length, than the worst of them; "never" when it cannot become better.

@@ -212,13 +212,13 @@ def chat(
 
     Args:
         target: the model that answers.
-        drafter: as in `generate`.
+        drafter: the drafter of every answer, as in `generate`.
         system: the system's message, if there is one.
         max_new_tokens: most tokens of an answer.
         stop: strings that end an answer, cut from it.
         chat_template_kwargs: values for the template, such as {"enable_thinking": False}.
-        **options: of `generate`, with one value each. Of a `key` each turn has one of its own, folded from it and the
-            number of the turn, from 0 on.
+        **options: the options of `generate`, with one value each. Of a `key` each turn has one of its own, folded from
+            it and the number of the turn, from 0 on.
 
     Raises:
         ValueError, TypeError: as `generate`; also for a model without a template.

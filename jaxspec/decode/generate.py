@@ -124,8 +124,8 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
 
     Args:
         prepared: the generation to run.
-        stop: as in `generate`.
-        begin: see `loop.run`.
+        stop: strings that end a row, as in `generate`.
+        begin: makes the state after prefill; see `loop.run`.
     """
     stopper = stopping.checked(stop, prepared.target)
     ran = stopping.run(prepared, stopper, begin) if stopper.strings else loop.run(prepared, begin)
@@ -176,7 +176,7 @@ def prefix(
         text: one text, row of ids, or list of messages.
         drafter: the drafter of the later calls, which then need not read it either. Without one the prefix is for plain
             decoding.
-        chat_template_kwargs: as in `generate`.
+        chat_template_kwargs: values for the template of a conversation.
 
     Raises:
         ValueError, TypeError: as `generate`; also for an encoder-decoder, several rows, or a drafter that cannot go
@@ -252,7 +252,7 @@ def pieces(
 
     Args:
         prepared: the generation to run.
-        stop: as in `generate`.
+        stop: strings that end a row, as in `generate`.
         keep: called with the state after each round, before its piece is yielded. The next round consumes it.
         begin: makes the state after prefill.
     """

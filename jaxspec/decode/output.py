@@ -147,8 +147,8 @@ class Piece:
         num_accepted: how many of them were accepted.
         stats: counts so far.
         done: whether this was the last piece.
-        parent, path: of a tree, as `core.Draft` and `core.Verdict` have them, the path cut to its length; None of a
-            chain.
+        parent, path: the parents and the accepted path of a tree, as in `core.Draft` and `core.Verdict`, the path cut
+            to its length; None where the draft is a chain.
         finish: why the text ended, as `Generation.finish`, in the last piece; before it None.
         log_probs: the log probabilities of the piece's tokens, [tokens], if asked for; see `core.LogProbs`.
     """

@@ -129,7 +129,7 @@ def score(
         batch_size: rows read at a time. Their number does not change the scores, except by rounding.
         start: a token that is put before texts and empty prompts, by id or name, such as "<|endoftext|>".
         end: whether the end-of-sequence token after each text is scored, too.
-        chat_template_kwargs: as in `generate`.
+        chat_template_kwargs: values for the template of conversations.
 
     Returns:
         A `Score` for each text, in their order.

@@ -32,8 +32,8 @@ class Stop(NamedTuple):
 
     Attributes:
         tokenizer: the target's; None if it has none, and then there are no strings.
-        strings: what ends a row. One that names special tokens, which decoded text does not show, is there twice: as it
-            is, and with a mark for each of these tokens.
+        strings: the strings that end a row. One that names special tokens, which decoded text does not show, is there
+            twice: as it is, and with a mark for each of these tokens.
         marks: the mark of each special token that they name, by id.
         special: ids of all special tokens.
     """

@@ -32,8 +32,8 @@ class BlockConfig:
         markov_rank: the rank of DSpark's matrix; 0 for none.
         markov: the name of one of its three forms.
         confidence: whether it estimates the probability that a draft token is accepted, for `policies.confidence`, from
-            the features of its position, and if `confidence_reads_token` from the token before.
-        confidence_reads_token: see there.
+            the features of its position.
+        confidence_reads_token: whether this estimate also reads the token before.
         draft_vocab: size of its own vocabulary; None: the target's.
         own_embedding, own_head: whether it has these, or takes the target's.
         causal_windows: whether a token of a block sees only those before it and itself, in layers with a window;

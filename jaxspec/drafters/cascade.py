@@ -36,7 +36,7 @@ class Drafting(NamedTuple):
     Attributes:
         row: the committed tokens, and the draft tokens after them.
         log_probs: the model's distribution of each draft token; None: they are proposed as point masses.
-        confidence: as in `Draft.aux`; None where no policy asks.
+        confidence: the confidences of `Draft.aux`; None where no policy asks.
         going: rows that draft on.
         caches: the model's cache, one token behind the row, and the inner drafter's state.
     """

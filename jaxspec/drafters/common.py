@@ -98,8 +98,7 @@ def lookup_drafter(
 
     Args:
         search: (weights, state, context) -> what was found, as point masses; rows may have found nothing.
-        init: as in `Drafter`.
-        tree: as in `Drafter`.
+        init, tree: the entries of `Drafter`.
     """
 
     def propose(
@@ -173,7 +172,7 @@ def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> c
 
     Args:
         drafters: drafters of chains.
-        propose: as in `Drafter`.
+        propose: the entry of `Drafter`.
     """
 
     def init(start: core.DraftStart) -> tuple[Any, ...]:

@@ -110,7 +110,7 @@ def skip_layers(
         attention: layers, from 0, whose attention is skipped; of an encoder-decoder, of the decoder's, with the
             attention to the encoder's output.
         mlp: layers whose feed-forward block is skipped.
-        head: as in `drafters.early_exit`.
+        head: a model whose head makes the logits, as in `drafters.early_exit`.
 
     Raises:
         TypeError: the target or the head is no model.

@@ -222,8 +222,8 @@ class Attention(nn.Module):
         qkv_bias, out_bias: whether the projections have biases.
         softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
         head_norm: makes the normalisation of queries and keys.
-        norms_of: what it normalises: each "head" before it is rotated, "each" by a scale of its own, each "rotated"
-            head after that, or the "whole" projection before it is split into heads.
+        norms_of: the object of `head_norm`: each "head" before it is rotated, "each" by a scale of its own, each
+            "rotated" head after that, or the "whole" projection before it is split into heads.
         adjacent_pairs: whether a head's adjacent dimensions are rotated as pairs.
         value_norm: makes that of each value head.
         keys_are_values: whether values are the projected keys, before their norm and rotation.

@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
         attention: the mixer: the module of a `shapes.Mixer`.
         ff: the feed-forward block.
         norm: makes norms.
-        post_norms, pre_norms, parallel, added_scale: see `shapes.LayerShape`.
+        post_norms, pre_norms, parallel, added_scale: the fields of `shapes.LayerShape`.
         has_ff_norm: its `ff_norm`.
         last: the block at the end; None for none.
     """

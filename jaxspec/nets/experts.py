@@ -192,7 +192,7 @@ def by_blocks(
     conditions there are as many blocks as there could be; those without tokens read the last expert again.
 
     Args:
-        act: what is between the two projections.
+        act: the activation between the two projections.
         x, ids, weights: tokens, their experts, and the weights of these.
         inwards, outwards: the experts' projections.
         skips: whether blocks without tokens are left out, by a condition.

@@ -85,7 +85,7 @@ class LayerEndShape(WholeBlock):
 
     Attributes:
         dim: the dimension of the embedding; 0: none is added.
-        activation: see `shapes.FeedForwardShape`.
+        activation: the field of `shapes.FeedForwardShape`.
     """
 
     dim: int = 0

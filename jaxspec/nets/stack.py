@@ -149,7 +149,7 @@ def without_cache(
     """Runs layers over whole rows, as in training: what a layer may attend to is what it was given.
 
     Args:
-        layers: see `with_cache`.
+        layers: the layers, as `with_cache` takes them.
         x: the embedded tokens.
         runs: the rows that run each layer, in training with layer dropout; the others' stream goes on as it is. None:
             all run all.

@@ -24,19 +24,20 @@ class UniformDecoder:
 
     Attributes:
         vocab_size, dim, ff_dim, layers: token ids, widths of stream and feed-forward blocks, number of layers.
-        heads, kv_heads, head_dim: see `shapes.AttentionShape`, as for query_scalar, qkv_bias, out_bias and head_norms.
-        activation, ff_bias: see `shapes.FeedForwardShape`.
-        tied_head, scale_embedding, logits_cap, buckets, max_distance, max_positions, end_tokens, dtype: see
-            `shapes.DecoderConfig`.
-        epsilon, norms_from_one: see `shapes.NormShape`.
-        post_norms: see `shapes.LayerShape`.
+        heads, kv_heads, head_dim: fields of `shapes.AttentionShape`, as are query_scalar, qkv_bias, out_bias and
+            head_norms.
+        activation, ff_bias: fields of `shapes.FeedForwardShape`.
+        tied_head, scale_embedding, logits_cap, buckets, max_distance, max_positions, end_tokens, dtype:
+            fields of `shapes.DecoderConfig`.
+        epsilon, norms_from_one: fields of `shapes.NormShape`.
+        post_norms: the field of `shapes.LayerShape`.
         attention_cap: the soft cap of the scores.
         window: number of positions that a local layer attends to, its own included.
         local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
         positions: "rotary" or "relative".
         rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the same, and scaled alike).
-        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: see `rotary.RopeScaling`.
-        rope_magnitude: see `rotary.Rotary`.
+        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: fields of `rotary.RopeScaling`.
+        rope_magnitude: the field of `rotary.Rotary`.
     """
 
     vocab_size: int
@@ -193,10 +194,10 @@ class UniformGPT:
     """A decoder as GPT-2 and the paper's GPT (arXiv 2211.17192, section 4) are: LayerNorm, biases, learned positions.
 
     Attributes:
-        vocab_size, dim, ff_dim, layers, heads: as for `UniformDecoder`; a head has dim / heads dimensions.
+        vocab_size, dim, ff_dim, layers, heads: fields of `UniformDecoder`; a head has dim / heads dimensions.
         max_positions: rows of the position table: the longest row it can hold.
-        dtype, tied_head, end_tokens: see `shapes.DecoderConfig`.
-        activation: see `shapes.FeedForwardShape`.
+        dtype, tied_head, end_tokens: fields of `shapes.DecoderConfig`.
+        activation: the field of `shapes.FeedForwardShape`.
         epsilon: added to the variance in every norm.
         scale_scores: whether scores are divided by the root of a head's dimension.
         scale_by_layer: whether they are also divided by the layer's number, counted from 1.

@@ -137,7 +137,7 @@ class Distil(Answers):
         teacher: a checkpoint: the target that the model will draft for.
         weight: the weight of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0
             spares the teacher's passes, most of the cost of a step: the choice for a small budget, with answers.
-        divergence: which: a name of `training.divergences.DIVERGENCES`.
+        divergence: a name of `training.divergences.DIVERGENCES`.
         own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
             (`training.distil.on_policy`).
         draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
@@ -241,7 +241,7 @@ class Learn(Answers):
         regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
         stride: drafts begin at every `stride`-th position; the first one changes from batch to batch.
         chunk: positions of a batch, about, whose logits are in memory at once.
-        temperatures: as in `Answers`; samples unless the recipe says otherwise.
+        temperatures: the temperatures of `Answers`; samples unless the recipe says otherwise.
     """
 
     depths: int = 0

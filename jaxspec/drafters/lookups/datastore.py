@@ -71,7 +71,7 @@ def build(
         rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
         vocab_size: number of token ids.
         start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
-        vocabulary: see `DatastoreManifest`.
+        vocabulary: the digest of the vocabulary; see `DatastoreManifest`.
         advance: called when the tokens are in place, and when they are sorted: twice.
 
     Raises:

@@ -26,7 +26,7 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
     Args:
         texts: such as the target writes: strings, or token ids (with the end-of-sequence token, if texts end).
         target: the model to draft for.
-        order, options: see `count`.
+        order, options: the arguments of `count`.
 
     Returns:
         The tables as a model, for `jaxspec.generate` or another drafter; its config holds the numbers of contexts.
@@ -61,7 +61,7 @@ def unigram(texts: Texts, target: Model, **options: Any) -> Model:
     """Counts the most frequent tokens, wherever they stand.
 
     Args:
-        texts, target, options: as in `ngram`, whose `order` is 1.
+        texts, target, options: the arguments of `ngram`, whose `order` is 1.
 
     Returns:
         As `ngram`.
@@ -83,7 +83,7 @@ def bigram(texts: Texts, target: Model, **options: Any) -> Model:
     """Counts which tokens followed each token most often.
 
     Args:
-        texts, target, options: as in `ngram`, whose `order` is 2.
+        texts, target, options: the arguments of `ngram`, whose `order` is 2.
 
     Returns:
         As `ngram`.

@@ -38,7 +38,7 @@ def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence
         distribution: the drafter's at each node.
         keys: one for each node.
         counts: children of each node; static.
-        draw: as in `drafters.tree`.
+        draw: the choice of children, as in `drafters.tree`.
     """
     log_probs, logits, count = distribution.log_probs, distribution.logits, max(counts)
     if log_probs is None:

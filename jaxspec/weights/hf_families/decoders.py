@@ -48,7 +48,7 @@ def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderC
     Args:
         table: the config.json.
         changed: (number of a layer, its shape) -> the layer's shape in this family; None: that of Llama.
-        options: what the family adds, as arguments of `UniformDecoder`.
+        options: the additions of the family, as arguments of `UniformDecoder`.
     """
     only(table, use_bidirectional_attention=False)
     # Files from before grouped queries and wide heads lack these keys.
@@ -253,10 +253,10 @@ def family(
     """Makes a family of what differs from others of these.
 
     Args:
-        title, model_types, read, sizes, canonical, apart: see `Family`.
+        title, model_types, read, sizes, canonical, apart: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
         keys: the keys of config.json that it adds, from the numbers that all layers have.
-        more_keys: those for which these are not enough, from the layers themselves.
+        more_keys: further keys, from the layers themselves.
         renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules with one name are
             parts of one tensor, in the order of `LLAMA`.
     """
