@@ -489,6 +489,33 @@ def draft_logits(
     return logits[:, 0], memory
 
 
+def confidence_lesson(
+    config: BlockConfig,
+    params: core.Params,
+    shared: SharedWithTarget,
+    at: DraftStep,
+    log_p: Float[Array, "N W"],
+    log_q: Float[Array, "N W"],
+    hard: bool,
+) -> tuple[Float[Array, "N 2"], Float[Array, "N 2"]] | None:
+    """Makes the distribution of whether a token is accepted, and the drafter's estimate of it (DSpark).
+
+    Its KL is the binary cross-entropy, up to a constant.
+    """
+    if not config.confidence:
+        return None
+    estimates, index = head(config).estimate, config.lead + at.depth
+    assert estimates is not None
+    estimate = estimates(params, at.ahead[:, at.depth, None], at.hidden[:, index : index + 1])
+    # At temperature 1 the acceptance rate is the overlap of both distributions: a label, which learns nothing itself.
+    rate = jax.lax.stop_gradient(jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1))
+
+    def of_both_outcomes(accepted: Float[Array, " N"]) -> Float[Array, "N 2"]:
+        return jnp.log(jnp.clip(jnp.stack([accepted, 1 - accepted], axis=-1), 1e-6, 1.0))
+
+    return of_both_outcomes(rate), of_both_outcomes(estimate)
+
+
 KIND = Kind(
     name="block",
     config=BlockConfig,
@@ -499,5 +526,5 @@ KIND = Kind(
     format=Format(
         *("block drafter", formats.plain, block_files.matches, block_files.read, block_files.names, block_files.write)
     ),
-    training=Training(draft_states, draft_logits, longest=lambda config: config.count),
+    training=Training(draft_states, draft_logits, longest=lambda config: config.count, own=confidence_lesson),
 )

@@ -119,10 +119,15 @@ class BlockSizes(LayerSizes):
     from_anchor: bool = False
     markov_rank: int = 0
     markov: str = "vanilla"
+    confidence: bool = False
+    confidence_reads_token: bool = True
     draft_vocab: int = 0
     own_embedding: bool = False
     own_head: bool = False
     reads_source: bool = False
+    embedding_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
 
     def config(self, target: core.Model) -> BlockConfig:
         """Returns the drafter's configuration, for a target."""

@@ -164,7 +164,7 @@ class DFlash2(BlockDrafter):
         return [layer_of(c.layer, i, MixingLayer, drafter=c) for i in range(len(c.layer.layers))]
 
     def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> DraftCandidates:
-        logits, ids = jax.lax.top_k(super().logits(shared, features), self.config.candidates)
+        logits, ids = jax.lax.top_k(self.all_logits(shared, features), self.config.candidates)
         return DraftCandidates(ids.astype(jnp.int32), logits)
 
     def next_logits(
@@ -174,20 +174,22 @@ class DFlash2(BlockDrafter):
         features: Float[Array, "B 1 M"],
         memory: Float[Array, "B 0"],
     ) -> tuple[Float[Array, "B n V"], Float[Array, "B 0"]]:
-        # The edges from every token before to every candidate, one product: [B, n, R] and [B, K, R].
-        pair = (self.before(previous) * self.here(features)).astype(jnp.float32)
-        edges = jnp.einsum("bnr,bkr->bnk", pair, self.after(logits.ids[:, 0]).astype(jnp.float32))
-        scores = logits.logits + edges
+        scores = logits.logits + self.edges(logits.ids[:, 0], previous, features)
         wide = jnp.full((*previous.shape, self.config.layer.vocab_size), -jnp.inf)
         ids = jnp.broadcast_to(logits.ids, scores.shape)
         return jnp.put_along_axis(wide, ids, scores, axis=-1, inplace=False), memory
 
-    def all_logits(
-        self, shared: SharedWithTarget, features: Float[Array, "B 1 M"], previous: Int[Array, "B 1"]
-    ) -> Float[Array, "B 1 V"]:
-        """Scores all tokens as if they were candidates, for training: what is left out there could not be learned."""
-        edges = self.after.logits(self.before(previous) * self.here(features), True)
-        return super().logits(shared, features) + edges.astype(jnp.float32)
+    def edges(
+        self, ids: Int[Array, "B K"], previous: Int[Array, "B n"], features: Float[Array, "B 1 M"]
+    ) -> Float[Array, "B n K"]:
+        """Scores candidates of a position after each token before."""
+        # From every token before to every candidate, one product: [B, n, R] and [B, K, R].
+        pair = (self.before(previous) * self.here(features)).astype(jnp.float32)
+        return jnp.einsum("bnr,bkr->bnk", pair, self.after(ids).astype(jnp.float32))
+
+    def all_logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Float[Array, "B C V"]:
+        """Makes DFlash's logits, of which the best tokens become candidates."""
+        return super().logits(shared, features)
 
 
 def head(config: DFlash2Config) -> BlockHead:
@@ -211,9 +213,48 @@ def draft_states(config: DFlash2Config, params: core.Params, shared: SharedWithT
 def draft_logits(
     config: DFlash2Config, params: core.Params, shared: SharedWithTarget, at: DraftStep
 ) -> tuple[Float[Array, "N V"], None]:
-    """Makes the logits of the tokens of one number of blocks, given the text's token before each."""
-    feature, previous = at.hidden[:, at.depth : at.depth + 1], at.ahead[:, at.depth, None]
-    return stack.pure(DFlash2(config), DFlash2.all_logits)(params, shared, feature, previous)[:, 0], None
+    """Makes the walk's logits of the tokens of one number of blocks, given the text's token before each."""
+    functions, (feature, previous) = head(config), _read(at)
+    assert functions.next_logits is not None
+    candidates = functions.logits(params, shared, feature)
+    return functions.next_logits(params, candidates, previous, feature, jnp.zeros((len(feature), 0)))[0][:, 0], None
+
+
+def learned_logits(
+    config: DFlash2Config, params: core.Params, shared: SharedWithTarget, at: DraftStep
+) -> tuple[Float[Array, "N V"], None]:
+    """Makes DFlash's logits of the tokens of one number of blocks."""
+    return stack.pure(DFlash2(config), DFlash2.all_logits)(params, shared, _read(at)[0])[:, 0], None
+
+
+def walk_lesson(
+    config: DFlash2Config,
+    params: core.Params,
+    shared: SharedWithTarget,
+    at: DraftStep,
+    log_p: Float[Array, "N V"],
+    log_q: Float[Array, "N V"],
+    hard: bool,
+) -> tuple[Float[Array, "N K"], Float[Array, "N K"]]:
+    """Makes the target's distribution among the candidates, and the walk's.
+
+    The target's most probable token takes the place of the last candidate if it is none: every position has something
+    to learn. With hard labels this is the objective of `speculators`.
+    """
+    feature, previous = _read(at)
+    best, ids = jnp.argmax(log_p, axis=-1)[:, None], jax.lax.top_k(log_q, config.candidates)[1]
+    lacks = jnp.logical_not(jnp.any(ids == best, axis=-1))
+    ids = ids.at[:, -1].set(jnp.where(lacks, best[:, 0], ids[:, -1]))
+    edges = stack.pure(DFlash2(config), DFlash2.edges)(params, ids, previous, feature)[:, 0]
+    # Scores are normalised among the candidates, so log q serves as well as the logits.
+    walk = jax.nn.log_softmax(jnp.take_along_axis(log_q, ids, axis=-1) + edges)
+    among = jnp.where(ids == best, 0.0, -jnp.inf) if hard else jnp.take_along_axis(log_p, ids, axis=-1)
+    return jax.nn.log_softmax(among), walk
+
+
+def _read(at: DraftStep) -> tuple[Float[Array, "N 1 M"], Int[Array, "N 1"]]:
+    """Returns the features of a step's positions, and the tokens before them."""
+    return at.hidden[:, at.depth : at.depth + 1], at.ahead[:, at.depth, None]
 
 
 # --- its files
@@ -279,5 +320,11 @@ KIND = Kind(
     head=head,
     drafter=block.block,
     format=Format("DFlash 2 drafter", canonical, matches, read, names, write),
-    training=Training(draft_states, draft_logits, longest=lambda config: config.count),
+    training=Training(
+        *(draft_states, draft_logits),
+        longest=lambda config: config.count,
+        learned=learned_logits,
+        own=walk_lesson,
+        names_candidates=True,
+    ),
 )

@@ -100,8 +100,10 @@ class EagleSizes(LayerSizes):
     own_head: bool = False
     fc_bias: bool = False
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
     norm_each_tap: bool = False
     norm_output: bool = False
+    mask_token: int | None = None
 
     def config(self, target: Model) -> EagleConfig:
         """Returns the head's configuration, for a target."""

@@ -11,7 +11,7 @@ vocabulary, R width of a sequential head's memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -89,18 +89,49 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
     return jax.tree_util.tree_map_with_path(copied, params)
 
 
+class OwnLesson(Protocol):
+    def __call__(
+        self,
+        config: Any,
+        params: Params,
+        shared: SharedWithTarget,
+        at: DraftStep,
+        log_p: Float[Array, "N W"],
+        log_q: Float[Array, "N W"],
+        hard: bool,
+    ) -> tuple[Float[Array, "N K"], Float[Array, "N K"]] | None:
+        """Makes two distributions of something else than the draft token, whose forward KL is added to the loss.
+
+        Args:
+            config: configuration of the drafter's network.
+            params: its parameters.
+            shared: the parts of the target that it uses.
+            at: the draft tokens.
+            log_p: the target's distribution among the drafter's tokens; it sums to 1 only if these are all.
+            log_q: the drafter's, by `Training.learned`.
+            hard: whether labels are the most probable token alone.
+
+        Returns:
+            The labels and the drafter's estimate, as log-probabilities; None if this drafter has no such lesson.
+        """
+        ...
+
+
 class Training(NamedTuple):
     """The functions that training asks of a kind of draft head.
 
     Attributes:
         hidden_states: (configuration, parameters, shared, starts) -> the vectors from which logits are made, for each
             draft token of each draft [B, A, _, D]; a single one if all draft tokens share it.
-        logits: (configuration, parameters, shared, step) -> the logits of a step's draft tokens, in the target's
-            vocabulary [N, V], and the memory for the next ones.
+        logits: (configuration, parameters, shared, step) -> the logits that a step's tokens are drafted with, in the
+            target's vocabulary [N, V], and the memory for the next ones.
         longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.
         begin: (configuration, random parameters, target, how often tokens occur) -> parameters to begin with.
         predicts_features: configuration -> whether its hidden states are predictions of the target's features, whose
             distance can be a part of the loss (`learn.regression`).
+        learned: logits that learn the target's distribution, in place of `logits`; None: the same.
+        own: a lesson besides, weighted by `learn.own`; None if there is none.
+        names_candidates: whether that lesson is about candidates, whose labels `learn.hard` chooses.
     """
 
     hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]
@@ -108,3 +139,6 @@ class Training(NamedTuple):
     longest: Callable[[Any], int | None] = lambda config: None
     begin: Callable[[Any, Params, Model, Frequencies], Params] = begin_with_copies
     predicts_features: Callable[[Any], bool] = lambda config: False
+    learned: Callable[..., tuple[Float[Array, "N V"], Float[Array, "N R"] | None]] | None = None
+    own: OwnLesson | None = None
+    names_candidates: bool = False

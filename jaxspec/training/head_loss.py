@@ -225,12 +225,13 @@ class Compared(NamedTuple):
     log_q: Float[Array, "B C W"]
     among: Float[Array, "B C"]
     agrees: Bool[Array, "B C"]
+    lesson_kl: Float[Array, "B C"]  # the forward KL of the kind's own lesson; 0 where there is none
 
 
 def compare(
-    task: HeadTask, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part
+    task: HeadTask, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part, learns: bool = False
 ) -> list[Compared]:
-    """Computes the distributions of each draft token at a part of the places.
+    """Computes the distributions of each draft token at a part of the places: those drafted with, or those that learn.
 
     `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
     whether the target's most probable token is one of the drafter's, `agrees` whether it is also the drafter's most
@@ -241,17 +242,35 @@ def compare(
     window_log_p = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))  # [B, C stride + K, V]
     flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
     compared, last = [], (places - 1) * task.learn.stride
+    logits_of = task.kind.learned if learns and task.kind.learned is not None else task.kind.logits
     for depth in range(depths):
         log_p = window_log_p[:, depth : depth + last + 1 : task.learn.stride]
-        logits, memory = task.kind.logits(task.config, params, shared, DraftStep(flat, ahead, depth, memory))
+        at = DraftStep(flat, ahead, depth, memory)
+        logits, memory = logits_of(task.config, params, shared, at)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
         if ids is not None:
             log_p, logits = log_p[..., ids], logits[..., ids]
             among = jnp.zeros(task.lm.vocab_size).at[ids].set(1.0)[best_p]
-        log_q = jax.nn.log_softmax(logits).reshape(log_p.shape)
-        compared.append(Compared(log_p, log_q, among, best_p == best_q))
+        log_q, lesson_kl = jax.nn.log_softmax(logits), jnp.zeros(best_p.shape)
+        if learns and task.kind.own is not None:
+            rows = log_p.reshape(log_q.shape), log_q
+            if (lesson := task.kind.own(task.config, params, shared, at, *rows, task.learn.hard)) is not None:
+                lesson_kl = own_divergence(*lesson).reshape(best_p.shape)
+        compared.append(Compared(log_p, log_q.reshape(log_p.shape), among, best_p == best_q, lesson_kl))
     return compared
+
+
+def own_divergence(labels: Float[Array, "N K"], estimate: Float[Array, "N K"]) -> Float[Array, " N"]:
+    """Computes the forward KL of a kind's own lesson, whose labels may have probabilities of zero.
+
+    >>> labels, estimate = jnp.log(jnp.array([[1.0, 0.0]])), jnp.array([[-0.75, -2.0]])
+    >>> own_divergence(labels, estimate).tolist()
+    [0.75]
+    """
+    possible = labels > -jnp.inf
+    difference = jnp.where(possible, labels, 0.0) - jnp.where(possible, estimate, 0.0)
+    return jnp.sum(jnp.exp(labels) * difference, axis=-1)
 
 
 def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
@@ -263,10 +282,11 @@ def head_loss(task: HeadTask, divergence: Divergence) -> LossFunction:
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
         total = jnp.zeros(())
-        for depth, both in enumerate(compare(task, target, params, hidden, part)):
+        for depth, both in enumerate(compare(task, target, params, hidden, part, learns=True)):
             log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
             counted = part.real[:, :, depth].astype(jnp.float32) * both.among
-            total += weights[depth] * jnp.sum(divergence(log_p, both.log_q, counted) * counted)
+            per_token = divergence(log_p, both.log_q, counted) + task.learn.own * both.lesson_kl
+            total += weights[depth] * jnp.sum(per_token * counted)
         return total
 
     def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:

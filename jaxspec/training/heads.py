@@ -88,6 +88,8 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
     assert kind.training is not None, "recipes have the kinds that are trained"
     if recipe.learn.regression and not kind.training.predicts_features(config):
         raise ValueError(f"{recipe.name} has learn.regression: only EAGLE-1, without taps, predicts hidden states")
+    if recipe.learn.hard and not kind.training.names_candidates:
+        raise ValueError(f"{recipe.name} has learn.hard: only DFlash 2 chooses among candidates")
     if taps := kind.head(config).requirements.taps:
         target = with_taps(target, taps)
     if recipe.train.start:

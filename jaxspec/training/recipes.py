@@ -239,6 +239,10 @@ class Learn(Answers):
         kl: share of the steps, at the beginning, with the forward KL divergence from the target's distribution.
         divergence: after these: a name of `training.divergences.DIVERGENCES`.
         regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
+        own: weight of a kind's own lesson: the walk of DFlash 2 through its candidates, the estimate of a confidence
+            head (DSpark). Nothing where a drafter has neither.
+        hard: whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains it;
+            otherwise it learns the target's distribution among the candidates.
         stride: drafts begin at every `stride`-th position; the first one changes from batch to batch.
         chunk: positions of a batch, about, whose logits are in memory at once.
         temperatures: the temperatures of `Answers`; samples unless the recipe says otherwise.
@@ -249,6 +253,8 @@ class Learn(Answers):
     kl: float = 0.5
     divergence: str = "blend"
     regression: float = 0.0
+    own: float = 1.0
+    hard: bool = False
     stride: int = 1
     chunk: int = 256
     temperatures: tuple[float, ...] = dataclasses.field(default=(1.0,), kw_only=True)
@@ -257,6 +263,7 @@ class Learn(Answers):
         super().__post_init__()
         one_of(self.divergence, "divergence", DIVERGENCES)
         at_least(1, stride=self.stride, chunk=self.chunk)
+        at_least(0, own=self.own, regression=self.regression)
         in_range(0, 1, decay=self.decay, kl=self.kl)
 
 

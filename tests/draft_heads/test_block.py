@@ -15,9 +15,11 @@ from jaxspec.core import Prompt
 from jaxspec.draft_heads import block
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.training import DraftStep
 from jaxspec.nets import decoder
 from jaxspec.sampling import at_temperature
 from jaxspec.testing import certify
+from jaxspec.training import head_loss
 from jaxspec.weights.tensors import CheckpointError
 from tests.draft_heads import test_drafters as heads
 from tests.draft_heads import test_formats as references
@@ -147,6 +149,7 @@ def test_values_that_are_read_where_the_file_is_silent(published, folder, target
     where = published["DFlash"].write(tmp_path / "it", folder)
     whole, _ = read_head(where, target=target)
     null = {"output_multiplier": None, "sample_from_anchor": None, "attention_sink_bias": False}
+    null |= {"final_logit_softcapping": 0}
     assert read_head(changed(where, null), target=target)[0] == whole
     silent, _ = read_head(changed(where, {"target_layer_ids": None, "block_size": None}), target=target)
     assert (silent.taps, silent.block) == ((1, 4), 16)
@@ -196,6 +199,25 @@ def test_a_draft_that_ends_by_the_drafters_own_estimate_keeps_the_distribution(c
     options = {"drafter": confident(), "gamma": 3, "steps": 4, "sampler": at_temperature(3, True), "prompt": prompt}
     policy = jaxspec.policies.confidence(0.5)
     assert certify(confident().target, sampling_params=params, policy=policy, **options) < 1e-5
+
+
+def test_the_estimate_learns_the_overlap_of_both_distributions():
+    """The gradient of its logit is that of the binary cross-entropy: the estimate less the acceptance rate."""
+    config, params = heads.CONFIGS["dspark"], confident().params
+    at = DraftStep(jax.random.normal(jax.random.key(1), (3, 3, 8)), jnp.array([[0, 1, 2], [1, 0, 2], [2, 2, 0]]), 1)
+    log_p, log_q = (jnp.log(jax.random.dirichlet(jax.random.key(i), jnp.ones(3), (3,))) for i in (2, 3))
+
+    def loss(params, log_q):
+        lesson = block.confidence_lesson(config, params, None, at, log_p, log_q, False)
+        return jnp.sum(head_loss.own_divergence(*lesson))
+
+    by_params, by_log_q = jax.grad(loss, argnums=(0, 1))(params, log_q)
+    estimate = block.head(config).estimate(params, at.ahead[:, 1:2], at.hidden[:, 1:2])
+    rate = np.minimum(np.exp(log_p), np.exp(log_q)).sum(1)
+    np.testing.assert_allclose(by_params["confidence"]["bias"], np.sum(estimate - rate)[None], rtol=1e-4)
+    np.testing.assert_array_equal(by_log_q, 0.0)  # the draft does not learn to be judged well
+    without = dataclasses.replace(config, confidence=False)
+    assert block.confidence_lesson(without, params, None, at, log_p, log_q, False) is None
 
 
 def test_the_estimate_is_of_the_features_and_the_token_before_and_ends_the_draft():

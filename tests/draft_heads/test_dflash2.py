@@ -1,5 +1,6 @@
 """DFlash 2's walk: exact by every rule, in trees too, though most tokens are never proposed; and what is refused."""
 
+import dataclasses
 import functools
 import json
 
@@ -66,17 +67,28 @@ def test_greedy_text_is_plain_text_by_chains_and_trees():
         assert out.stats.accepted.sum() > 0
 
 
-def test_training_scores_every_token_as_the_walk_scores_candidates():
-    """Scores in training are the walk's, up to the tokens that it leaves out."""
-    head, params = dflash2.head(CONFIG), drafter().params
+@pytest.mark.parametrize("hard", [True, False])
+def test_the_walk_learns_among_its_candidates_and_the_targets_best_token(hard):
+    """Its distribution is the walk's, but for a last candidate that gives way to a best token that was missing."""
+    params = drafter().params
     features, ahead = jax.random.normal(jax.random.key(1), (4, 2, 8)), jnp.array([[0, 1], [2, 2], [1, 0], [2, 1]])
     shared = jaxspec.draft_heads.target.shared_with(drafter().target.lm, drafter().target.params)
-    trained, _ = dflash2.draft_logits(CONFIG, params, shared, DraftStep(features, ahead, 1))
-    candidates = head.logits(params, shared, features[:, 1:])
-    walk, _ = head.next_logits(params, candidates, ahead[:, 1:], features[:, 1:], jnp.zeros((4, 0)))
-    proposed = np.isfinite(walk[:, 0])
-    np.testing.assert_array_equal(proposed.sum(1), CONFIG.candidates)
-    np.testing.assert_allclose(np.asarray(trained)[proposed], np.asarray(walk[:, 0])[proposed], rtol=1e-5, atol=1e-5)
+    at = DraftStep(features, ahead, 1)
+    walk = np.exp(jax.nn.log_softmax(dflash2.draft_logits(CONFIG, params, shared, at)[0]))
+    unary = jax.nn.log_softmax(dflash2.learned_logits(CONFIG, params, shared, at)[0])
+    order = np.argsort(-np.asarray(unary), axis=1)  # the first two are candidates
+    np.testing.assert_array_equal(np.take_along_axis(walk, order, 1)[:, 2], 0.0)
+    best = np.where(np.arange(4) < 2, order[:, 1], order[:, 2])  # a candidate in two rows, none in the others
+    p = np.where(np.arange(V)[None] == best[:, None], 0.6, 0.2)
+    labels, estimate = dflash2.walk_lesson(CONFIG, params, shared, at, jnp.log(p), unary, hard)
+    np.testing.assert_allclose(np.exp(estimate)[:2], np.take_along_axis(walk, order[:, :2], 1)[:2], rtol=1e-5)
+    expected = np.array([0.0, 1.0]) if hard else np.array([0.25, 0.75])  # the best token is the last one in all rows
+    np.testing.assert_allclose(np.exp(labels), np.broadcast_to(expected, (4, 2)), rtol=1e-5)
+    # The injected token's score is its logit and its edge, as if it were a candidate.
+    every = dataclasses.replace(CONFIG, candidates=V)
+    full = np.asarray(dflash2.draft_logits(every, params, shared, at)[0])
+    among = np.take_along_axis(full, np.stack([order[:, 0], best], axis=1), axis=1)
+    np.testing.assert_allclose(estimate, jax.nn.log_softmax(among), rtol=1e-4, atol=1e-5)
 
 
 REFUSED = {

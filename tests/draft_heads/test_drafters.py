@@ -92,7 +92,7 @@ CONFIGS = {
     "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
     "dflash": DFLASH,
     "dflash, windows": dataclasses.replace(DFLASH, layer=each_its_own()),
-    "dflash 2": second(DFLASH, layer=each_its_own(), candidates=V),  # all: no token is left out in training
+    "dflash 2": second(DFLASH, layer=each_its_own()),
     "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="gated", confidence=True),
     "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
     "block, source": dataclasses.replace(DFLASH, from_anchor=True, markov_rank=2, markov="gated", reads_source=True),

@@ -46,8 +46,18 @@ KINDS = {  # family, sizes, what is learnt
     "medusa": ("heads", dict(heads=3), dict(stride=2, chunk=20)),
     "dspark": (
         "block",
-        LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True),
+        LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True, confidence=True),
         dict(kl=1.0),
+    ),
+    "dflash 2": (
+        "dflash2",
+        LAYER | dict(taps=[0, 2], block=3, mask_token=1, group=4, rank=4, candidates=4),
+        dict(kl=1.0, hard=True),
+    ),
+    "p-eagle": (
+        "eagle",
+        LAYER | dict(taps=[0, 1, 2], own_embedding=True, mask_token=1),
+        dict(depths=3, kl=1.0),
     ),
     "mtp": ("mtp", LAYER, dict(depths=2, decay=0.6, kl=1.0)),
     "kangaroo": ("exit_adapter", dict(heads=2, exit=2), dict(depths=2, stride=2, decay=1.0)),
@@ -113,6 +123,29 @@ def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypa
     drafter = jaxspec.load_drafter(folder / "out", target=target)
     params = drafter.params.adapter if kind == "kangaroo" else drafter.params
     jax.tree.map(np.testing.assert_array_equal, params, {**trained.params, **trained.fixed})
+    again = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, start=str(folder / "out")))
+    going_on = heads.start(again, target, np.ones(V, int))
+    jax.tree.map(np.testing.assert_array_equal, going_on.params, trained.params)
+
+
+@pytest.mark.slow
+def test_the_lesson_of_confidence_and_of_the_walk_is_learnt(target, folder, load_target, promotion):
+    """A step's own lesson, measured on held-out texts, falls in training; with a weight of 0 it is not learnt."""
+    for kind in ("dspark", "dflash 2"):
+        recipe = recipe_of(kind)
+        trained, _ = run.train(recipe, folder, folder / kind, lambda _: None, progress=False)
+        start = heads.start(recipe, target, np.ones(V, int))
+        batch = next(iter(data.batches(recipe, heads.texts(recipe, target, folder, "heldout", folder, False)).once()))
+        lesson = head_loss.Lesson(batch, target.params)
+
+        @jax.jit
+        def own(params, task=start.task, lesson=lesson):
+            drafted = head_loss.draft(task, params, lesson)
+            part = jax.tree.map(lambda x: x[0], drafted.parts)
+            every = head_loss.compare(task, lesson.target, params, drafted.hidden[0], part, learns=True)
+            return sum(jnp.sum(x.lesson_kl * part.real[:, :, i]) for i, x in enumerate(every)) / jnp.sum(part.real)
+
+        assert own(trained.params) < 0.7 * own(start.params), kind
 
 
 def test_logits_and_their_gradients_are_made_in_parts(promotion):
@@ -256,6 +289,9 @@ def test_mistakes_in_recipes_are_named(change, message):
 def test_what_cannot_be_trained(target, folder, load_target):
     with pytest.raises(ValueError, match="dtype is 'int8': drafters that read hidden states are stored as float32 or"):
         run.checkpoint(recipe_of("medusa"), folder, folder / "out", folder / "run", dtype="int8")
+    hard = TABLE | {"family": "eagle", "head": LAYER, "learn": {"hard": True}}
+    with pytest.raises(ValueError, match=r"learn\.hard: only DFlash 2 chooses"):
+        heads.start(recipes.parse(hard), target, None)
     with pytest.raises(ValueError, match="expected own_embedding"):
         heads.start(recipes.parse(TABLE | {"family": "eagle", "head": LAYER | {"dim": 8, "taps": [0]}}), target, None)
 

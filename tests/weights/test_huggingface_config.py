@@ -13,7 +13,8 @@ import transformers
 import jaxspec
 from jaxspec.core import token_ids
 from jaxspec.decode import inputs
-from jaxspec.weights import huggingface, tokenizers
+from jaxspec.weights import hf_families, huggingface, tokenizers
+from jaxspec.weights.hf_families import common, gemma, gemma4
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, model_of, tokenizer
 
@@ -64,6 +65,20 @@ WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
     ({"text_config": 3, "model_type": "gemma3"}, "text_config is of type int: expected an object"),
     ({"layer_types": 7, "model_type": "gemma2"}, "describes no model"),
 ]
+
+
+SIZES = {"gemma-2-2b": gemma.SIZES_2, "gemma-3-1b": gemma.SIZES_3, "gemma-4-31b": gemma4.SIZES}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_soft_cap_of_zero_is_none(size):
+    family, table = hf_families.describe(SIZES[size][size])
+    caps = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), 0)
+    common.check(table | caps)
+    without = family.read({**table, **dict.fromkeys(caps, None)})
+    assert family.read(table | caps) == without and without.logits_cap is None
+    with pytest.raises(common.FamilyError, match="final_logit_softcapping is -1: expected a positive number"):
+        common.check({"final_logit_softcapping": -1})
 
 
 def test_wrong_values_in_a_config(folder):

@@ -171,7 +171,8 @@ def check(table: dict) -> None:
         most = min((most for end, most in MOST.items() if key.endswith(end)), default=LARGEST)
         if is_count and number > most:
             raise FamilyError(f"{key} is {value}: expected at most {most:,}")
-        if key.endswith(NUMBERS) and not by_layer and not 0 < number < float("inf"):
+        is_none = number == 0 and key.endswith("_softcapping")  # no cap, as llama.cpp and SGLang read it
+        if key.endswith(NUMBERS) and not by_layer and not is_none and not 0 < number < float("inf"):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in TABLES:
             if not isinstance(value, dict):

@@ -52,7 +52,7 @@ def read_gemma3(table: dict) -> DecoderConfig:
     Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
     """
     table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **decoders.text_half(table)}
-    only(table, attn_logit_softcapping=None)
+    only(table, attn_logit_softcapping=0)
     # Either one table for each kind of layer, or the keys that published files have.
     by_layers = table.get("rope_parameters") or {}
     rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention")}, base=1e6)
@@ -66,12 +66,12 @@ def read_gemma3(table: dict) -> DecoderConfig:
 def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
     # Every pattern-th layer attends to all of the row.
     local = [(i + 1) % pattern != 0 for i in range(table["num_hidden_layers"])]
-    attention_cap, logits_cap = (table.get(key) for key in _CAPS)
+    attention_cap, logits_cap = (float(table.get(key) or 0) or None for key in _CAPS)
     return decoders.read(
         table,
         query_scalar=float(table["query_pre_attn_scalar"]),
-        attention_cap=None if attention_cap is None else float(attention_cap),
-        logits_cap=None if logits_cap is None else float(logits_cap),
+        attention_cap=attention_cap,
+        logits_cap=logits_cap,
         **_GEMMA,
         **decoders.attention_biases(table),
         **decoders.windows(table, local),

@@ -87,7 +87,7 @@ def read(table: dict) -> DecoderConfig:
             NormShape(epsilon=float(table["rms_norm_eps"])),
             tied_head=bool(table["tie_word_embeddings"]),
             scale_embedding=True,
-            logits_cap=table.get("final_logit_softcapping"),
+            logits_cap=table.get("final_logit_softcapping") or None,
             max_positions=table["max_position_embeddings"],
             side=PerLayerShape(side, table["vocab_size_per_layer_input"]) if side else None,
         )
