@@ -1,5 +1,7 @@
 """Rounds that are timed for a policy have as many draft tokens as is said, and c and v are what rounds take."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import as_drafter
 from jaxspec.testing import table_model
+from tests.marks import marked
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
 TARGET, DRAFT = (table_model(jax.random.key(seed), 5) for seed in (1, 2))
@@ -110,8 +113,13 @@ def test_rounds_never_end():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    marked(
+        itertools.product(DRAFTERS, (0.0, 1.0)),
+        exhaustive={(name, 0.0 if name in ("a model", "a tree") else 1.0) for name in DRAFTERS},
+    ),
+)
 def test_costs_are_measured_for_every_drafter(name, temperature):
     options = dict(temperature=temperature, key=jax.random.key(0))
     costs = policy_costs(prepared(DRAFTERS[name], 3, **options), repeats=1, inner=1)

@@ -283,11 +283,15 @@ def test_examples_hold(path):
     ("script", "arguments", "shown"),
     [
         ("beam_search", "--count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
-        ("compare_commits", ". . --repeats 1 --only gpt8", "same"),
+        # two checkouts, each measured in processes of its own
+        pytest.param("compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive),
         ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
         ("head_costs", "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3", "| EAGLE-3 |"),
         ("online", "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected --steps 1", "English"),
-        ("real_model_equality", "--only jacobi --count 1 --new 8", "jacobi | 1 of 1"),
+        # as greedy_equality, with a model whose programs take a minute to compile
+        pytest.param(
+            *("real_model_equality", "--only jacobi --count 1 --new 8", "jacobi | 1 of 1"), marks=pytest.mark.exhaustive
+        ),
         ("read_bandwidth", "debian-t5-small", "a step"),
         ("speculators_parity", "--only DSpark", "DSpark"),
         ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
@@ -350,11 +354,10 @@ def test_slots_may_be_prefilled_when_they_are_free(loading):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", [PAIR, ("--target", "debian-gpt-base", "--draft", "debian-gpt-small")])
-def test_batches_of_several_sizes_are_timed(loading, capsys, monkeypatch, pair):
+def test_batches_of_several_sizes_are_timed(loading, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     batch_sizes.main(
-        [*pair, "--batches", "1,2", "--gammas", "2", "--most", "3", "--max-new-tokens", "6", "--repeats", "2"]
+        [*PAIR, "--batches", "1,2", "--gammas", "2", "--most", "3", "--max-new-tokens", "6", "--repeats", "2"]
     )
     printed = capsys.readouterr().out
     assert printed.count("1 of 1") == printed.count("2 of 2") == 3 and printed.count("adaptive, at most 3") == 2

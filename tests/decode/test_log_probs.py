@@ -99,7 +99,9 @@ ALL = [
     for rule, entry in RULES.items()
     if case.drafter.functions.tree is None or entry.rule.trees
 ]
-PAIRS = [pair for pair in ALL if pair in USUAL or pair[1] == "rejection" or pair[0] in ("a model", "a tree")]
+# What a round commits is recorded, whoever drafted it: drafters of each kind of rounds, rules of each kind of verdict.
+PAIRS = [*USUAL, ("a model", "coupled"), ("a model", "typical"), ("a tree", "rejection"), ("a tree", "k_seq")]
+PAIRS += [(name, "rejection") for name in ("fallback", "token_recycling", "a horizontal cascade")]
 
 
 @pytest.mark.parametrize(("name", "rule"), marked(ALL, slow={*ALL} - USUAL, exhaustive={*ALL} - {*PAIRS}))

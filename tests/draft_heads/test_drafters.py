@@ -141,7 +141,7 @@ def test_the_distribution_of_the_text_is_the_targets(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(NAMES, exhaustive=SELDOM))
+@pytest.mark.parametrize("name", marked(NAMES, exhaustive=(*SELDOM, *TRIMMED, "eagle 3, windows")))
 def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     drafter = drafter_of(name, "decoder")
     as_it_is, on_the_way = permuted(drafter.target, drafter)
@@ -536,7 +536,11 @@ def test_training_sees_the_distributions_of_decoding(name, target):
 # --- measured
 
 
-@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {"eagle 3", "pass"}))
+# By steps, with no pass of its own; at once, by heads, and on the target's cache.
+MEASURED, MEASURED_SLOW = ("eagle 3", "pass"), ("dflash", "medusa", "assistant")
+
+
+@pytest.mark.parametrize("name", marked(NAMES, slow=MEASURED_SLOW, exhaustive={*NAMES} - {*MEASURED, *MEASURED_SLOW}))
 def test_what_a_draft_costs_is_measured_as_a_whole(name):
     drafter = drafter_of(name, "t5" if name == "eagle 3" else "decoder")
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))

@@ -85,7 +85,9 @@ def deviation(
 
 
 CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules and drafters
-    *grid([rules.rejection()], [(1, 2), (3, 1), (2, 2)]),
+    *grid([rules.rejection()], [(2, 2)]),
+    *grid([rules.rejection()], [(1, 2)], ["replacement"]),
+    *grid([rules.rejection()], [(3, 1)], ["without_replacement", "mixed"]),
     *grid([rules.coupled(), rules.exact_match()], [(2, 2)], ["without_replacement", "top"]),
     *grid([rules.traversal()], [(2, 1)]),
     *grid([rules.traversal()], [(2, 2)], ["mixed"]),

@@ -396,7 +396,7 @@ COMMAND = [sys.executable, "-m", "jaxspec", "batch", "--target", "debian-t5-smal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [(2, 3), pytest.param((3, 7), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [(1, 2), pytest.param((3, 7), marks=pytest.mark.exhaustive)])
 def test_a_job_that_is_killed_writes_what_one_that_was_not_does(tmp_path, kills):
     """kill -9 some times before the first chunk, from the loading of libraries on, and then in the middle.
 

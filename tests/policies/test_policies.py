@@ -15,6 +15,7 @@ from jaxspec.decode import loop, request
 from jaxspec.drafters import prompt_lookup
 from jaxspec.sampling import SamplingParams, at_temperature, greedy
 from jaxspec.testing import certify, table_model, table_model_from, with_sampler
+from tests.marks import marked
 from tests.small import between, tiny_gpt
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
@@ -51,8 +52,11 @@ def decode(policy, drafter=GOOD, prompt=PROMPT, gamma=4, **options):
 # --- exact
 
 
+TOGETHER = ("adaptive, slots", "adaptive, batch")  # one row is alone, whoever agrees
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", marked(POLICIES, exhaustive=("constant", "entropy", *TOGETHER)))
 def test_the_distribution_of_the_text_with_another_rule(name):
     """tests/drafters/test_conformance.py has the rejection rule, and every drafter."""
     assert certify(THREE, drafter=OTHER, rule=rules.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
@@ -81,7 +85,7 @@ def test_a_policy_that_drops_tokens_for_their_own_value_is_caught():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", marked(POLICIES, exhaustive=("constant", "adaptive", "adaptive, slots")))
 def test_greedy_text_is_that_of_plain_decoding(name):
     plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=17)
     for drafter in (GOOD, RANDOM):

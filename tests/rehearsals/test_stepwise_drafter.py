@@ -28,6 +28,7 @@ from jaxspec.core import (
 )
 from jaxspec.drafters.common import no_commit
 from jaxspec.testing import certify, table_model
+from tests.marks import marked
 
 VOCAB, EXACT = 3, 1e-5
 TARGET = table_model(jax.random.key(1), VOCAB, order=1, sharpness=2.0)
@@ -90,14 +91,19 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     assert certify(TARGET, drafter=DRAFTERS[name], gamma=2, steps=3) <= EXACT
 
 
+PLAIN, ADAPTIVE = ("tree", "tree of its best tokens"), policies.adaptive(0.1, 0.1, pause=1)
+PAIRS = [(name, policy) for name in DRAFTERS for policy in ("plain", "adaptive")]
+SELDOM = {(name, policy) for name, policy in PAIRS if (policy == "plain") != (name in PLAIN)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [None, policies.adaptive(0.1, 0.1, pause=1)])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "policy"), marked(PAIRS, exhaustive=SELDOM))
 def test_greedy_text_is_plain_decodings(name, policy):
     """Rows of other lengths, with limits of their own; with the policy rounds without a draft, too."""
-    limits = np.array([9, 4, 11])
-    plain = jaxspec.generate(TARGET, ROWS, max_new_tokens=limits)
-    out = jaxspec.generate(TARGET, ROWS, drafter=DRAFTERS[name], gamma=3, policy=policy, max_new_tokens=limits)
+    options = dict(max_new_tokens=np.array([9, 4, 11]))
+    plain = jaxspec.generate(TARGET, ROWS, **options)
+    options |= dict(gamma=3, policy=None if policy == "plain" else ADAPTIVE)
+    out = jaxspec.generate(TARGET, ROWS, drafter=DRAFTERS[name], **options)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert out.stats.drafted.sum() > 0
 

@@ -21,6 +21,7 @@ from jaxspec.training.data import TrainingBatch
 from jaxspec.training.losses import logits_and_labels
 from jaxspec.training.online_distillation import to_learn
 from jaxspec.weights import quantisation
+from tests.marks import marked
 from tests.small import tiny_gpt, tiny_t5
 
 VOCAB, NEW = 3, 16
@@ -96,7 +97,8 @@ def test_a_resumed_job_goes_on_alike(tmp_path):
     assert again == texts
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", marked([False, True], exhaustive=[False]))
 def test_a_trimmed_head_learns_and_its_ids_stay(shared, tmp_path):
     """The default drafter has such a head: its ids are integers. Resumed, it goes on alike, bit for bit."""
     two = dataclasses.replace(ENCDEC, decoder_layers=2)
