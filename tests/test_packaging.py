@@ -73,23 +73,23 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_755,
+    "analysis": 4_744,
     "cli": 4_020,
-    "core": 4_043,  # checks of who takes token trees, and of rewinds; kinds of caches are classes
-    "decode": 4_566,
+    "core": 4_045,  # checks of who takes token trees, and of rewinds; kinds of caches are classes
+    "decode": 4_518,
     "draft_heads": 4_712,  # checks of low acceptance; block drafters of both writers, DFlash 2, P-EAGLE, assistants
-    "drafters": 4_406,
+    "drafters": 4_465,
     "files": 642,
     "jobs": 1_941,
     "nets": 4_651,  # mixtures of experts; xIELU, norms by heads, queries scaled by positions
     "policies": 599,
-    "rules": 1_547,
+    "rules": 1_494,
     "sampling": 843,
-    "testing": 2_119,
+    "testing": 2_107,
     "top": 814,
     "trace": 454,
     "training": 2_774,  # a lesson of a kind's own
-    "vocab": 659,
+    "vocab": 650,
     "weights": 7_094,  # stacks of experts, three families of them, mxfp4; Ministral 3, Granite 4, Apertus
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
