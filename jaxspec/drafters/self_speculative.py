@@ -10,7 +10,7 @@ Shapes: B batch, T step, N nodes fed so far, n nodes of a level, M model dimensi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -155,13 +155,9 @@ def skip_layers(
 
 def _skipped_layers(part: str, layers: Sequence[int]) -> list[int]:
     expected = f"the layers, from 0, whose {part} is skipped, such as [5, 7]"
-    try:
-        values = list(layers)
-    except TypeError:
-        raise ValueError(f"{part} is {layers!r}: expected {expected}") from None
-    if isinstance(layers, str | bytes):
+    if isinstance(layers, str | bytes) or not isinstance(layers, Iterable):
         raise ValueError(f"{part} is {layers!r}: expected {expected}")
-    return [integer(layer, f"a layer of {part}", f"an integer, of {expected}") for layer in values]
+    return [integer(layer, f"a layer of {part}", f"an integer, of {expected}") for layer in layers]
 
 
 def layers_of(target: core.Model) -> core.Layers:
@@ -214,14 +210,9 @@ def make_drafter(
     head: core.Model | None = None,
     adapter: DraftHead[ExitAdapter] | None = None,
 ) -> core.BoundDrafter:
-    """Makes the drafter that runs these parts of its target.
+    """Makes the drafter that runs these parts of its target, for which `layers_of` returned layers.
 
-    Args:
-        target: a model for which `layers_of` returned layers.
-        parts: the parts that draft.
-        name: the drafter's name.
-        head: a model whose head makes the drafter's logits; None: the target.
-        adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
+    An adapter takes the final norm's place; the parts are then the first layers.
     """
     lm, trimmed = target.lm, None
     if head is not None:
