@@ -164,15 +164,18 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
 
 
 def cache(cache: Cache, axes: Axes, mesh: Mesh) -> Cache:
-    """Returns the sharding of every leaf of a network's cache: keys and values by rows and heads, lengths by rows.
+    """Returns the sharding of every leaf of a network's cache: keys, values and states by rows and heads.
 
-    >>> tuple(cache(np.ones((4, 2, 16, 8)), Axes({"kv_heads": 2}), mesh("data=1")).spec)
-    ('data', 'model', None, None)
+    Other leaves are split by rows.
+
+    >>> keys, log = np.ones((4, 2, 16, 8)), np.ones((4, 6, 24))
+    >>> [tuple(x.spec) for x in cache((keys, log), Axes({"kv_heads": 2}), mesh("data=1"))]
+    [('data', 'model', None, None), ('data',)]
     """
 
     def leaf(x: Any) -> NamedSharding:
-        names = {4: CACHE, 1: CACHE[:1]}.get(len(x.shape), ())
-        return _sharding(names, x.shape, axes.parts, mesh)
+        # Keys, values and the states of recurrent layers have heads; every leaf has the batch first.
+        return _sharding(CACHE if len(x.shape) == 4 else CACHE[:1], x.shape, axes.parts, mesh)
 
     return jax.tree.map(leaf, cache)
 

@@ -248,9 +248,11 @@ def _bytes_used(operation: _Operation, index: int, computations: _Computations) 
 def _bytes_used_of(name: str, body: Mapping[str, _Operation], computations: _Computations) -> float:
     """Adds up what the operations of a computation use of one of its arrays; all of it, if it is the result."""
     uses = [(o, index) for o in body.values() for index, operand in enumerate(o.operands) if operand == name]
+    # A copy into another layout, inside of a fusion, is made of what is used of it: an expert of a stack.
+    passed_on = [o.kind == "bitcast" or _is_copy(o, computations) for o, _ in uses]
     used = [
-        _bytes_used_of(o.name, body, computations) if o.kind == "bitcast" else _bytes_used(o, index, computations)
-        for o, index in uses
+        _bytes_used_of(o.name, body, computations) if passes else _bytes_used(o, index, computations)
+        for (o, index), passes in zip(uses, passed_on, strict=True)
     ]
     return sum(used) if used else math.inf
 

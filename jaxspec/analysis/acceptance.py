@@ -246,7 +246,7 @@ def teacher_forced(
     """Computes the logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
     last_id = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one
     prompt, tokens = prompt._replace(tokens=jnp.minimum(prompt.tokens, last_id)), jnp.minimum(tokens, last_id)
-    first, cache = lm.prefill(params, prompt, core.Room(token_rows.prefill_length(lm, prompt) + tokens.shape[1]))
+    first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, tokens.shape[1]))
     if tokens.shape[1] == 1:
         return first.logits
     rest, _ = lm.extend(params, cache, tokens[:, :-1])

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import core, nets, policies
 from jaxspec.analysis import acceptance
-from jaxspec.core import noise, programs, token_rows
+from jaxspec.core import kv_cache, noise, programs, token_rows
 from jaxspec.core.checks import at_least
 from jaxspec.core.round import bucket_widths
 from jaxspec.core.token_rows import decoder_prompt
@@ -160,7 +160,8 @@ def measure_all(
     at_least(0, gamma=min(gammas))
     headroom, sampled = token_rows.headroom(prepared.max_new_tokens, max(gammas)), prepared.is_sampled
     target_loop = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
-    loops = [target_loop(1), timed_loops(draft, prepared.prompt, headroom, inner, sampled)(1)]
+    of_draft = timed_loops(draft, prepared.prompt, headroom, inner, sampled)
+    loops = [target_loop(1), of_draft(1, max(gammas))]
     for gamma in gammas:
         loops.append(target_loop(gamma + 1))
         advance(gamma)
@@ -319,24 +320,30 @@ class TimedLoop(NamedTuple):
 
 def timed_loops(
     model: core.Model, prompt: core.Prompt, headroom: int, inner: int | None, sampled: bool
-) -> Callable[[int], TimedLoop]:
-    """Returns a function from a number of tokens to a warm loop of passes over so many; all loops share a cache.
+) -> Callable[..., TimedLoop]:
+    """Returns a function from a number of tokens to a warm loop of passes over so many; the loops share a cache.
 
-    The prompt is in the cache, with room for `headroom` tokens more. If `sampled`, each pass also draws a token.
+    The prompt is in the cache, with room for `headroom` tokens more. If `sampled`, each pass also draws a token. A
+    recurrent layer does again in each pass what a round may take back. So its loops have caches of their own, made for
+    drafts of one token less than a pass reads, or of `nodes` tokens.
     """
     lm = model.lm
-    room = core.Room(token_rows.prefill_length(lm, prompt) + headroom, rewind=headroom)
-    forward, cache = _prefill(lm, model.params, prompt, room)
+
+    def read(nodes: int) -> tuple[core.Forward, core.Cache]:
+        return _prefill(lm, model.params, prompt, token_rows.room(lm, prompt, headroom, nodes))
+
+    forward, cache = read(headroom)
+    shared = None if kv_cache.states(cache) else [cache]
     length = decoder_prompt(lm, prompt).length
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
-    def loop_over(step: int) -> TimedLoop:
+    def loop_over(step: int, nodes: int | None = None) -> TimedLoop:
         tokens = jnp.repeat(first, step, axis=1)
+        caches = shared or [read(step - 1 if nodes is None else nodes)[1]]
 
         def call(count: int) -> None:
-            nonlocal cache
-            last, cache = passes(lm, model.params, cache, length, tokens, jnp.asarray(count, jnp.int32), keys)
+            last, caches[0] = passes(lm, model.params, caches[0], length, tokens, jnp.asarray(count, jnp.int32), keys)
             last.block_until_ready()
 
         return counted(call, inner)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Room, token_rows
+from jaxspec.core import token_rows
 from jaxspec.decode import batches
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Prepared
@@ -92,8 +92,8 @@ def _margins(prepared: Prepared, before: Sequence[int], plain: int, other: int) 
     """Computes how far two logits after `before` lie apart, and the top two; fed one by one, as plain decoding does."""
     target, prompt = prepared.target, prepared.prompt
     prefill, extend = jax.jit(target.lm.prefill), jax.jit(target.lm.extend)
-    width = token_rows.prefill_length(target.lm, prompt) + token_rows.bucket(len(before) + 1)
-    forward, cache = prefill(target.params, prompt, Room(width))
+    room = token_rows.room(target.lm, prompt, token_rows.bucket(len(before) + 1), nodes=0)
+    forward, cache = prefill(target.params, prompt, room)
     for token in before:
         forward, cache = extend(target.params, cache, jnp.full((1, 1), token, jnp.int32))
     logits = np.asarray(forward.logits[0, -1])

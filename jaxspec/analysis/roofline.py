@@ -1,10 +1,11 @@
 """The time of a pass if nothing but memory and arithmetic counts, from bytes, operations and a machine.
 
 A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token of
-every row. Of experts it reads those that any token chose, and multiplies each token with those that it chose. It takes
-as long as the slower of the two. So a verify pass is free while its batch (gamma + 1) tokens leave arithmetic idle.
-Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this, small ones by
-much.
+every row. Of experts it reads those that any token chose, and multiplies each token with those that it chose. Recurrent
+layers read and write a state for each token, and for those that a round may take back (`Load.row_bytes`). A pass takes
+as long as the slower of memory and arithmetic. So a verify pass is free while its batch (gamma + 1) tokens leave
+arithmetic idle. Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this,
+small ones by much.
 
 Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline). Leviathan, Kalman, Matias, ICML 2023, arXiv
 2211.17192, section 3.4 (memory against arithmetic in speculative decoding).
@@ -148,7 +149,7 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
     batch, tokens = np.asarray(batch, np.float64), np.asarray(tokens, np.float64)
     if not (np.all(batch >= 1) and np.all(tokens >= 1)):
         raise ValueError(f"batch is {batch} and tokens is {tokens}: expected at least 1 of each")
-    memory = (load.bytes_read(batch * tokens) + batch * load.cache_bytes) / machine.bandwidth
+    memory = (load.bytes_read(batch * tokens) + batch * load.row_bytes(tokens)) / machine.bandwidth
     arithmetic = 2 * load.per_token * batch * tokens / machine.peak(load.dtype)
     return np.maximum(memory, arithmetic)
 

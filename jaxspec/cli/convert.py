@@ -26,6 +26,7 @@ def convert(
     dtype: Annotated[
         str, options.text("DTYPE", "Store float32, bfloat16, or (jaxspec) int8, int4. Default: as in FROM.")
     ] = "",
+    adapter: options.Adapter = None,
     overwrite: options.Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -39,6 +40,7 @@ def convert(
         jaxspec convert debian-t5-large debian-t5-large-hf
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
         jaxspec convert Qwen/Qwen3-8B-AWQ qwen3-8b --dtype int4
+        jaxspec convert google/gemma-3-1b-it mine --adapter me/my-adapter
     """
     from jaxspec import files
     from jaxspec.core.checks import one_of
@@ -60,7 +62,7 @@ def convert(
         raise ValueError(complaint)
     files.check_writable(to)
     with Console(stderr=True).status(f"reading {source}"):
-        loaded = front.load(source, dtype=stored_as)
+        loaded = front.load(source, dtype=stored_as, adapter=adapter)
         model, drafted = trim.untrimmed(loaded), trim.draft_tokens(loaded)
     with Console(stderr=True).status(f"writing {to}"):
         if form == HUGGING_FACE:

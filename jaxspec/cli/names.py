@@ -20,7 +20,13 @@ POLICIES = {  # with the parameter that NAME=NUMBER sets
 
 
 def model(
-    name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0, chat_template: str | None = None
+    name: str,
+    dtype: str = "float32",
+    mesh: Any = None,
+    *,
+    seed: int = 0,
+    chat_template: str | None = None,
+    adapter: str | None = None,
 ) -> Model:
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
@@ -31,9 +37,11 @@ def model(
 
     matrices, computed = _dtypes(dtype)
     if name.startswith(RANDOM):
+        if adapter is not None:
+            raise ValueError(f"--adapter is {adapter}, and {name} has random weights: expected a folder or a hub id")
         return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
     template = None if chat_template is None else Path(chat_template)
-    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template)
+    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, adapter=adapter)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:

@@ -30,7 +30,7 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
         "start",
         "end",
     ),
-    "Model": ("target", "dtype", "mesh", "topology", "device"),
+    "Model": ("target", "adapter", "dtype", "mesh", "topology", "device"),
     "Drafting": ("draft", "draft_dtype", "gamma", "policy", "rule", "tree", "nodes", "check"),
     "Sampling": (
         *("temperature", "draft_temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -77,6 +77,7 @@ Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl wi
 Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template in place of the model's own.")]
+Adapter = Annotated[str | None, text("FOLDER", "A LoRA folder or hub id, merged into the target.")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]
 
 

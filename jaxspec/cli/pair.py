@@ -11,7 +11,7 @@ import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import TARGET, ChatTemplate, refuse, seed_number, text
+from jaxspec.cli.options import TARGET, Adapter, ChatTemplate, refuse, seed_number, text
 from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Pair(NamedTuple):
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None
     chat_template: ChatTemplate = None
+    adapter: Adapter = None
 
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
@@ -70,7 +71,7 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target, and the drafter if there is one."""
     mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
-    target = names.model(pair.target, pair.dtype, mesh, chat_template=pair.chat_template)
+    target = names.model(pair.target, pair.dtype, mesh, chat_template=pair.chat_template, adapter=pair.adapter)
     if pair.draft is None:
         return target, None
     load_draft = functools.partial(names.model, dtype=pair.draft_dtype or pair.dtype, mesh=mesh)

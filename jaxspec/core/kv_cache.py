@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.core.language_model import Room
-from jaxspec.core.layer_caches import Layer, LayerCache, Maker, recurrent, shared, whole, window
+from jaxspec.core.layer_caches import Layer, LayerCache, Maker, Recurrent, recurrent, shared, whole, window
 from jaxspec.core.passes import Pass, View, key_positions, mask, positions
 
 __all__ = [
@@ -37,10 +37,10 @@ __all__ = [
     "mask",
     "positions",
     "recurrent",
-    "replays",
     "rewind",
     "select",
     "shared",
+    "states",
     "whole",
     "window",
 ]  # what networks need, in whichever file it is
@@ -197,10 +197,15 @@ def fitted(cache: KVCache, like: KVCache) -> KVCache:
     return KVCache(layers, cache.length, written, like.rewind)
 
 
-def replays(caches: Any) -> bool:
-    """Tells whether some layers do again, in each pass, what the tokens do that may be taken back: recurrent ones."""
+def states(caches: Any) -> list[Any]:
+    """Returns the states of recurrent layers. Each pass does again in them what the tokens do that may be taken back.
+
+    >>> vector = jax.ShapeDtypeStruct((3,), jnp.float32)
+    >>> [x.shape for x in states(empty(2, Room(9), [whole(1, 8), recurrent(vector, vector)]))]
+    [(2, 3)]
+    """
     layers = jax.tree.leaves(caches, is_leaf=lambda x: isinstance(x, LayerCache))
-    return any(isinstance(layer, LayerCache) and layer.keeps_state for layer in layers)
+    return [layer.state for layer in layers if isinstance(layer, Recurrent)]
 
 
 def can_rewind(caches: Any, length: int) -> bool:

@@ -63,7 +63,8 @@ class Room:
     Attributes:
         tokens: how many tokens a row holds, in all.
         rewind: the most tokens that are ever taken back, counted from the longest that a row has been since it was
-            empty. None: any number.
+            empty. None: any number, for which recurrent layers remember what each token of a row did. 0, where rows are
+            only read, makes caches smallest.
 
     >>> Room(tokens=40, rewind=6).larger(3)
     Room(tokens=43, rewind=9)

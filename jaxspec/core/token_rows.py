@@ -72,6 +72,11 @@ def room(lm: LanguageModel, prompt: Prompt, headroom: int, nodes: int, spare: in
     return Room(prefill_length(lm, prompt) + headroom, nodes + 2 + spare)
 
 
+def reading_room(lm: LanguageModel, prompt: Prompt, count: int) -> Room:
+    """Returns the room to read `count` tokens after prompts of one width; none is taken back."""
+    return Room(prefill_length(lm, prompt) + count, rewind=0)
+
+
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
     """Lists of token ids as a Prompt, padded to a bucket.
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec import sharding
-from jaxspec.core import Cache, Forward, LanguageModel, Model, Params, Prompt, Room, programs, token_rows
+from jaxspec.core import Cache, Forward, LanguageModel, Model, Params, Prompt, programs, token_rows
 from jaxspec.core.checks import are_shapes
 
 PAIRS = 4  # of rows
@@ -115,7 +115,7 @@ def look_ahead(lm: LanguageModel, params: Params) -> Ahead:
     """Computes the logits of rows that differ only in what may not be seen."""
     prompt, fed = rows(lm.vocab_size)
     # One compiled program for both questions, on 8 rows of 16 tokens.
-    first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + FED + 1))
+    first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, FED + 1))
     after, _ = lm.extend(params, cache, fed)
     return Ahead(*(x[:, 0].reshape(2, PAIRS, lm.vocab_size) for x in (first.logits, after.logits)))
 
@@ -141,7 +141,7 @@ def rows(vocab: int) -> tuple[Prompt, Int[Array, "B FED"]]:
 def check_shapes(model: Model) -> None:
     """Refuses functions that return other shapes than a `LanguageModel`'s; nothing is computed."""
     lm, (prompt, fed) = model.lm, rows(model.lm.vocab_size)
-    room, real = Room(token_rows.prefill_length(lm, prompt) + FED + 1), jnp.full_like(prompt.length, FED)
+    room, real = token_rows.reading_room(lm, prompt, FED + 1), jnp.full_like(prompt.length, FED)
     shapes = jax.eval_shape(lambda: _checked("prefill", lm, lm.prefill(model.params, prompt, room), step=1))
     cache = shapes[1]
 

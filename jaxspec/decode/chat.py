@@ -158,7 +158,7 @@ class Chat:
         headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         needed = start + rest + headroom
         # Layers with a window must be able to take back a whole answer, which a template may rewrite.
-        if not kv_cache.replays(self._empty.caches):
+        if not kv_cache.states(self._empty.caches):
             prepared = prepared._replace(decoder=_taking_back(prepared.decoder, prepared.max_new_tokens))
         # Buffers only grow: a turn in the same capacity runs the same program.
         capacity = self._capacity if needed <= self._capacity else token_rows.bucket(needed)

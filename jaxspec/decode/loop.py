@@ -9,8 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import core
-from jaxspec.core import chunks, programs, token_rows
+from jaxspec.core import (
+    Before,
+    Decoder,
+    LogProbs,
+    Prompt,
+    Request,
+    RoundInfo,
+    State,
+    Stats,
+    Weights,
+    chunks,
+    programs,
+    token_rows,
+)
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared, check_fits
@@ -41,14 +53,14 @@ class Outcome(NamedTuple):
     length: Int[Array, " batch"]
     failed: Int[Array, " batch"]  # why a row ended early, a `core.Failure`; 0 for none
     # these two: counts, and the rounds they are of
-    stats: core.Stats
+    stats: Stats
     trace: Trace
     finish: Int[Array, " batch"]  # why each row ended, a `core.Finish`
-    log_probs: core.LogProbs | None = None  # the new tokens' log probabilities; None unless they were asked for
+    log_probs: LogProbs | None = None  # the new tokens' log probabilities; None unless they were asked for
 
 
-Edit = Callable[[core.State, core.RoundInfo | None], tuple[core.State, core.RoundInfo | None]]
-Begin = Callable[[Prepared], core.State]
+Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
+Begin = Callable[[Prepared], State]
 
 
 def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
@@ -68,14 +80,14 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
 
 
-def begin(prepared: Prepared) -> core.State:
+def begin(prepared: Prepared) -> State:
     """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the generation."""
     p = prepared
     check_fits(p)
     return start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
 
 
-def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core.State:
+def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> State:
     """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be watched.
 
     Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two programs, for any number
@@ -116,7 +128,7 @@ def goes_in_chunks(prepared: Prepared) -> bool:
 
 def iterate_rounds(
     prepared: Prepared, edit: Edit | None = None, begin: Begin = begin
-) -> Iterator[tuple[core.State, core.RoundInfo | None]]:
+) -> Iterator[tuple[State, RoundInfo | None]]:
     """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
@@ -141,12 +153,12 @@ def iterate_rounds(
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))
 def generation(
-    decoder: core.Decoder,
-    weights: core.Weights,
-    prompt: core.Prompt,
-    request: core.Request,
+    decoder: Decoder,
+    weights: Weights,
+    prompt: Prompt,
+    request: Request,
     max_new_tokens: int,
-    before: core.Before | None = None,
+    before: Before | None = None,
 ) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
     state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
@@ -154,20 +166,16 @@ def generation(
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("state",))
-def finish(
-    decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
-) -> tuple[core.State, Outcome]:
+def finish(decoder: Decoder, weights: Weights, state: State, max_new_tokens: int) -> tuple[State, Outcome]:
     """Runs all rounds after prefill. The state given is consumed: its buffers become those of the one returned."""
     return _all_rounds(decoder, weights, state, max_new_tokens)
 
 
-def _all_rounds(
-    decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
-) -> tuple[core.State, Outcome]:
+def _all_rounds(decoder: Decoder, weights: Weights, state: State, max_new_tokens: int) -> tuple[State, Outcome]:
     batch = state.done.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
-    history = core.RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
+    history = RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
 
     def unfinished(carry) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(carry[1].done))
@@ -183,7 +191,7 @@ def _all_rounds(
     return state, outcome(state, trace, max_new_tokens)
 
 
-def outcome(state: core.State, trace: Trace, max_new_tokens: int) -> Outcome:
+def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
     """Returns the tokens, counts and reasons of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
     reported = log_probs.window(state.memory.log_probs, 0, max_new_tokens)
@@ -192,13 +200,13 @@ def outcome(state: core.State, trace: Trace, max_new_tokens: int) -> Outcome:
 
 
 def _start(
-    decoder: core.Decoder,
-    weights: core.Weights,
-    prompt: core.Prompt,
-    request: core.Request,
+    decoder: Decoder,
+    weights: Weights,
+    prompt: Prompt,
+    request: Request,
     max_new_tokens: int,
-    before: core.Before | None = None,
-) -> core.State:
+    before: Before | None = None,
+) -> State:
     """The state after prefill."""
     return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
 
@@ -209,6 +217,6 @@ go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argna
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
-def advance(decoder: core.Decoder, weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
+def advance(decoder: Decoder, weights: Weights, state: State) -> tuple[State, RoundInfo]:
     """Runs one round. The state given is consumed: its buffers become the new state's."""
     return decoder.step(weights, state)

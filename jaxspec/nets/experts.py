@@ -30,7 +30,7 @@ from jaxspec.nets.shapes import DecoderConfig, WholeBlock
 
 CLAMPED = "clamped"  # gpt-oss' activation: see `ExpertsShape`
 Projection = tuple[Any, Array | None]
-"""Matrices [E, out, in], quantised or not, and biases [E, out] or None. A single expert's lack the first axis."""
+"""Matrices [n, out, in], quantised or not, and biases [n, out] or None. A single one's lack the first axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,6 @@ class ExpertsShape(WholeBlock):
         dim: hidden units of an expert.
         activation: one of those of `FeedForwardShape`, or "clamped": for g the gate's output up to `limit`, and u the
             other projection's from -limit to limit, (u + 1) g sigmoid(alpha g) (gpt-oss).
-        interleaved: whether rows of the gate and of the other projection alternate; if not, the gate's come first.
         bias: whether the router and the experts' projections have biases.
         renormalised: whether the weights of a token's experts add up to 1; if not, those of all experts would.
         alpha, limit: numbers of "clamped".
@@ -53,7 +52,6 @@ class ExpertsShape(WholeBlock):
     top: int
     dim: int
     activation: str = "silu"
-    interleaved: bool = False
     bias: bool = False
     renormalised: bool = True
     alpha: float = 1.702
@@ -78,12 +76,8 @@ class ExpertsShape(WholeBlock):
         """See `shapes.Block`."""
         return Mixture(self, config.dim, jnp.dtype(config.dtype), parent=None)
 
-    def act(self, hidden: Float[Array, "n _"]) -> Float[Array, "n F"]:
-        """Makes F hidden units of the 2 F outputs of the gate and of the other projection."""
-        if self.interleaved:
-            gate, up = hidden[:, 0::2], hidden[:, 1::2]
-        else:
-            gate, up = jnp.split(hidden, 2, axis=1)
+    def act(self, gate: Float[Array, "n F"], up: Float[Array, "n F"]) -> Float[Array, "n F"]:
+        """Makes the hidden units of the outputs of the gate and of the other projection."""
         if self.activation != CLAMPED:
             return ACTIVATIONS[self.activation](gate) * up
         gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
@@ -122,7 +116,7 @@ class Router(nn.Module):
 
 
 class Stacked(nn.Module):
-    """The same projection of every expert: matrices [E, out, in] and perhaps biases [E, out]."""
+    """Projections of one shape: matrices [n, out, in] and perhaps biases [n, out]."""
 
     count: int
     features: int
@@ -150,7 +144,8 @@ class Experts(nn.Module):
     ) -> Float[Array, "B T M"]:
         """Computes the weighted sum of what the experts `ids` make of each token."""
         count, hidden, use_bias = self.shape.count, self.shape.dim, self.shape.bias
-        inwards = Stacked(count, 2 * hidden, use_bias, name="inwards")(self.dim)
+        # Expert e has its gate at 2 e, and the other projection at 2 e + 1: a mesh cuts both alike.
+        inwards = Stacked(2 * count, hidden, use_bias, name="inwards")(self.dim)
         outwards = Stacked(count, self.dim, use_bias, name="outwards")(hidden)
         flat = [array.reshape(-1, array.shape[-1]) for array in (x.astype(self.dtype), ids, weights)]
         return _mix(self.shape.act, *flat, inwards, outwards).astype(self.dtype).reshape(x.shape)
@@ -170,7 +165,7 @@ class Mixture(nn.Module):
         return Experts(self.shape, self.dim, self.dtype, name="experts")(x, ids, weights)
 
 
-def _mix(act: Callable[[Array], Array], *arrays: Any) -> Float[Array, "N M"]:
+def _mix(act: Callable[[Array, Array], Array], *arrays: Any) -> Float[Array, "N M"]:
     skipping = functools.partial(by_blocks, act)
     # A GPU asks its host about each condition, which takes longer than it multiplies: it does all blocks.
     without_conditions = functools.partial(by_blocks, act, skips=False)
@@ -178,7 +173,7 @@ def _mix(act: Callable[[Array], Array], *arrays: Any) -> Float[Array, "N M"]:
 
 
 def by_blocks(
-    act: Callable[[Array], Array],
+    act: Callable[[Array, Array], Array],
     x: Float[Array, "N M"],
     ids: Int[Array, "N k"],
     weights: Float[Array, "N k"],
@@ -194,10 +189,11 @@ def by_blocks(
     Args:
         act: the activation between the two projections.
         x, ids, weights: tokens, their experts, and the weights of these.
-        inwards, outwards: the experts' projections.
+        inwards: the gate of expert e at 2 e, and its other projection at 2 e + 1.
+        outwards: the experts' projections back.
         skips: whether blocks without tokens are left out, by a condition.
     """
-    (tokens, top), count = ids.shape, quantised.shape(inwards[0])[0]
+    (tokens, top), count = ids.shape, quantised.shape(outwards[0])[0]
     size = min(tokens, FEW)
     expert_of = ids.reshape(-1)
     order = jnp.argsort(expert_of, stable=True).astype(jnp.int32)  # pairs (token, expert) by expert
@@ -217,10 +213,8 @@ def by_blocks(
         place_in = jnp.arange(size, dtype=jnp.int32)
         pairs = order[jnp.minimum(first + place_in, len(order) - 1)]
         token = pairs // top
-        alone = jax.tree.map(
-            lambda array: jax.lax.dynamic_index_in_dim(array, expert, 0, keepdims=False), (inwards, outwards)
-        )
-        outputs = _project(act(_project(x[token], *alone[0])), *alone[1])
+        gate, up = (_project(x[token], *_entry(inwards, 2 * expert + part)) for part in (0, 1))
+        outputs = _project(act(gate, up), *_entry(outwards, expert))
         weighted = outputs.astype(jnp.float32) * weights.reshape(-1)[pairs][:, None]
         # Chosen, not multiplied by 0: what overflows in an expert that a token did not choose is no part of its sum.
         return total.at[token].add(jnp.where((place_in < present)[:, None], weighted, 0.0))
@@ -232,6 +226,10 @@ def by_blocks(
 
     fed = expert, starts[expert] + done, present
     return jax.lax.scan(step, jnp.zeros(x.shape, jnp.float32), fed)[0]
+
+
+def _entry(stack: Projection, index: Int[Array, ""]) -> Projection:
+    return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, 0, keepdims=False), stack)
 
 
 def _project(x: Float[Array, "n in"], matrix: Any, bias: Float[Array, " out"] | None) -> Float[Array, "n out"]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from jaxspec.core import Cache, LanguageModel, Params, Room
+from jaxspec.core import Cache, LanguageModel, Params, Room, kv_cache
 from jaxspec.sharding import Axes
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
@@ -27,7 +27,8 @@ class Load(NamedTuple):
     Attributes:
         parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
             only looked up, are not among them).
-        cache_bytes: keys and values that a pass reads for each row, at the length in question.
+        cache_bytes: keys, values and states that a pass reads for each row, at the length in question.
+        state_bytes: states of recurrent layers among these.
         dtype: the weights' and the arithmetic's.
         experts: (share, numbers) of weights of which each token is multiplied with a share: 1/16 where 8 experts of
             128 are used.
@@ -40,6 +41,7 @@ class Load(NamedTuple):
     cache_bytes: float = 0.0
     dtype: str = "bfloat16"
     experts: tuple[tuple[float, float], ...] = ()
+    state_bytes: float = 0.0
 
     @property
     def numbers(self) -> float:
@@ -66,6 +68,17 @@ class Load(NamedTuple):
         """
         union = sum(numbers * (1 - (1 - share) ** tokens) for share, numbers in self.experts)
         return (self.parameters + union) * BYTES[self.dtype]
+
+    def row_bytes(self, tokens: Any) -> Any:
+        """Returns the bytes of a row's cache that a pass over so many tokens reads and writes; arrays broadcast.
+
+        A pass over n tokens begins by doing n + 1 tokens again in recurrent layers: as many as a round may take back
+        (`core.token_rows.room`). Each of these and of its own reads a state and writes it.
+
+        >>> Load(10, cache_bytes=100.0).row_bytes(5), Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(5)
+        (100.0, 268.0)
+        """
+        return self.cache_bytes + self.state_bytes * (2 * (2 * tokens + 1) - 1 if self.state_bytes else 0)
 
 
 class Form(NamedTuple):
@@ -168,7 +181,9 @@ class Network(NamedTuple):
         shares = {share for piece, _ in self.pieces(config) for share in _numbers(self, piece)} - {0.0}
         numbers = {share: self.total(config, lambda x, s=share: _numbers(self, x).get(s, 0)) for share in shares}
         cache = self.cache_bytes(config, row, prompt, dtypes=jnp.floating)
-        return Load(numbers.pop(1.0, 0), cache, config.dtype, tuple(sorted(numbers.items())))
+        states = kv_cache.states(jax.eval_shape(lambda: self.cache(config, 1, Room(1, rewind=0), 1)))
+        state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
+        return Load(numbers.pop(1.0, 0), cache, config.dtype, tuple(sorted(numbers.items())), state_bytes)
 
 
 @functools.lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Forward, LanguageModel, Params, Prompt, Room
+from jaxspec.core import Forward, LanguageModel, Params, Prompt, token_rows
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, DraftStep, Training
@@ -107,9 +107,11 @@ def read(lm: LanguageModel, lesson: Lesson) -> TargetRows:
     """Runs the target over complete rows."""
     target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
     if lm.limits.start_token is None:
-        forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), Room(target.shape[1]))
+        rows = Prompt(target, jnp.maximum(length, 1))
+        forward, _ = lm.prefill(lesson.target, rows, token_rows.reading_room(lm, rows, 0))
         return TargetRows(target, length, forward)
-    first, cache = lm.prefill(lesson.target, source_of(lesson), Room(target.shape[1] + 1))
+    source = source_of(lesson)
+    first, cache = lm.prefill(lesson.target, source, token_rows.reading_room(lm, source, target.shape[1]))
     rest, _ = lm.extend(lesson.target, cache, target)
 
     def joined(x: Array | None, y: Array | None) -> Array | None:
@@ -134,7 +136,7 @@ def read_tree(
     begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
     if lm.limits.start_token is not None:
         begin = source_of(lesson)
-    _, cache = lm.prefill(lesson.target, begin, Room(nodes.shape[1] + 1))
+    _, cache = lm.prefill(lesson.target, begin, token_rows.room(lm, begin, nodes.shape[1], nodes.shape[1]))
     return extend(lm.extend, lesson.target, cache, nodes, parent)[0]
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import LanguageModel, Params, Prompt, Room, token_rows
+from jaxspec.core import LanguageModel, Params, Prompt, token_rows
 from jaxspec.drafters.model import known
 from jaxspec.training.divergences import SMALLEST
 
@@ -65,7 +65,7 @@ def at_new_tokens(
             of a few positions at a time, and makes them again for the gradient.
         beside: further arrays [B, T, ..] that it reads.
     """
-    first, cache = lm.prefill(params, prompt, Room(token_rows.prefill_length(lm, prompt) + tokens.shape[1]))
+    first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, tokens.shape[1]))
     rest, _ = lm.extend(params, cache, known(lm, tokens))
     if (inside := lm.inside) is None:
         return read(jnp.concatenate([first.logits, rest.logits[:, :-1]], axis=1), *beside)

@@ -65,7 +65,8 @@ def refuse_adapter(folder: Path, name: str | Path) -> None:
     kind, base = table.get("peft_type", "LoRA"), table.get("base_model_name_or_path", "another model")
     raise CheckpointError(
         f"{name} is an adapter ({kind}, by its {lora.CONFIG}) of {base}, not a model: load that with "
-        f"adapter={str(name)!r}; what is no LoRA is merged with peft, by merge_and_unload().save_pretrained(FOLDER)"
+        f"adapter={str(name)!r} (--adapter); what is no LoRA is merged with peft: "
+        "merge_and_unload().save_pretrained(FOLDER)"
     )
 
 
@@ -154,7 +155,7 @@ def assemble(
     config = dataclasses.replace(config, dtype=quantisation.computation(dtype))
     unused = frozenset(family.unused(config))
     # Experts and heads that lie apart are presented as stacks before names are compared.
-    shards = stacks.stacked(shards, family.apart)
+    shards = stacks.stacked(shards, family.apart, family.alternate)
     files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
@@ -320,7 +321,8 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         ordered = sorted(parts, key=lambda item: item[1].part)
         tensor = np.concatenate([read(path) for path, _ in ordered]) if len(ordered) > 1 else read(ordered[0][0])
         tensor = tensor.swapaxes(-1, -2) if ordered[0][1].transposed else tensor
-        yield from stacks.unstacked(name, np.asarray(tensor, jnp.dtype(_saved_as(model)), order="C"), family.apart)
+        tensor = np.asarray(tensor, jnp.dtype(_saved_as(model)), order="C")
+        yield from stacks.unstacked(name, tensor, family.apart, family.alternate)
 
 
 def _saved_as(model: Model) -> str:

@@ -11,22 +11,25 @@ from jaxspec.weights.quantised_files import Quantised
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
 
-def stacked(shards: list[Shard], names: tuple[str, ...]) -> list[Shard]:
-    """Presents tensors that files hold expert by expert, or head by head, as stacks, which networks have.
+def stacked(shards: list[Shard], names: tuple[str, ...], alternate: bool = False) -> list[Shard]:
+    """Presents matrices of experts, and norms of heads, as the stacks that networks have.
 
-    `mlp.experts.3.gate_proj.weight` and `mlp.experts.3.up_proj.weight` are the rows of entry 3 of
-    `mlp.experts.gate_up_proj` [experts, out, in], and `mlp.experts.3.down_proj.weight` is that of
+    `mlp.experts.3.gate_proj.weight` and `mlp.experts.3.up_proj.weight` are entries 6 and 7 of
+    `mlp.experts.gate_up_proj` [2 experts, out, in], and `mlp.experts.3.down_proj.weight` is entry 3 of
     `mlp.experts.down_proj`. `q_layernorm.norms.3.weight` is entry 3 of `q_layernorm.norms.weight` [heads, dim]. A
-    stack is read entry by entry where the file can be read by rows.
+    stack is read entry by entry where the file can be read by rows. Files may also hold `mlp.experts.gate_up_proj` as
+    [experts, 2 out, in].
 
     Args:
         shards: the files.
         names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file is like that. For
             norms of heads one name, "".
+        alternate: whether files hold both projections as [experts, in, 2 out], whose columns belong to either in turn.
 
     Raises:
         CheckpointError: a matrix is absent, or of another shape than those beside it.
     """
+    shards = [_in_pairs(shard, alternate) for shard in shards]
     members: dict[str, dict[tuple[int, int], tuple[int, str]]] = {}  # stack -> (expert, part) -> (file, name)
     pattern = re.compile(rf"(.*\.(?:experts|norms))\.(\d+)({'|'.join(map(_end, names))})")
     for number, shard in enumerate(shards if names else ()):
@@ -39,8 +42,11 @@ def stacked(shards: list[Shard], names: tuple[str, ...]) -> list[Shard]:
     return [*(shard.keep(lambda name: name not in apart) for shard in shards), *stacks]
 
 
+PAIRS = re.compile(r".*\.experts\.gate_up_proj(_bias)?")
+
+
 _STACKS: dict[int, tuple[tuple[str, int], ...]] = {
-    # By how many names there are, and in their order: stack, and part of each entry's rows.
+    # By how many names there are, and in their order: stack, and which of each expert's entries.
     0: (),
     1: (("weight", 0),),
     3: (("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", 0)),
@@ -63,7 +69,6 @@ def _stack(shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], t
     for number, name in matrices.values():
         if (other := shards[number].shapes[name]) != shape:
             raise CheckpointError(f"{path}: {name} is {list(other)}, and {first} {list(shape)}: expected one shape")
-    rows, *rest = shape
 
     def load(names: Collection[str]) -> Iterator[tuple[str, Stored]]:
         # Of safetensors these still lie in their files; of other formats they are in memory, a stack at a time.
@@ -72,25 +77,25 @@ def _stack(shards: list[Shard], stack: str, matrices: Mapping[tuple[int, int], t
             arrays |= shards[number].read({name for other, name in matrices.values() if other == number})
 
         dtype = np.result_type(*{x.dtype for x in arrays.values()})
-        ordered = [[arrays[matrices[expert, part][1]] for part in range(parts)] for expert in range(count)]
+        ordered = [arrays[matrices[expert, part][1]] for expert in range(count) for part in range(parts)]
         yield from ((name, _joined(shapes[stack], dtype, ordered)) for name in names)
 
-    shapes = {stack: (count, parts * rows, *rest)}
+    shapes = {stack: (count * parts, *shape)}
     return Shard(path, shapes, load, frozenset(shapes) if first in shards[file].in_full else frozenset())
 
 
-def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[Sequence[np.ndarray | Stored]]) -> Stored:
-    """Makes the stack of matrices, for each expert those whose rows follow each other; quantised ones stay so."""
+def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarray | Stored]) -> Stored:
+    """Makes the stack of matrices; quantised ones stay so."""
 
     def stack(part: Callable[[np.ndarray | Stored], np.ndarray]) -> Callable[[int, int], np.ndarray]:
-        return lambda a, b: np.stack([np.concatenate([part(x) for x in rows]) for rows in members[a:b]])
+        return lambda a, b: np.stack([part(x) for x in members[a:b]])
 
     rows = stack(np.asarray)
-    layers = [x for matrices in members for x in matrices if isinstance(x, Quantised)]
+    layers = [x for x in members if isinstance(x, Quantised)]
     alike = {(x.bits, x.scale.shape, x.columns is None) for x in layers}
-    if len(layers) < sum(map(len, members)) or len(alike) > 1:
+    if len(layers) < len(members) or len(alike) > 1:
         return Stored(shape, dtype, rows)
-    # [E, out, in] entries and [E, out, G] scales: what the file has is multiplied with, not rounded again.
+    # [n, out, in] entries and [n, out, G] scales: what the file has is multiplied with, not rounded again.
     first, count = layers[0], len(members)
     entries = Stored(shape, np.dtype(np.int8), stack(lambda x: np.asarray(x.entries)))  # pyright: ignore
     zeros = np.zeros(first.scale.shape, np.int8)
@@ -99,7 +104,53 @@ def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[Sequence[
     return Quantised(shape, dtype, rows, entries, scale, zero if zero.any() else None, first.bits, first.columns)
 
 
-def unstacked(name: str, tensor: np.ndarray, names: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
+def _in_pairs(shard: Shard, alternate: bool) -> Shard:
+    """Presents the two projections that share a matrix of each expert as two entries, one after the other."""
+    axis = -1 if alternate else 1
+    fused = {name for name, shape in shard.shapes.items() if PAIRS.fullmatch(name) and shape[axis] % 2 == 0}
+    if not fused:
+        return shard
+
+    def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
+        for name, x in shard.load(names):
+            yield name, _pairs(x, axis, alternate) if name in fused else x
+
+    shapes = {name: _in_two(shape, axis) if name in fused else shape for name, shape in shard.shapes.items()}
+    return shard._replace(shapes=shapes, load=load)
+
+
+def _in_two(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    halved = list(shape)
+    halved[0], halved[axis] = 2 * shape[0], shape[axis] // 2
+    return tuple(halved)
+
+
+def _pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
+    def halves(x: np.ndarray, axis: int) -> np.ndarray:
+        """[n, .., 2 out, ..] -> [2 n, .., out, ..]."""
+        x = np.moveaxis(x, axis, 1)
+        parts = (x[:, 0::2], x[:, 1::2]) if alternate else np.split(x, 2, axis=1)
+        return np.moveaxis(np.stack(parts, axis=1).reshape(2 * len(x), *parts[0].shape[1:]), 1, axis)
+
+    def stored(x: np.ndarray | Stored, axis: int) -> Stored:
+        def rows(start: int, stop: int) -> np.ndarray:
+            first = start // 2  # both entries of an expert are read for either
+            return halves(np.asarray(x[first : -(-stop // 2)]), axis)[start - 2 * first :][: stop - start]
+
+        return Stored(_in_two(x.shape, axis), x.dtype, rows)
+
+    pairs = stored(x, axis)
+    if not isinstance(x, Quantised):
+        return pairs
+    # Entries and scales are [n, out, ..] in a file whose matrices are [n, in, out], too.
+    zero = None if x.zero is None else halves(x.zero, 1)
+    parts = stored(x.entries, 1), halves(x.scale, 1), zero
+    return Quantised(pairs.shape, x.dtype, pairs.rows, *parts, x.bits, x.columns)
+
+
+def unstacked(
+    name: str, tensor: np.ndarray, names: tuple[str, ...], alternate: bool = False
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yields what `stacked` makes a stack of; any other tensor as it is.
 
     >>> [x for x, _ in unstacked("mlp.experts.down_proj", np.zeros((2, 3, 4)), ("w1", "w3", "w2"))]
@@ -108,9 +159,14 @@ def unstacked(name: str, tensor: np.ndarray, names: tuple[str, ...]) -> Iterator
     layer, _, stack = name.rpartition(".")
     parts = _STACKS[len(names) if layer.endswith((".experts", ".norms")) else 0]
     ends = [_end(x) for x, (other, _) in zip(names, parts, strict=False) if other == stack]
-    if not ends:
+    if ends:
+        for entry, matrix in enumerate(tensor):
+            yield f"{layer}.{entry // len(ends)}{ends[entry % len(ends)]}", matrix
+    elif PAIRS.fullmatch(name):
+        axis = -1 if alternate else 1
+        pairs = np.moveaxis(tensor.reshape(-1, 2, *tensor.shape[1:]), 1, axis if alternate else 1)
+        shape = list(tensor.shape)
+        shape[0], shape[axis] = shape[0] // 2, 2 * shape[axis]
+        yield name, np.ascontiguousarray(pairs).reshape(shape)
+    else:
         yield name, tensor
-        return
-    for expert, rows in enumerate(tensor):
-        for end, matrix in zip(ends, np.split(rows, len(ends)), strict=True):
-            yield f"{layer}.{expert}{end}", matrix

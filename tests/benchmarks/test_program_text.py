@@ -24,7 +24,8 @@ PROGRAM = f"""HloModule jit_generation, is_scheduled=true
   %param_1.2 = s32[] parameter(1)
   %param_0.2 = {WEIGHT} parameter(0)
   %bitcast.2 = {WEIGHT} bitcast(%param_0.2)
-  ROOT %dynamic-slice.1 = bf16[1,1024]{{1,0}} dynamic-slice(%bitcast.2, %param_1.2), dynamic_slice_sizes={{1,1024}}
+  %fusion.30 = {WEIGHT} fusion(%bitcast.2), kind=kLoop, calls=%fused_relayout
+  ROOT %dynamic-slice.1 = bf16[1,1024]{{1,0}} dynamic-slice(%fusion.30, %param_1.2), dynamic_slice_sizes={{1,1024}}
 }}
 
 %fused_relayout (param_0.3: bf16[1024,1024]) -> bf16[1024,1024] {{

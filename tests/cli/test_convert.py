@@ -7,11 +7,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec import Model
+from jaxspec.cli import names
+from jaxspec.cli import pair as pairs
 from jaxspec.cli.main import app
 from jaxspec.nets import decoder, t5
 from jaxspec.weights import huggingface, orbax, quantisation
@@ -42,6 +44,29 @@ def words():
     raw = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "dog": 3}, unk_token="<unk>"))
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
+
+
+@pytest.mark.slow
+def test_adapters_are_merged_on_the_command_line(theirs, tmp_path):
+    """As `load` merges them: into a folder that is written, and into the target of commands that generate."""
+    query = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none"}')
+    ones = {f"{query}A.weight": np.ones((2, 16), np.float32), f"{query}B.weight": np.ones((16, 2), np.float32)}
+    save_file(ones, adapter / "adapter_model.safetensors")
+    merged = jaxspec.load(theirs, adapter=adapter).params
+    changed = merged["layers_0"]["attention"]["query"]["weight"]
+    plain = jaxspec.load(theirs).params["layers_0"]["attention"]["query"]["weight"]
+    np.testing.assert_allclose(changed - plain, 4.0, atol=1e-5)
+    assert run(theirs, tmp_path / "to", "--adapter", adapter).exit_code == 0
+    target, _ = pairs.load(pairs.Pair(str(theirs), adapter=str(adapter)))
+    for params in (jaxspec.load(tmp_path / "to").params, target.params):
+        jax.tree.map(np.testing.assert_array_equal, params, merged)
+    help_of = {name: runner.invoke(app, [name, "--help"]).output for name in ("generate", "batch", "chat", "convert")}
+    assert all("--adapter" in text for text in help_of.values())
+    with pytest.raises(ValueError, match="--adapter is x, and random:t5-small has random weights"):
+        names.model("random:t5-small", adapter="x")
 
 
 @pytest.mark.slow

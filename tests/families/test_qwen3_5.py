@@ -3,7 +3,11 @@
 import dataclasses
 import functools
 import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -279,6 +283,41 @@ def test_heads_are_split_over_devices():
         assert specs[f"layers_0/attention/{name}/weight"].spec == rows
     assert specs["layers_0/attention/out/weight"].spec == columns
     assert specs["layers_1/attention/query/weight"].spec == rows
+
+
+def test_caches_are_split_by_rows():
+    """Every leaf: states, logs and lengths, beside keys and values."""
+    config = model().config  # a recurrent layer, and one with attention
+    cache = jax.eval_shape(lambda: decoder.empty_cache(config, 4, Room(20, rewind=3)))
+    mesh = jax.sharding.AbstractMesh((2, 2), (sharding.DATA, sharding.MODEL))
+    specs = [x.spec for x in jax.tree.leaves(sharding.cache(cache, nets.axes_of(config), mesh))]
+    assert len(specs) == 9 and {spec[0] for spec in specs} == {"data"}
+    assert cache.layers[0].state["memory"].shape[1] == 4
+    by_heads = sharding.cache(cache.layers[0].state["memory"], nets.axes_of(config), mesh).spec
+    assert by_heads == jax.sharding.PartitionSpec("data", "model", None, None)
+
+
+ON_TWO_DEVICES = """
+import jax
+from jaxspec import sharding
+from jaxspec.decode import loop, request
+from jaxspec.nets import axes_of
+from tests.families.test_qwen3_5 import model
+
+mesh, axes = sharding.mesh("data=2"), axes_of(model().config)
+params = jax.device_put(model().params, sharding.parameters(model().params, axes, mesh))
+prepared = request.prepare(model()._replace(params=params), [[3, 1, 4, 1], [5, 9]], max_new_tokens=4)
+cache = loop.begin(prepared).caches.target
+places = sharding.cache(cache, axes, mesh)
+assert all(jax.tree.leaves(jax.tree.map(lambda x, place: x.sharding.is_equivalent_to(place, x.ndim), cache, places)))
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_splits_caches_so():
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], check=True, cwd=root, env=environment | {"PYTHONPATH": root})
 
 
 @pytest.mark.parametrize(

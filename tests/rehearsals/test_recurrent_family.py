@@ -7,6 +7,7 @@ prefix and in refilled slots. (Yang et al., gated delta networks, arXiv 2412.064
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 from typing import ClassVar
 
 import flax.linen as nn
@@ -17,13 +18,17 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets
+from jaxspec.analysis import acceptance, numerics, roofline
 from jaxspec.core import chunks, layer_caches
 from jaxspec.core import kv_cache as kv
+from jaxspec.decode import causality, request
 from jaxspec.files.strict_tables import RecipeError
 from jaxspec.nets import blocks, decoder
+from jaxspec.nets.network import Load
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
-from jaxspec.testing import word_tokenizer
+from jaxspec.testing import tables, word_tokenizer
+from jaxspec.training import head_loss, top_tokens
 from jaxspec.weights import orbax
 from tests.decode import test_chat
 from tests.marks import marked
@@ -123,6 +128,57 @@ def test_amounts_are_those_of_its_arrays():
 @functools.cache
 def model(seed=0):
     return Model(*network(seed), name=f"recurrent-{seed}")
+
+
+PROMPT, NEW = jaxspec.Prompt(jnp.ones((1, 4), jnp.int32), jnp.array([4])), jnp.ones((1, 40), jnp.int32)
+LESSON = head_loss.Lesson(SimpleNamespace(target=NEW, target_length=jnp.array([40])), network()[1])  # pyright: ignore
+READERS = {
+    "teacher forcing": lambda target: acceptance.teacher_forced(target.lm, target.params, PROMPT, NEW),
+    "distillation": lambda target: top_tokens.most_probable(target.lm, target.params, PROMPT, NEW, 2),
+    "training of heads": lambda target: head_loss.read(target.lm, LESSON),
+    "checks of causality": lambda target: causality.look_ahead.__wrapped__(target.lm, target.params),
+    "checks of shapes": causality.check_shapes,
+    "certificates": lambda target: tables._network.__wrapped__(target.lm, target.params, PROMPT, NEW),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_only_read_logs_a_token_whatever_the_length(reader):
+    """A log of whole rows would take as much memory as keys and values, in every layer."""
+    lm, params = network()
+    sizes = []
+
+    def prefill(params, prompt, room):
+        forward, cache = lm.prefill(params, prompt, room)
+        sizes.extend(layer.size for layer in cache.layers if isinstance(layer, layer_caches.Recurrent))
+        return forward, cache
+
+    target = Model(lm._replace(prefill=prefill), params)
+    jax.eval_shape(lambda params: READERS[reader](target._replace(params=params)), params)
+    assert sizes and set(sizes) == {1}
+
+
+def test_comparing_two_texts_logs_what_plain_decoding_logs(monkeypatch):
+    prepared, rooms = request.prepare(model(), [[3, 1, 4]], max_new_tokens=5), []
+    lm = model().lm
+    spied = lm._replace(prefill=lambda params, prompt, room: (rooms.append(room), lm.prefill(params, prompt, room))[1])
+    prepared = prepared._replace(target=prepared.target._replace(lm=spied))
+    assert len(numerics._margins(prepared, [1, 2], 3, 4)) == 2
+    assert [room.rewind for room in rooms] == [2]
+
+
+def test_plans_count_what_rounds_do_again():
+    """Each token reads and writes every state, those of a rejected draft in the next round again."""
+    load = nets.net_of(CONFIG).load(CONFIG, row=9)
+    assert load.state_bytes == 2 * 4 * (2 * 3 * 4 + 2 * DELTA.width)  # two layers, float32
+    machine = roofline.Machine(1.0, 1e9, 1e9)
+    without = load._replace(state_bytes=0.0)
+    for gamma in (0, 3):
+        moved = (2 * (gamma + 2 + gamma + 1) - 1) * load.state_bytes  # once, they are among the cache's bytes
+        one, other = (float(roofline.pass_time(machine, x, tokens=gamma + 1)) for x in (load, without))
+        assert one - other == pytest.approx(moved)
+    assert roofline.verify_cost(machine, load, 3) > roofline.verify_cost(machine, without, 3) == 1.0
+    assert Load(10, cache_bytes=3.0).row_bytes(7) == 3.0
 
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7], [1, 8, 2, 8, 1, 8]]

@@ -31,8 +31,8 @@ def main() -> None:
     def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    sizes = {"inwards": (2 * SHAPE.dim, DIM), "outwards": (DIM, SHAPE.dim)}
-    layer = {name: {"weight": array("bfloat16", SHAPE.count, *size)} for name, size in sizes.items()}
+    sizes = {"inwards": (2 * SHAPE.count, SHAPE.dim, DIM), "outwards": (SHAPE.count, DIM, SHAPE.dim)}
+    layer = {name: {"weight": array("bfloat16", *size)} for name, size in sizes.items()}
     for count in map(int, rows):
 
         def loop(layers, x, ids, weights):
@@ -45,7 +45,7 @@ def main() -> None:
 
         tokens = array("bfloat16", 1, count, DIM), array("int32", 1, count, 8), array("float32", 1, count, 8)
         memory = jax.jit(loop).lower([layer] * LAYERS, *tokens).compile().memory_analysis()
-        weights = 2 * LAYERS * SHAPE.count * sum(map(math.prod, sizes.values()))
+        weights = 2 * LAYERS * sum(map(math.prod, sizes.values()))
         about = {"name": f"{count} rows", "temporaries": memory.temp_size_in_bytes, "weights": weights}
         print("compiled", json.dumps(about), flush=True)
 

@@ -51,15 +51,12 @@ def test_what_is_written_is_read_again(saved):
     written = load_file(folder / "model.safetensors")
     inwards = model.params["layers_1"]["ff"]["experts"]["inwards"]["weight"]
     if name == "GptOssForCausalLM":
-        np.testing.assert_array_equal(written["model.layers.1.mlp.experts.gate_up_proj"], inwards.swapaxes(1, 2))
+        fused = written["model.layers.1.mlp.experts.gate_up_proj"]  # [experts, in, 2 out]
+        np.testing.assert_array_equal(fused[3, :, 0::2], inwards[6].T)
+        np.testing.assert_array_equal(fused[3, :, 1::2], inwards[7].T)
         return
     ends = {"Qwen3MoeForCausalLM": "mlp.experts.3.up_proj", "MixtralForCausalLM": "block_sparse_moe.experts.3.w3"}
-    np.testing.assert_array_equal(
-        written[f"model.layers.1.{ends[name]}.weight"],
-        model.params["layers_1"]["ff"]["experts"]["inwards"]["weight"][
-            3, len(written[f"model.layers.1.{ends[name]}.weight"]) :
-        ],
-    )
+    np.testing.assert_array_equal(written[f"model.layers.1.{ends[name]}.weight"], inwards[7])
 
 
 @pytest.mark.parametrize("saved", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"], indirect=True)
@@ -68,7 +65,9 @@ def test_transformers_in_memory_names_are_read_and_experts_may_lie_in_two_files(
     in_memory, apart = {}, {}
     for shard in stacks.stacked(tensors.shards(folder), FAMILY[saved[0]].apart):
         for tensor, x in shard.read():
-            in_memory[tensor.replace("block_sparse_moe", "mlp")] = np.asarray(x)
+            x = np.asarray(x)
+            fused = x.reshape(len(x) // 2, -1, *x.shape[2:]) if tensor.endswith("gate_up_proj") else x
+            in_memory[tensor.replace("block_sparse_moe", "mlp")] = fused
     for tensor, x in load_file(folder / "model.safetensors").items():
         apart[tensor] = x
     (folder / "model.safetensors").unlink()
@@ -110,7 +109,7 @@ def test_experts_are_quantised_one_by_one(saved, dtype):
     [
         (lambda x: {k: v for k, v in x.items() if "experts.2.w3" not in k}, "has 7 matrices of 4 experts.*expected 8"),
         (lambda x: {k: v[:5].copy() if "experts.1.w1" in k else v for k, v in x.items()}, "expected one shape"),
-        (lambda x: {k: v for k, v in x.items() if "experts.3." not in k}, r"is \[3, 48, 32\], expected \[4, 48, 32\]"),
+        (lambda x: {k: v for k, v in x.items() if "experts.3." not in k}, r"is \[6, 24, 32\], expected \[8, 24, 32\]"),
     ],
 )
 def test_experts_that_do_not_fit_are_refused(tmp_path, change, message):
@@ -218,6 +217,9 @@ def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
     by_dtype = {x: huggingface.restore(tmp_path / "folder", x)[0] for x in ("float32", "bfloat16", "int8", "int4")}
     for name, parts in packed.items():
         theirs = mxfp4.convert_moe_packed_tensors(*map(torch.tensor, parts)).float().numpy().swapaxes(1, 2)
+        if "gate_up" in name:  # rows of the gate and of the other projection alternate
+            theirs = np.stack([theirs[:, 0::2], theirs[:, 1::2]], axis=1)
+            theirs = theirs.reshape(-1, *theirs.shape[2:])
         layer, end = f"layers_{name.split('.')[2]}", "inwards" if "gate_up" in name else "outwards"
         stacks = {x: params[layer]["ff"]["experts"][end]["weight"] for x, params in by_dtype.items()}
         for exact in (stacks["float32"], stacks["bfloat16"], quantisation.dequantise_matrix(stacks["int8"])):
@@ -241,19 +243,18 @@ def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
 def test_integers_of_experts_stay_as_they_are_in_the_file():
     """GPTQ, AWQ and compressed-tensors: entries, scales and zero points of each expert, and no second rounding."""
     random, members = np.random.default_rng(0), []
-    for _ in range(6):  # gate and other projection of three experts
+    for _ in range(6):  # of three experts, each with a gate and another projection
         q, z = (random.integers(-8, 8, shape).astype(np.int8) for shape in ((4, 32), (4, 2)))
         scale = random.uniform(0.5, 1, (4, 2)).astype(np.float32)
         values = (q - np.repeat(z, 16, axis=1)) * np.repeat(scale, 16, axis=1)
         rows = lambda a, b, x=values: x[a:b]  # noqa: E731
         entries = tensors.Stored((4, 32), np.dtype(np.int8), lambda a, b, q=q: q[a:b])
         members.append((quantised_files.Quantised((4, 32), np.dtype(np.float32), rows, entries, scale, z, 4), values))
-    pairs = [members[0:2], members[2:4], members[4:6]]
-    stack = stacks._joined((3, 8, 32), np.dtype(np.float32), [[x for x, _ in pair] for pair in pairs])
-    expected = np.stack([np.concatenate([values for _, values in pair]) for pair in pairs])
+    stack = stacks._joined((6, 4, 32), np.dtype(np.float32), [x for x, _ in members])
+    expected = np.stack([values for _, values in members])
     np.testing.assert_allclose(np.asarray(stack), expected, rtol=1e-6)
     placed = parameters.place("ff/experts/inwards/weight", stack, WHOLE, None, "int4")
-    assert placed["int4"].shape == (3, 2, 8, 16) and placed["zero"].shape == (3, 8, 2)
+    assert placed["int4"].shape == (6, 2, 4, 16) and placed["zero"].shape == (6, 4, 2)
     np.testing.assert_allclose(quantisation.dequantise_matrix(placed), expected, rtol=1e-6)
 
 

@@ -41,7 +41,8 @@ class Family(NamedTuple):
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
         unused: configuration -> names of tensors that a file may hold, and that the network does not use.
-        apart: the names of what files hold expert by expert, or head by head: see `stacks.stacked`.
+        apart, alternate: the names of what files hold expert by expert, or head by head, and how two projections lie
+            in one matrix: see `stacks.stacked`.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Family(NamedTuple):
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
     unused: Callable[[Any], Collection[str]] = lambda config: ()
     apart: tuple[str, ...] = ()
+    alternate: bool = False
 
 
 ACTIVATIONS = {

@@ -79,7 +79,7 @@ def read_gpt_oss(table: dict) -> DecoderConfig:
     config = decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"sinks": True}))
     sizes = table["num_local_experts"], table["num_experts_per_tok"], table["intermediate_size"]
     alpha, limit = float(table["swiglu_alpha"]), float(table["swiglu_limit"])
-    return _mixed(config, *sizes, activation=CLAMPED, interleaved=True, bias=True, alpha=alpha, limit=limit)
+    return _mixed(config, *sizes, activation=CLAMPED, bias=True, alpha=alpha, limit=limit)
 
 
 def _qwen3_keys(form: UniformDecoder) -> dict[str, Any]:
@@ -162,4 +162,4 @@ MIXTRAL = decoders.family(
 GPT_OSS = decoders.family(
     *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _gpt_oss_keys, SIZES_GPT_OSS),
     more_keys=_gpt_oss_experts,
-)._replace(names=_gpt_oss_names)
+)._replace(names=_gpt_oss_names, alternate=True)
