@@ -74,10 +74,10 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_763,  # costs of recurrent layers by the draft
-    "cli": 4_028,  # --adapter
+    "cli": 4_051,  # --adapter
     "core": 4_054,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_566,
-    "draft_heads": 4_559,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
+    "draft_heads": 4_594,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
     "drafters": 4_406,
     "files": 642,
     "jobs": 1_941,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from rich import filesize
@@ -30,11 +31,13 @@ def models(as_json: Json = False) -> None:
             family.title: [memory.of_config(name, config) for name, config in family.sizes.items()]
             for family in FAMILIES
         }
+        published = published_heads()
         checkpoints = shipped()
         heads = draft_heads.shipped().items()
         sizes_of_heads = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in heads}
     if as_json:
-        return console.print_json({"shipped": checkpoints, "heads": sizes_of_heads, "families": families})
+        tables = {"shipped": checkpoints, "heads": sizes_of_heads, "families": families, "published_heads": published}
+        return console.print_json(tables)
     out, cache = Console(highlight=False), "cache a\ntoken,\n"
     table = console.table(
         ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
@@ -57,6 +60,26 @@ def models(as_json: Json = False) -> None:
             table.add_row(size.name, console.count(size.parameters), *cells)
         out.print()
         console.show(out, table)
+    table = console.table(("parameters", "bfloat16"), first="name", title="Draft heads")
+    for name, parameters in published.items():
+        table.add_row(name, console.count(parameters), short(2 * parameters))
+    out.print()
+    console.show(out, table)
+
+
+def published_heads() -> dict[str, int]:
+    """Counts the parameters of draft heads of published sizes, by name."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxspec.draft_heads import KINDS
+
+    counts = {}
+    for kind in KINDS:
+        for name, config in kind.published.items():
+            leaves = jax.tree.leaves(jax.eval_shape(functools.partial(kind.init, config), jax.random.key(0)))
+            counts[name] = sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
+    return counts
 
 
 def short(size: int) -> str:

@@ -107,6 +107,7 @@ class AssistantHead(NamedTuple):
     # stand for the target's there
     read: Callable[..., tuple[Float[Array, "B T V"], Float[Array, "B T H"]]]
     sources: tuple[int, ...]  # the target's layers whose keys it reads, one for each of its own
+    key_sizes: tuple[tuple[int, int], ...]  # of each of these layers, the key-value heads and their size
     requirements: TargetRequirements  # its requirements of the target
 
 
@@ -184,7 +185,10 @@ def _cached(source: TargetKeys, dtype: Any) -> tuple[Array, Array]:
 def head(config: AssistantConfig) -> AssistantHead:
     """Makes an assistant's pure functions, for `drafters.assistant`."""
     read = stack.pure(Assistant(config), Assistant.read)
-    return AssistantHead(read, config.sources, TargetRequirements(config.layer.vocab_size, config.hidden_size))
+    mixers = [layer.attention for layer in config.layer.layers]
+    key_sizes = tuple((mixer.kv_heads, mixer.head_dim) for mixer in mixers)
+    requirements = TargetRequirements(config.layer.vocab_size, config.hidden_size)
+    return AssistantHead(read, config.sources, key_sizes, requirements)
 
 
 def init(config: AssistantConfig, key: Key[Array, ""]) -> core.Params:
@@ -249,6 +253,25 @@ def assistant(
     return drafter
 
 
+def read_keys(head: AssistantHead, inside: core.Inside, cache: core.Cache) -> tuple[TargetKeys, ...]:
+    """Reads the keys and values of the target's layers that an assistant attends to.
+
+    Raises:
+        ValueError: they have other sizes than those that it was made for.
+    """
+    assert inside.keys_values is not None, "assistant"
+    memory = tuple(TargetKeys(*inside.keys_values(cache, layer)) for layer in head.sources)
+    for layer, (source, expected, read) in enumerate(zip(head.sources, head.key_sizes, memory, strict=True)):
+        heads, size = read.keys.shape[1], read.keys.shape[3]
+        if (heads, size) != expected:
+            raise ValueError(
+                f"layer {layer} of the assistant reads {expected[0]} key-value heads of size {expected[1]}, and layer "
+                f"{source} of the target has {heads} of size {size}: expected the target that it was made for, or "
+                "other sources"
+            )
+    return memory
+
+
 @functools.lru_cache
 def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
     inside = parts.lm.inside
@@ -261,8 +284,7 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), row = parts(weights), context.row
-        assert inside.keys_values is not None, "assistant"
-        memory = tuple(TargetKeys(*inside.keys_values(caches.target, layer)) for layer in head.sources)
+        memory = read_keys(head, inside, caches.target)
         last = token_rows.window(row.tokens, row.length - 1, 1)  # [B, 1]
 
         def read(tokens: Int[Array, "B n"], before: Float[Array, "B n H"], hidden: Array, first: int) -> NodeLogits:
@@ -402,6 +424,16 @@ def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
     return table if config.positions_back == 1 else table | {"positions_back": config.positions_back}
 
 
+# Sizes of E2B's, whose config.json alone is known; its target owns keys up to layers 13 (local) and 14 (global).
+_E2B = {
+    **{"model_type": "gemma4_text", "vocab_size": 262_144, "hidden_size": 256, "intermediate_size": 2048},
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
+    **{"global_head_dim": 512, "sliding_window": 512, "hidden_size_per_layer_input": 0},
+    "layer_types": [gemma4.LOCAL] * 3 + [gemma4.GLOBAL],
+}
+SIZES = {"gemma-4-e2b-assistant": AssistantConfig(gemma4.read(_E2B), 1536, (13, 13, 13, 14), centroids=2048)}
+
+
 KIND = Kind(
     name="assistant",
     config=AssistantConfig,
@@ -409,4 +441,5 @@ KIND = Kind(
     head=head,
     drafter=assistant,
     format=Format("Gemma 4 assistant", canonical, matches, read, names, write, stores_ids=True),
+    published=SIZES,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Key
@@ -36,6 +37,7 @@ class Kind(NamedTuple):
     # configuration for a target
     sizes: type | None = None
     training: Training | None = None  # how it is trained
+    published: Mapping[str, Any] = types.MappingProxyType({})  # configurations of published sizes by name
 
 
 def in_dtype(config: Any, dtype: str) -> Any:

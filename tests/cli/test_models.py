@@ -161,7 +161,7 @@ def few(monkeypatch, tmp_path):
 def test_shipped_checkpoints_and_sizes_are_in_tables(few):
     result = runner.invoke(app, ["models"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    for part in ("ours", "bfloat16", "t5-tiny", "Llama", "llama-tiny", "parameters"):
+    for part in ("ours", "bfloat16", "t5-tiny", "Llama", "llama-tiny", "parameters", "gemma-4-e2b-assistant"):
         assert part in result.stdout
 
 
@@ -170,6 +170,7 @@ def test_shipped_checkpoints_and_sizes_are_in_json(few):
     report = json.loads(result.stdout)
     names = {title: [row["name"] for row in rows] for title, rows in report["families"].items()}
     assert names == {"T5, FLAN-T5, ByT5": ["t5-tiny"], "Llama": ["llama-tiny"]}
+    assert report["published_heads"] == {"gemma-4-e2b-assistant": pytest.approx(78e6, rel=0.03)}
     (ours,) = report["shipped"]
     assert (ours["name"], ours["stored_as"], ours["about"]) == ("ours", "bfloat16", {"heldout_loss": 1.5})
     assert ours["parameters"] == memory.of_config("ours", GPT).parameters

@@ -351,3 +351,18 @@ def test_targets_that_have_no_such_keys():
     config = assistant.read(config, {}, formats.target_shape(gemma("E2B")))
     with pytest.raises(ValueError, match="an assistant reads the keys of layer 3, and llama has none to read"):
         drafters.assistant(DraftHead(assistant.head(config), {}), goal)
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "expected"), [(2, 16, "2 key-value heads of size 16"), (1, 8, "1 .* size 8")]
+)
+def test_an_assistant_made_by_hand_has_the_key_sizes_of_its_target(heads, size, expected):
+    """Its configuration names the target's layers without the target's sizes: they are compared when both meet."""
+    shape = decoder.decoder_config(60, 32, 24, layers=2, heads=4, kv_heads=1, head_dim=16)
+    goal = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), None, shape, "llama")
+    narrow = decoder.decoder_config(60, 16, 24, layers=1, heads=2, kv_heads=heads, head_dim=size)
+    config = assistant.AssistantConfig(dataclasses.replace(narrow, tied_head=True), 32, (1,))
+    drafter = drafters.assistant(DraftHead(assistant.head(config), assistant.init(config, jax.random.key(1))), goal)
+    message = f"layer 0 of the assistant reads {expected}, and layer 1 of the target has 1 of size 16: expected"
+    with pytest.raises(ValueError, match=message):
+        jaxspec.generate(goal, [[1, 2]], drafter=drafter, gamma=2, max_new_tokens=4)

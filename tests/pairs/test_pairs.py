@@ -11,7 +11,7 @@ import jaxspec
 from benchmarks import pairs
 from jaxspec import drafters, nets
 from jaxspec.decode import loop
-from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads import assistant, kind_of
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import net_of
 from jaxspec.nets.shapes import DecoderConfig
@@ -153,6 +153,13 @@ def test_head_has_as_many_parameters_as_published(name: str):
     total = sum(jnp.prod(jnp.array(shape)).item() for tensor, shape in shapes.items() if tensor not in without)
     decimals = {500: 0.1, 1000: 0.06}.get(PARAMETERS[name], 0.03)
     assert total / 1e6 == pytest.approx(PARAMETERS[name], rel=decimals)
+
+
+def test_published_assistant_has_the_shape_of_its_name():
+    pair = next(pair for pair in HEADS if pair.format == "assistant")
+    named, config = assistant.SIZES["gemma-4-e2b-assistant"], pairs.describe(pair).config
+    assert dataclasses.replace(named, layer=config.layer) == config
+    assert dataclasses.replace(named.layer, dtype="bfloat16") == config.layer
 
 
 # --- rounds
