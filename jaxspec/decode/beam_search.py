@@ -270,23 +270,7 @@ def _search(
     goal: Goal,
 ) -> SearchState:
     """The whole search, but for the caches that it ends with."""
-    batch, base = prompt.tokens.shape[0], decoder_prompt(target, prompt).length
-    count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
-
-    # The first step, from prefill's own logits: every running beam has one token, and nothing is retained yet.
-    with jax.named_scope("prefill"):
-        forward, cache = _prefill(target, weights.target, prompt, size)
-        caches = core.Caches(cache, () if draft is None else _prefill(draft, weights.draft, prompt, size)[1])
-    scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
-    log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
-    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
-    beams = bookkeeping.start(batch, size.beams, size.new, size.top)
-    beams, _, _ = bookkeeping.advance(beams, candidates, goal)
-    # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
-    failed = jnp.isnan(log_probs[:, 0, 0])
-    beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.retained, size.beams))
-    state = SearchState(beams, parent, zero, above, caches, zero, failed)
+    base, count = decoder_prompt(target, prompt).length, bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
 
     def one_round(state: SearchState) -> SearchState:
         # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last
@@ -338,7 +322,33 @@ def _search(
     def unfinished(state: SearchState) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(state.beams.done))
 
+    state = _first_step(target, draft, size, weights, prompt, goal)
     return jax.lax.while_loop(unfinished, one_round, state)._replace(caches=core.Caches(()))
+
+
+def _first_step(
+    target: core.LanguageModel,
+    draft: core.LanguageModel | None,
+    size: Size,
+    weights: core.Weights,
+    prompt: core.Prompt,
+    goal: Goal,
+) -> SearchState:
+    """Makes the state after prefill: every running beam has one token, and nothing is retained yet."""
+    batch, count = prompt.tokens.shape[0], bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
+    with jax.named_scope("prefill"):
+        forward, cache = _prefill(target, weights.target, prompt, size)
+        caches = core.Caches(cache, () if draft is None else _prefill(draft, weights.draft, prompt, size)[1])
+    scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
+    log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
+    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
+    beams = bookkeeping.start(batch, size.beams, size.new, size.top)
+    beams, _, _ = bookkeeping.advance(beams, candidates, goal)
+    # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
+    failed = jnp.isnan(log_probs[:, 0, 0])
+    beams = beams._replace(done=jnp.logical_or(beams.done, failed))
+    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.retained, size.beams))
+    return SearchState(beams, parent, zero, above, caches, zero, failed)
 
 
 def _draft(

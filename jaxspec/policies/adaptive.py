@@ -116,29 +116,13 @@ def adaptive(
 
 @functools.lru_cache
 def _adaptive(together: Together | None) -> Policy:
-    def of_all(tokens: Float[Array, "B gamma+1"], left: Int[Array, " B"]) -> Float[Array, "1 gamma+1"]:
-        """The progress of a round with 0, 1, ..., gamma draft tokens a row; rows that have ended count for nothing."""
-        live, left = (left > 0)[:, None], left[:, None].astype(jnp.float32)
-        if together == "slots":
-            return jnp.sum(jnp.where(live, tokens, 0.0), axis=0, keepdims=True)
-        # Of what the slowest row has left, the part that the round does.
-        return jnp.min(jnp.where(live, tokens / jnp.maximum(left, 1.0), 1e9), axis=0, keepdims=True)
+    of_all, is_trial_due = (functools.partial(function, together) for function in (_of_all, _is_trial_due))
 
     def init(params: AdaptiveParams, prompt: Prompt) -> AcceptanceState:
         rows = prompt.length.shape
-        accepted, num_tested = (
-            jnp.broadcast_to(params.alpha * params.weight, rows),
-            jnp.broadcast_to(params.weight, rows),
-        )
+        accepted, num_tested = (jnp.broadcast_to(x, rows) for x in (params.alpha * params.weight, params.weight))
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
         return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
-
-    def is_trial_due(idle: Int[Array, " B"], pause: Int[Array, " B"], left: Any = 1) -> Bool[Array, " #B"]:
-        """Says whether a pause is over: a row's own, or that of all rows, of which one may have come later."""
-        if together is None:
-            return idle >= pause
-        idle, pause = (jnp.max(jnp.where(left > 0, rounds, 0), keepdims=True) for rounds in (idle, pause))
-        return jnp.logical_and(idle >= pause, jnp.any(left > 0))
 
     def max_draft(
         params: AdaptiveParams, state: AcceptanceState, gamma: int, left: Int[Array, " B"]
@@ -190,6 +174,27 @@ def _adaptive(together: Together | None) -> Policy:
         )
 
     return Policy(init, max_draft, update, shorten=shorten if together else None)
+
+
+def _of_all(
+    together: Together | None, tokens: Float[Array, "B gamma+1"], left: Int[Array, " B"]
+) -> Float[Array, "1 gamma+1"]:
+    """Returns the progress of a round with 0, 1, ..., gamma draft tokens a row; rows that have ended do not count."""
+    live, left = (left > 0)[:, None], left[:, None].astype(jnp.float32)
+    if together == "slots":
+        return jnp.sum(jnp.where(live, tokens, 0.0), axis=0, keepdims=True)
+    # Of what the slowest row has left, the part that the round does.
+    return jnp.min(jnp.where(live, tokens / jnp.maximum(left, 1.0), 1e9), axis=0, keepdims=True)
+
+
+def _is_trial_due(
+    together: Together | None, idle: Int[Array, " B"], pause: Int[Array, " B"], left: Any = 1
+) -> Bool[Array, " #B"]:
+    """Says whether a pause is over: a row's own, or that of all rows, of which one may have come later."""
+    if together is None:
+        return idle >= pause
+    idle, pause = (jnp.max(jnp.where(left > 0, rounds, 0), keepdims=True) for rounds in (idle, pause))
+    return jnp.logical_and(idle >= pause, jnp.any(left > 0))
 
 
 def expected_tokens(alpha: Float[Array, " B"], gamma: int) -> Float[Array, "B gamma+1"]:
