@@ -37,21 +37,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import sampling
+from jaxspec import core, sampling
 from jaxspec.analysis import acceptance, formulas
 from jaxspec.analysis.statistics import Rate
-from jaxspec.core import (
-    AcceptanceRatio,
-    Distribution,
-    Draft,
-    LanguageModel,
-    Params,
-    Prompt,
-    Rule,
-    Sampler,
-    noise,
-    programs,
-)
+from jaxspec.core import noise, programs
 from jaxspec.core.checks import in_range
 from jaxspec.decode.request import Prepared
 from jaxspec.drafters.trees.children import DrawName, check
@@ -132,7 +121,7 @@ def chain(gamma: int) -> Choices:
     return tuple((0,) * depth for depth in range(1, gamma + 1))
 
 
-def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
+def chain_ratios(trace: LogitTrace, rule: core.Rule) -> Float[np.ndarray, "N 1 1"]:
     """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x), as of one child."""
     if rule.acceptance_ratio is None:
         raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
@@ -145,7 +134,7 @@ def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
     return ratios[:, None, None]
 
 
-def acceptance_rate(trace: LogitTrace, rule: Rule) -> Rate:
+def acceptance_rate(trace: LogitTrace, rule: core.Rule) -> Rate:
     """Computes the probability that a round's first draft token is accepted, over all positions of the texts."""
     ratios = chain_ratios(trace, rule)[:, 0, 0]
     return mean_of_rows(trace, np.minimum(ratios, 1.0) if rule.exact else ratios)
@@ -157,15 +146,15 @@ def mean_of_rows(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Rate:
     return Rate.of(sums, trace.counts, probability=True)
 
 
-def matches_when_greedy(rule: Rule) -> bool:
+def matches_when_greedy(rule: core.Rule) -> bool:
     """Tells whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
 
     >>> from jaxspec import rules
     >>> [matches_when_greedy(rule) for rule in (rules.rejection(), rules.typical(), rules.lenient(0.5))]
     [True, True, False]
     """
-    keys, draft = noise.row_keys(jax.random.key(0), 1), Draft(jnp.array([[1]]), jnp.array([1]))
-    target = Distribution(tokens=jnp.array([[0, 0]]), logits=jnp.array([[[1.0, 0.999]] * 2]))
+    keys, draft = noise.row_keys(jax.random.key(0), 1), core.Draft(jnp.array([[1]]), jnp.array([1]))
+    target = core.Distribution(tokens=jnp.array([[0, 0]]), logits=jnp.array([[[1.0, 0.999]] * 2]))
     return int(rule.verify(keys, jnp.array([0]), draft, target).num_accepted[0]) == 0
 
 
@@ -342,7 +331,7 @@ def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
 
 @programs.jit(static_argnames=("acceptance_ratio",))
 def _chunk_ratios(
-    acceptance_ratio: AcceptanceRatio,
+    acceptance_ratio: core.AcceptanceRatio,
     temperature: Float[Array, ""],
     tokens: Int[Array, " N"],
     target: Float[Array, "N V"],
@@ -362,13 +351,13 @@ def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> 
 
 @programs.jit(static_argnames=("lm", "target", "sampler", "vocab"))
 def _logits(
-    lm: LanguageModel,
-    target: LanguageModel,
-    sampler: Sampler,
+    lm: core.LanguageModel,
+    target: core.LanguageModel,
+    sampler: core.Sampler,
     vocab: int,
-    params: Params,
+    params: core.Params,
     sampling_params: Any,
-    prompt: Prompt,
+    prompt: core.Prompt,
     tokens: Int[Array, "B T"],
 ) -> Float[Array, "B T V"]:
     """Computes teacher-forced logits over the target's real ids, after the logits processors."""

@@ -233,12 +233,16 @@ def _load(
 def _check_head(prepared: Prepared, pair: Pair, err: Console) -> None:
     """Measures a head's acceptance rate, and prints it."""
     from jaxspec.draft_heads import load
+    from jaxspec.draft_heads.check import check_acceptance
 
     drafter, name = prepared.options["drafter"], pair.draft
     if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
     with err.status("checking the head"):
-        rate = load.check_acceptance(drafter, name=str(name))
+        # Only the folder of a head by itself says what its network is.
+        target, folder = drafter.target, str(name).removeprefix("head:")
+        network = None if folder == name else lambda: load.read_head(folder, target=target)
+        rate = check_acceptance(drafter, name=str(name), network=network)
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 

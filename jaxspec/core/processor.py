@@ -128,15 +128,7 @@ class BoundProcessor(NamedTuple):
 def fold(advance: ProcessorAdvance, values: Any, memory: Any, preceding: Preceding, positions: int) -> Any:
     """Carries memories over draft tokens: from those after the committed rows to those before each position.
 
-    Args:
-        advance: the processor's function.
-        values: the processor's values.
-        memory: after the committed rows, leaves [B, ...].
-        preceding: says which draft tokens precede each position.
-        positions: number of positions.
-
-    Returns:
-        Leaves [B, T, ...].
+    Leaves [B, ...] become [B, T, ...], where T is `positions`; `preceding` has the draft tokens before each of them.
 
     Example:
         >>> tokens, seen = jnp.array([[3, 4]]), jnp.array([[[0, 0], [1, 0], [1, 1]]], bool)

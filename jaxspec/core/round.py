@@ -79,11 +79,6 @@ def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
 def check_takes_trees(party: LanguageModel | Drafter | Rule, name: str, purpose: str) -> None:
     """Refuses a party that takes chains only, for a purpose that needs token trees.
 
-    Args:
-        party: a model that reads trees, a drafter whose functions make them, or a rule that judges them.
-        name: its name in the error.
-        purpose: who needs the trees, in words.
-
     >>> check_takes_trees(Rule(None, "mine", exact=True), "the rule mine", "the drafter drafts token trees")
     ... # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -28,8 +28,10 @@ class Verify(Protocol):
         Args:
             keys: the rows' keys.
             position: each row's length, where the draft begins.
-            draft: N draft tokens of each row.
-            target: its distributions at N + 1 positions: entry i is after fed token i (0: the last committed one).
+            draft: N draft tokens of each row: tokens [batch, N], and log_probs [batch, I, vocab] or None. I are the
+                entries of the drafter's distributions; in a chain I = N.
+            target: its distributions at N + 1 positions, as log_probs [batch, N + 1, vocab] or tokens [batch, N + 1]:
+                entry i is after fed token i (0: the last committed one).
         """
         ...
 

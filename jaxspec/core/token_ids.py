@@ -12,9 +12,7 @@ from jaxspec.core import Model
 def check_unicode(value: Any, name: str) -> None:
     r"""Refuses text that no tokenizer can read: half of a surrogate pair, as a JSON escape or bad bytes leave it.
 
-    Args:
-        value: a text; or lists and mappings, all of whose texts are checked, such as a conversation.
-        name: the value's name in messages.
+    Of lists and mappings, such as a conversation, all texts are checked.
 
     >>> check_unicode([{"role": "user", "content": "A \ud83d cat"}], "the chat")
     Traceback (most recent call last):

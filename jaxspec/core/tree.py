@@ -107,12 +107,7 @@ def reached(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> Bool[Array
 def path_to(parent: Int[Array, "B N"], last: Int[Array, " B"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
     """The path from the last committed token to a fed token.
 
-    Args:
-        parent: the parents of `Draft`.
-        last: the fed token; 0: an empty path.
-
-    Returns:
-        As `path_of`.
+    It returns what `path_of` does; to fed token 0 the path is empty.
 
     >>> path_to(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([4]))  # fed token 4 is draft token 3
     (Array([2], dtype=int32), Array([[1, 3, 0, 2, 4]], dtype=int32))
@@ -130,9 +125,7 @@ def _in_order(on_path: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array,
 def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
     """Finds for each fed token the first one that is reached by the same tokens, which may be itself.
 
-    Args:
-        parent: the parents of `Draft`; nodes that are no part of the tree are like no other.
-        tokens: the nodes' tokens.
+    Nodes that are no part of the tree are like no other.
 
     >>> same_prefix(jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])).tolist()  # 5 6, 5 6 and 7
     [[0, 1, 2, 1, 2, 5]]

@@ -102,10 +102,7 @@ def best_tokens(
 ) -> tuple[Float[Array, "B n k"], Int[Array, "B n k"]]:
     """The log probabilities of the most probable tokens after each node, and the tokens.
 
-    Args:
-        logits: there.
-        count: how many; no more than there are.
-        without: tokens that are left out.
+    There are `count`, or as many as there can be; those of `without` are left out.
 
     >>> best_tokens(jnp.log(jnp.array([[[0.25, 0.5, 0.25]]])), 2)[1].tolist()
     [[[1, 0]]]

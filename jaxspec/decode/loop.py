@@ -9,20 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import (
-    Before,
-    Decoder,
-    LogProbs,
-    Prompt,
-    Request,
-    RoundInfo,
-    State,
-    Stats,
-    Weights,
-    chunks,
-    programs,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import chunks, programs, token_rows
 from jaxspec.decode import log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared, check_fits
@@ -53,14 +41,14 @@ class Outcome(NamedTuple):
     length: Int[Array, " batch"]
     failed: Int[Array, " batch"]  # why a row ended early, a `core.Failure`; 0 for none
     # these two: counts, and the rounds they are of
-    stats: Stats
+    stats: core.Stats
     trace: Trace
     finish: Int[Array, " batch"]  # why each row ended, a `core.Finish`
-    log_probs: LogProbs | None = None  # the new tokens' log probabilities; None unless they were asked for
+    log_probs: core.LogProbs | None = None  # the new tokens' log probabilities; None unless they were asked for
 
 
-Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
-Begin = Callable[[Prepared], State]
+Edit = Callable[[core.State, core.RoundInfo | None], tuple[core.State, core.RoundInfo | None]]
+Begin = Callable[[Prepared], core.State]
 
 
 def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
@@ -80,14 +68,14 @@ def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
     return finish(p.decoder, p.weights, begin(p), p.max_new_tokens)[1]
 
 
-def begin(prepared: Prepared) -> State:
+def begin(prepared: Prepared) -> core.State:
     """The state after prefill, in one dispatch; a ValueError if there is not enough memory for the generation."""
     p = prepared
     check_fits(p)
     return start(p.decoder, p.weights, p.prompt, p.request, p.max_new_tokens, p.before)
 
 
-def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> State:
+def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core.State:
     """The state after prefill, by the host's own loop over chunks of the prompts, so that it can be watched.
 
     Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two programs, for any number
@@ -128,7 +116,7 @@ def goes_in_chunks(prepared: Prepared) -> bool:
 
 def iterate_rounds(
     prepared: Prepared, edit: Edit | None = None, begin: Begin = begin
-) -> Iterator[tuple[State, RoundInfo | None]]:
+) -> Iterator[tuple[core.State, core.RoundInfo | None]]:
     """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
@@ -153,12 +141,12 @@ def iterate_rounds(
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))
 def generation(
-    decoder: Decoder,
-    weights: Weights,
-    prompt: Prompt,
-    request: Request,
+    decoder: core.Decoder,
+    weights: core.Weights,
+    prompt: core.Prompt,
+    request: core.Request,
     max_new_tokens: int,
-    before: Before | None = None,
+    before: core.Before | None = None,
 ) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
     state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
@@ -166,16 +154,20 @@ def generation(
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argnames=("state",))
-def finish(decoder: Decoder, weights: Weights, state: State, max_new_tokens: int) -> tuple[State, Outcome]:
+def finish(
+    decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
+) -> tuple[core.State, Outcome]:
     """Runs all rounds after prefill. The state given is consumed: its buffers become those of the one returned."""
     return _all_rounds(decoder, weights, state, max_new_tokens)
 
 
-def _all_rounds(decoder: Decoder, weights: Weights, state: State, max_new_tokens: int) -> tuple[State, Outcome]:
+def _all_rounds(
+    decoder: core.Decoder, weights: core.Weights, state: core.State, max_new_tokens: int
+) -> tuple[core.State, Outcome]:
     batch = state.done.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
-    history = RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
+    history = core.RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
 
     def unfinished(carry) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(carry[1].done))
@@ -191,7 +183,7 @@ def _all_rounds(decoder: Decoder, weights: Weights, state: State, max_new_tokens
     return state, outcome(state, trace, max_new_tokens)
 
 
-def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
+def outcome(state: core.State, trace: Trace, max_new_tokens: int) -> Outcome:
     """Returns the tokens, counts and reasons of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
     reported = log_probs.window(state.memory.log_probs, 0, max_new_tokens)
@@ -200,13 +192,13 @@ def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
 
 
 def _start(
-    decoder: Decoder,
-    weights: Weights,
-    prompt: Prompt,
-    request: Request,
+    decoder: core.Decoder,
+    weights: core.Weights,
+    prompt: core.Prompt,
+    request: core.Request,
     max_new_tokens: int,
-    before: Before | None = None,
-) -> State:
+    before: core.Before | None = None,
+) -> core.State:
     """The state after prefill."""
     return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
 
@@ -217,6 +209,6 @@ go_on = programs.jit(static_argnames=("decoder", "max_new_tokens"), donate_argna
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
-def advance(decoder: Decoder, weights: Weights, state: State) -> tuple[State, RoundInfo]:
+def advance(decoder: core.Decoder, weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
     """Runs one round. The state given is consumed: its buffers become the new state's."""
     return decoder.step(weights, state)

@@ -21,23 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import sharding
-from jaxspec.core import (
-    Before,
-    Cache,
-    Forward,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Room,
-    Weights,
-    chunks,
-    noise,
-    programs,
-    token_ids,
-    token_rows,
-)
+from jaxspec import core, sharding
+from jaxspec.core import chunks, noise, programs, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, at_least, integer
 from jaxspec.decode import causality, inputs
 
@@ -106,7 +91,7 @@ class Score:
 
 
 def score(
-    target: Model,
+    target: core.Model,
     texts: Text | Iterable[Text],
     *,
     batch_size: int = 16,
@@ -154,7 +139,7 @@ def score(
 
 
 def iterate(
-    target: Model,
+    target: core.Model,
     texts: Iterable[Text],
     batch_size: int = 16,
     start: int | str | None = None,
@@ -199,7 +184,7 @@ class _Row(NamedTuple):
 
 
 def _row(
-    target: Model, text: Text, number: int, first: int | None, end: bool, template: Mapping[str, Any] | None
+    target: core.Model, text: Text, number: int, first: int | None, end: bool, template: Mapping[str, Any] | None
 ) -> _Row:
     name = f"text {number}"
     is_pair = isinstance(text, tuple | list) and len(text) == 2 and not _is_ids(text)
@@ -244,7 +229,7 @@ def _row(
 
 
 def _encoded(
-    target: Model, prompt: Any, scored: Any, number: int, template: Mapping[str, Any] | None
+    target: core.Model, prompt: Any, scored: Any, number: int, template: Mapping[str, Any] | None
 ) -> tuple[list[int], list[int]]:
     """Returns the ids of a prompt, none if there is none, and those of what is scored."""
     for part in (prompt, scored):
@@ -271,7 +256,7 @@ def _encoded(
     return [int(x) for x in prompt], ids
 
 
-def _ids_of(target: Model, text: str, begins: bool = True) -> list[int]:
+def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
     """Encodes a text without the end token that a tokenizer may put after it; `begins` keeps what it puts before it."""
     ids = list(target.tokenizer(text, add_special_tokens=begins)["input_ids"])
     if begins and ids and ids[-1] == getattr(target.tokenizer, "eos_token_id", None) and not _spells(target, text):
@@ -279,7 +264,7 @@ def _ids_of(target: Model, text: str, begins: bool = True) -> list[int]:
     return ids
 
 
-def _spells(target: Model, text: str) -> bool:
+def _spells(target: core.Model, text: str) -> bool:
     """Tells whether a text itself ends with the end token."""
     return text.endswith(target.tokenizer.eos_token or "\0")
 
@@ -289,14 +274,14 @@ def _is_ids(value: Any) -> bool:
     return isinstance(values, list | tuple) and bool(values) and all(map(inputs.is_id, values))
 
 
-def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
+def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Score]:
     """Scores rows of about one length: a program for each bucket of lengths, and for each number of rows."""
     # The last batch repeats a row, so that it runs the program of the others.
     filled = [*rows, *[rows[-1]] * (batch - len(rows))]
     is_decoder = target.lm.limits.start_token is None
     prompt = token_rows.pad([row.source for row in filled], width=1 if is_decoder else None)
     fed = token_rows.pad([row.ids for row in filled])
-    weights = Weights(target.params)
+    weights = core.Weights(target.params)
     if inputs.is_large(batch, fed.tokens.shape[1], 0):
         # Shapes alone: memory is refused before anything is allocated.
         begin = functools.partial(target.lm.prefill, room=_room(fed.tokens.shape[1]))
@@ -314,14 +299,14 @@ def _of_batch(target: Model, rows: Sequence[_Row], batch: int) -> list[Score]:
     ]
 
 
-def _room(width: int) -> Room:
+def _room(width: int) -> core.Room:
     size, count = chunks.split(width)
-    return Room(1 + size * count, rewind=0)
+    return core.Room(1 + size * count, rewind=0)
 
 
 @programs.jit(static_argnames=("lm",))
 def read(
-    lm: LanguageModel, params: Params, prompt: Prompt, fed: Prompt
+    lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, fed: core.Prompt
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Computes the log probability of each token that follows a prompt, and whether it is the most probable one.
 
@@ -341,12 +326,12 @@ def read(
     following = jnp.concatenate([fed.tokens[:, 1:], jnp.zeros_like(fed.tokens[:, :1])], axis=1)
 
     def feed(
-        cache: Cache, part: tuple[Int[Array, "B C"], Int[Array, "B C"]], real: Int[Array, " B"]
-    ) -> tuple[Any, Cache]:
+        cache: core.Cache, part: tuple[Int[Array, "B C"], Int[Array, "B C"]], real: Int[Array, " B"]
+    ) -> tuple[Any, core.Cache]:
         forward, cache = lm.extend(params, cache, part[0], real=real)
         return _read_off(lm, params, forward, part[1]), cache
 
-    before, shapes = Before(cache, begun, width), jax.eval_shape(lambda: cache)
+    before, shapes = core.Before(cache, begun, width), jax.eval_shape(lambda: cache)
     rest, _, _ = chunks.read(
         feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, _room(width), before
     )
@@ -354,7 +339,7 @@ def read(
 
 
 def _read_off(
-    lm: LanguageModel, params: Params, forward: Forward, following: Int[Array, "B C"]
+    lm: core.LanguageModel, params: core.Params, forward: core.Forward, following: Int[Array, "B C"]
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
     """Reads off a pass what it says of the tokens that follow, with few logits at a time where the model has a head."""
     batch, step = following.shape

@@ -11,19 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.core import (
-    Before,
-    BoundDrafter,
-    Caches,
-    Drafter,
-    DraftStart,
-    LanguageModel,
-    Model,
-    Prompt,
-    Weights,
-    programs,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import programs, token_rows
 from jaxspec.decode import inputs
 
 
@@ -38,9 +27,9 @@ class SharedPrefix:
     """
 
     tokens: list[int]
-    target: Model
-    drafter: BoundDrafter | None
-    caches: Caches
+    target: core.Model
+    drafter: core.BoundDrafter | None
+    caches: core.Caches
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,7 +59,7 @@ class SharedPrefix:
         first = getattr(self.target.tokenizer, "bos_token_id", None)
         return self.tokens + row[1 if kind == "text" and row[:1] == [first] else 0 :]
 
-    def before(self, target: Model, drafter: BoundDrafter | None, width: int) -> Before:
+    def before(self, target: core.Model, drafter: core.BoundDrafter | None, width: int) -> core.Before:
         """Returns what decoders take, for whole prompts that are `width` wide.
 
         Raises:
@@ -98,7 +87,7 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
+def opening(target: core.Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
     """Writes messages that conversations begin with.
 
     Templates without a role for the system's message write it with the user's first one. So where messages end with the
@@ -112,7 +101,7 @@ def opening(target: Model, messages: Sequence[Mapping[str, Any]], template: Mapp
     return first[: max(1, common(first, second) - 1)]
 
 
-def check_same(role: str, old: Model | BoundDrafter, new: Model | BoundDrafter) -> None:
+def check_same(role: str, old: core.Model | core.BoundDrafter, new: core.Model | core.BoundDrafter) -> None:
     """Refuses a prefix that was read by another party."""
     names, arrays = (old.name, new.name), [jax.tree.leaves(party.params) for party in (old, new)]
     if names[0] == names[1] and len(arrays[0]) == len(arrays[1]) and all(map(operator.is_, *arrays)):
@@ -135,14 +124,18 @@ def widths(start: int, length: int) -> tuple[int, int]:
 
 
 @programs.jit(static_argnames=("lm", "drafter"))
-def read(lm: LanguageModel, drafter: Drafter | None, weights: Weights, prompt: Prompt) -> Caches:
+def read(
+    lm: core.LanguageModel, drafter: core.Drafter | None, weights: core.Weights, prompt: core.Prompt
+) -> core.Caches:
     """Reads rows: the caches of both parties after them."""
     room = token_rows.room(lm, prompt, 1, 0)  # the last token is read again
     forward, cache = lm.prefill(weights.target, prompt, room)
-    return Caches(cache, None if drafter is None else drafter.init(DraftStart(weights, prompt, room, forward)))
+    return core.Caches(
+        cache, None if drafter is None else drafter.init(core.DraftStart(weights, prompt, room, forward))
+    )
 
 
-def check_drafter(drafter: BoundDrafter) -> None:
+def check_drafter(drafter: core.BoundDrafter) -> None:
     """Refuses a drafter that cannot go on from a state of the beginning of a prompt."""
     if not drafter.functions.resumes:
         raise ValueError(

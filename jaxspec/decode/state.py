@@ -9,66 +9,38 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import sampling
-from jaxspec.core import (
-    Before,
-    Cache,
-    Caches,
-    Distribution,
-    Draft,
-    DraftContext,
-    Failure,
-    Finish,
-    Forward,
-    LanguageModel,
-    Memory,
-    Params,
-    Policy,
-    Preceding,
-    Prompt,
-    Request,
-    Room,
-    RoundInfo,
-    Sampler,
-    State,
-    Stats,
-    ToDistribution,
-    Verdict,
-    chunks,
-    noise,
-    token_rows,
-    tree,
-)
+from jaxspec import core, sampling
+from jaxspec.core import chunks, noise, token_rows, tree
 from jaxspec.core.round import RoundResult, TargetPass, fed_on_path, unusable
 from jaxspec.decode.followers import Followers
 
 
 def read_prompt(
-    lm: LanguageModel, params: Params, prompt: Prompt, room: Room, before: Before | None
-) -> tuple[Forward, Cache]:
+    lm: core.LanguageModel, params: core.Params, prompt: core.Prompt, room: core.Room, before: core.Before | None
+) -> tuple[core.Forward, core.Cache]:
     """Reads the prompts, or what they have after what was read `before`; see `core.Prefill`."""
     if before is None:
         return lm.prefill(params, prompt, room)
     return chunks.resume(lm, params, before.of(before.state.target), prompt, room)
 
 
-def of_each(before: Before | None, prompt: Prompt) -> Before | None:
+def of_each(before: core.Before | None, prompt: core.Prompt) -> core.Before | None:
     """Returns what was read before for each row, where all of them share it."""
     if before is None or before.start.shape == prompt.length.shape:
         return before
     state, start = token_rows.repeat_rows((before.state, before.start), prompt.length.shape[0])
-    return Before(state, start, before.width)
+    return core.Before(state, start, before.width)
 
 
 def init_state(
-    lm: LanguageModel,
-    prompt: Prompt,
-    request: Request,
+    lm: core.LanguageModel,
+    prompt: core.Prompt,
+    request: core.Request,
     headroom: int,
-    prefilled: tuple[Forward, Cache],
-    sampler: Sampler,
+    prefilled: tuple[core.Forward, core.Cache],
+    sampler: core.Sampler,
     followers: Followers,
-) -> State:
+) -> core.State:
     """The state after prefill: every row with its first new token, drawn from prefill's own logits.
 
     Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
@@ -76,16 +48,16 @@ def init_state(
     forward, cache = prefilled
     row = token_rows.decoder_prompt(lm, prompt)
     zero = jnp.zeros_like(row.length)
-    state = State(
+    state = core.State(
         tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom))),
         length=row.length,
-        caches=Caches(cache),
-        memory=Memory(),
+        caches=core.Caches(cache),
+        memory=core.Memory(),
         start=row.length,
         request=request,
         done=zero > 0,
         failed=jnp.zeros_like(zero, jnp.int32),
-        stats=Stats(zero, zero, zero, zero),
+        stats=core.Stats(zero, zero, zero, zero),
     )
     state = followers.init(state, headroom)
     # Nothing was drafted for this token, and so a policy has nothing to learn from it.
@@ -93,26 +65,28 @@ def init_state(
     return commit_round(state, result, followers._replace(policy=None), lm.vocab_size)[0]
 
 
-def own_token(state: State, forward: Forward, cache: Cache, sampler: Sampler) -> RoundResult:
+def own_token(state: core.State, forward: core.Forward, cache: core.Cache, sampler: core.Sampler) -> RoundResult:
     """The result of a pass of the target without a draft: one token of each row, drawn from its own distribution."""
     distribution = sampler(state.request.sampling_params, forward.logits, preceding(state))
     token, none = sample(state, distribution), empty_draft(state.length)
     target_pass = TargetPass(forward, distribution, unusable(forward, distribution))
-    verdict = Verdict(none.length, token, none.length)
+    verdict = core.Verdict(none.length, token, none.length)
     return RoundResult(none, verdict, token[:, None], target_pass, state.caches._replace(target=cache))
 
 
-def samples(prompt: Prompt, request: Request) -> int:
+def samples(prompt: core.Prompt, request: core.Request) -> int:
     """Counts the rows of a request that continue each prompt: they lie one after the other, and share its prefill."""
     return request.max_new_tokens.shape[0] // prompt.length.shape[0]
 
 
-def preceding(state: State) -> Preceding:
+def preceding(state: core.State) -> core.Preceding:
     """Returns what precedes the next token: the committed row."""
-    return Preceding(Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler)
+    return core.Preceding(core.Prompt(state.tokens, state.length), state.start, memory=state.memory.sampler)
 
 
-def distributions(state: State, sampler: Sampler, vocab: int) -> tuple[ToDistribution, ToDistribution]:
+def distributions(
+    state: core.State, sampler: core.Sampler, vocab: int
+) -> tuple[core.ToDistribution, core.ToDistribution]:
     """Makes the distributions of a round, after the committed row and draft tokens: the target's and the drafter's."""
 
     def to_distribution(
@@ -120,7 +94,7 @@ def distributions(state: State, sampler: Sampler, vocab: int) -> tuple[ToDistrib
         logits: Float[Array, "B T W"],
         draft_tokens: Int[Array, "B N"] | None = None,
         seen: Bool[Array, "#B T N"] | None = None,
-    ) -> Distribution:
+    ) -> core.Distribution:
         after = preceding(state)._replace(draft_tokens=draft_tokens, seen=seen)
         return sampler(sampling_params, sampling.match_vocab(logits, vocab), after)
 
@@ -129,7 +103,7 @@ def distributions(state: State, sampler: Sampler, vocab: int) -> tuple[ToDistrib
     return functools.partial(to_distribution, params), functools.partial(to_distribution, draft_params)
 
 
-def sample(state: State, distribution: Distribution) -> Int[Array, " B"]:
+def sample(state: core.State, distribution: core.Distribution) -> Int[Array, " B"]:
     """The token that plain sampling puts at each row's end."""
     if distribution.tokens is not None:
         return distribution.tokens[:, 0]
@@ -143,9 +117,9 @@ def failures(result: RoundResult, vocab: int) -> Int[Array, " B"]:
 
     A rule must not accept more tokens than were drafted, or fewer than none, or choose what is no token.
 
-    >>> draft, count = Draft(jnp.array([[3, 4]] * 3), jnp.array([1] * 3)), jnp.array([0, 1, 2])
+    >>> draft, count = core.Draft(jnp.array([[3, 4]] * 3), jnp.array([1] * 3)), jnp.array([0, 1, 2])
     >>> usable = TargetPass(None, None, jnp.zeros((3, 3), bool))
-    >>> failures(RoundResult(draft, Verdict(count, count, count), None, usable, None), vocab=5).tolist()
+    >>> failures(RoundResult(draft, core.Verdict(count, count, count), None, usable, None), vocab=5).tolist()
     [0, 0, 2]
     """
     draft, verdict, target_pass = result.draft, result.verdict, result.target
@@ -154,16 +128,18 @@ def failures(result: RoundResult, vocab: int) -> Int[Array, " B"]:
     accepted, token = verdict.num_accepted, verdict.next_token
     count = jnp.logical_or(accepted < 0, accepted > draft.length)
     impossible = jnp.logical_or(count, jnp.logical_or(token < 0, token >= vocab))
-    return jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
+    return jnp.where(invalid, int(core.Failure.LOGITS), jnp.where(impossible, int(core.Failure.RULE), 0))
 
 
-def draft_context(policy: Policy | None, state: State, gamma: int, to_distribution: ToDistribution) -> DraftContext:
+def draft_context(
+    policy: core.Policy | None, state: core.State, gamma: int, to_distribution: core.ToDistribution
+) -> core.DraftContext:
     """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted."""
     values, memory = state.request.policy, state.memory.policy
     limit = jnp.minimum(max_useful_draft(state), gamma)
-    context = DraftContext(
+    context = core.DraftContext(
         state.request.keys,
-        Prompt(state.tokens, state.length),
+        core.Prompt(state.tokens, state.length),
         limit.astype(state.length.dtype),
         gamma,
         adaptive=policy is not None,
@@ -180,14 +156,14 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
     return context._replace(confidence=policy.confidence, should_continue=should_continue)
 
 
-def shorten(policy: Policy | None, state: State) -> Callable[[Draft], Int[Array, " B"]] | None:
+def shorten(policy: core.Policy | None, state: core.State) -> Callable[[core.Draft], Int[Array, " B"]] | None:
     """Returns the policy's limit on what the target reads of a draft; None: it reads all."""
     if policy is None or (shorten := policy.shorten) is None:
         return None
     return lambda draft: shorten(state.request.policy, state.memory.policy, draft, tokens_left(state))
 
 
-def max_useful_draft(state: State) -> Int[Array, " B"]:
+def max_useful_draft(state: core.State) -> Int[Array, " B"]:
     """Counts the draft tokens that can save a row a pass: one fewer than it may still generate.
 
     A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and counting them would
@@ -196,12 +172,14 @@ def max_useful_draft(state: State) -> Int[Array, " B"]:
     return jnp.maximum(tokens_left(state) - 1, 0)
 
 
-def tokens_left(state: State) -> Int[Array, " B"]:
+def tokens_left(state: core.State) -> Int[Array, " B"]:
     """Counts the new tokens that each row may still get; 0 for one that has ended."""
     return jnp.where(state.done, 0, state.request.max_new_tokens - (state.length - state.start))
 
 
-def end_round(state: State, result: RoundResult, followers: Followers, vocab: int) -> tuple[State, RoundInfo]:
+def end_round(
+    state: core.State, result: RoundResult, followers: Followers, vocab: int
+) -> tuple[core.State, core.RoundInfo]:
     """Commits a round's tokens and reports the round; rows that had ended before it stay as they are.
 
     The caches are still those from before the round.
@@ -211,7 +189,9 @@ def end_round(state: State, result: RoundResult, followers: Followers, vocab: in
     return update_stats(after, live, result.draft, result.verdict, committed)
 
 
-def commit_round(state: State, result: RoundResult, followers: Followers, vocab: int) -> tuple[State, Int[Array, " B"]]:
+def commit_round(
+    state: core.State, result: RoundResult, followers: Followers, vocab: int
+) -> tuple[core.State, Int[Array, " B"]]:
     """Commits a round's tokens, tells the followers, and counts the tokens committed."""
     count = result.verdict.num_accepted + 1
     state, committed = commit(state, result.tokens, count, failures(result, vocab))
@@ -219,8 +199,8 @@ def commit_round(state: State, result: RoundResult, followers: Followers, vocab:
 
 
 def commit(
-    state: State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"] | Int[Array, " B"]
-) -> tuple[State, Int[Array, " B"]]:
+    state: core.State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"] | Int[Array, " B"]
+) -> tuple[core.State, Int[Array, " B"]]:
     """Appends up to `count` of the new tokens of each live row, ends rows, and counts the tokens committed.
 
     A row ends after its first end token or at its limit; a `bad` row (a `Failure`, or True for its first kind) ends
@@ -242,7 +222,7 @@ def commit(
     return state, committed
 
 
-def finish(state: State) -> Int[Array, " B"]:
+def finish(state: core.State) -> Int[Array, " B"]:
     """Says why each row ended, a `core.Finish`; 0 for a row that has not.
 
     A row that ended for no reason that can be seen here was ended by a stop string (`loop.Edit`).
@@ -250,13 +230,15 @@ def finish(state: State) -> Int[Array, " B"]:
     last = token_rows.tokens_at(state.tokens, state.length - 1)
     is_end = jnp.any(last[:, None] == state.request.eos, axis=1)
     at_limit = state.length - state.start >= state.request.max_new_tokens
-    reason = jnp.where(is_end, int(Finish.EOS), jnp.where(at_limit, int(Finish.LENGTH), int(Finish.STOP)))
-    return jnp.where(state.done, jnp.where(state.failed > 0, int(Finish.FAILURE), reason), 0).astype(jnp.int32)
+    reason = jnp.where(
+        is_end, int(core.Finish.EOS), jnp.where(at_limit, int(core.Finish.LENGTH), int(core.Finish.STOP))
+    )
+    return jnp.where(state.done, jnp.where(state.failed > 0, int(core.Finish.FAILURE), reason), 0).astype(jnp.int32)
 
 
 def update_stats(
-    state: State, live: Bool[Array, " B"], draft: Draft, verdict: Verdict, committed: Int[Array, " B"]
-) -> tuple[State, RoundInfo]:
+    state: core.State, live: Bool[Array, " B"], draft: core.Draft, verdict: core.Verdict, committed: Int[Array, " B"]
+) -> tuple[core.State, core.RoundInfo]:
     """Adds one round to the statistics of the rows that were live in it, and reports it."""
     drafted = draft.length
     if draft.parent is not None:
@@ -267,15 +249,15 @@ def update_stats(
         drafted=state.stats.drafted + drafted,
         accepted=state.stats.accepted + jnp.minimum(accepted, committed),
     )
-    info = RoundInfo(draft.tokens, drafted, accepted, committed, tested, draft.parent, verdict.path)
+    info = core.RoundInfo(draft.tokens, drafted, accepted, committed, tested, draft.parent, verdict.path)
     return state._replace(stats=stats), info
 
 
-def last_token(state: State) -> Int[Array, "B 1"]:
+def last_token(state: core.State) -> Int[Array, "B 1"]:
     """The last committed token of each row: the first to be fed."""
     return token_rows.window(state.tokens, state.length - 1, 1)
 
 
-def empty_draft(length: Int[Array, " B"]) -> Draft:
+def empty_draft(length: Int[Array, " B"]) -> core.Draft:
     """A draft of no tokens."""
-    return Draft(jnp.zeros((length.shape[0], 0), jnp.int32), jnp.zeros_like(length))
+    return core.Draft(jnp.zeros((length.shape[0], 0), jnp.int32), jnp.zeros_like(length))

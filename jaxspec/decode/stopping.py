@@ -142,10 +142,7 @@ def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None
 def finish(stop: Stop, reason: int, tokens: Sequence[int]) -> str:
     """Names why a row ended: "eos", "stop", "length" or "failure".
 
-    Args:
-        stop: the strings. One that the last token completes is the reason, also where that token ends the row anyway.
-        reason: a `core.Finish`, as `state.finish` has it.
-        tokens: the row's new ones.
+    A stop string that the last token completes is the reason, also where that token ends the row anyway.
 
     >>> finish(stop_of(None, []), Finish.EOS, [4, 1])
     'eos'

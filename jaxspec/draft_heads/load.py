@@ -15,33 +15,19 @@ import jax
 import numpy as np
 
 from jaxspec import nets, sharding
-from jaxspec.core import BoundDrafter, Model, Params, Prompt, token_rows
-from jaxspec.decode import generate
+from jaxspec.core import BoundDrafter, Model, Params, Prompt
 from jaxspec.decode.request import first_difference
 from jaxspec.draft_heads import KINDS, kind_of
+from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder_layers, stack
 from jaxspec.weights import huggingface, orbax, parameters, quantised_files, tensors, tokenizers
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
-
-TEXTS = (  # to measure on, where none are given
-    "The capital of France is",
-    "This package contains the documentation of",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
-    "It was late in the evening when",
-    "To install the program, first",
-    "In mathematics, a prime number is",
-)
-# A greedy acceptance rate of the first draft token below that of any drafter made for its target: heads trained for
-# minutes have 0.15 and more, weights of another model next to nothing. Layers that are off by one may cost too little
-# to be seen: `debian-gpt-eagle` has 0.39 with those that it was trained on, and 0.40 with the ones after them.
-TOO_LOW = 0.1
 
 
 def load_drafter(
@@ -79,7 +65,8 @@ def load_drafter(
         revision: a branch, a tag or a commit, for a hub id.
         check: whether to measure how often its first draft token is accepted, on a few texts or on prompts that are
             given, and to warn if that is too seldom for a drafter of this target. Nothing else shows that weights are
-            another's: the text stays exact. Takes as long as generating 32 tokens.
+            another's: the text stays exact. Takes as long as generating 32 tokens. A warning comes with a table of
+            what was tried, taps, norms, scales, positions and tokens, and says what to look at.
 
     Returns:
         The drafter, for this target.
@@ -91,51 +78,11 @@ def load_drafter(
     Warns:
         UserWarning: the folder names another model than this target, one of the same shapes.
     """
-    config, params = read_head(source, target=target, taps=taps, revision=revision)
-    kind = kind_of(config)
-    network = DraftHead(kind.head(config), params)
-    if tap_layers := network.network.requirements.taps:
-        target = models.with_taps(target, tap_layers)
-    drafter = kind.drafter(network, target, head)
+    network = read_head(source, target=target, taps=taps, revision=revision)
+    drafter = bound(*network, target, head)
     if check is not False:
-        check_acceptance(drafter, None if check is True else check, name=str(source))
+        check_acceptance(drafter, None if check is True else check, name=str(source), network=lambda: network)
     return drafter._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
-
-
-def check_acceptance(
-    drafter: BoundDrafter, prompts: Sequence[str] | Prompt | None = None, *, tokens: int = 32, name: str = "it"
-) -> float:
-    """Measures how often a drafter's first draft token is accepted, at temperature 0; warns if that is too seldom.
-
-    For a drafter of trees it measures how often one of the first draft tokens is accepted, at least as often as in a
-    chain.
-
-    Args:
-        drafter: with its target.
-        prompts: to continue; None: a few English texts, or single tokens for a target without a tokenizer.
-        tokens: how many to generate for each.
-        name: the drafter's name, for the warning.
-
-    Returns:
-        The acceptance rate.
-    """
-    target = drafter.target
-    assert target is not None
-    options: dict[str, Any] = {} if drafter.functions.tree else {"gamma": 1}
-    if prompts is None:
-        few = np.linspace(0, target.lm.vocab_size - 1, len(TEXTS)).astype(int)
-        prompts = list(TEXTS) if target.tokenizer is not None else token_rows.pad([[int(i)] for i in few])
-    trace = generate(target, prompts, drafter=drafter, max_new_tokens=tokens, **options).trace
-    drafted = int(np.sum(np.greater(trace.num_tested, 0)))
-    rate = int(np.sum(np.greater(trace.num_accepted, 0))) / max(1, drafted)
-    if rate < TOO_LOW:
-        warnings.warn(
-            f"{name} has {rate:.0%} of its first draft tokens accepted (of {drafted}, at temperature 0). A drafter "
-            f"made for its target has more than {TOO_LOW:.0%}. This one may be another model's, or count layers in "
-            "another way (taps=)",
-            stacklevel=3,
-        )
-    return rate
 
 
 def read_head(

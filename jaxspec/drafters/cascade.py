@@ -138,105 +138,137 @@ def _check_levels(draft: core.Model, inner: core.Model) -> None:
 def _cascade(
     lm: core.LanguageModel, inner: core.Drafter, rule: core.Rule, inner_gamma: int, inner_temperature: float
 ) -> core.Drafter:
-    nodes, depth = size_of(inner, inner_gamma)
-    spare = nodes + 1 + inner.spare  # tokens that a row is fed beyond its draft
-    widths = bucket_widths(nodes, adaptive=False, may_be_empty=True)
+    functions = CascadeFunctions(lm, inner, rule, *size_of(inner, inner_gamma), inner_temperature)
+    init, propose, commit, rollback = functions.init, functions.propose, functions.commit, functions.rollback
+    return core.Drafter(init, propose, commit, lm, rollback=rollback, spare=functions.spare)
 
-    # Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
-    # cascade's parameters (the model's, the inner drafter's) and of its state.
 
-    def init(start: core.DraftStart) -> CascadeState:
+class CascadeFunctions(NamedTuple):
+    """The functions of a cascade.
+
+    Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
+    cascade's parameters (the model's, the inner drafter's) and of its state.
+    """
+
+    lm: core.LanguageModel
+    inner: core.Drafter
+    rule: core.Rule
+    nodes: int  # draft tokens of an inner round, and how many of them may be accepted
+    depth: int
+    temperature: float  # the inner drafter's, over the model's
+
+    spare = property(lambda self: self.nodes + 1 + self.inner.spare, doc="Tokens that a row is fed beyond its draft.")
+
+    def init(self, start: core.DraftStart) -> CascadeState:
+        """Reads the prompt with the model and with the inner drafter."""
         weights, before = core.Weights(*start.weights.draft), start.before
-        forward, cache = prefill(lm, weights.target, start)
+        forward, cache = prefill(self.lm, weights.target, start)
         inner_before = None if before is None else before.of(before.state.inner)
-        inner_state = inner.init(start._replace(weights=weights, prefilled=forward, before=inner_before))
-        return CascadeState(cache, token_rows.decoder_prompt(lm, start.prompt).length, inner_state)
+        inner_state = self.inner.init(start._replace(weights=weights, prefilled=forward, before=inner_before))
+        return CascadeState(cache, token_rows.decoder_prompt(self.lm, start.prompt).length, inner_state)
 
     def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
+        self, weights: core.Weights, caches: core.Caches, context: core.DraftContext
     ) -> tuple[core.Draft, core.Caches]:
-        inner_weights, state = core.Weights(*weights.draft), caches.draft
-        gamma, start = context.gamma, context.row.length
-        drafts, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
-        row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
-        width = gamma + 1 if context.adaptive else 1
-        model_state = ModelState(state.cache, state.num_cached)
-        caught_up = catch_up(lm, inner_weights.target, model_state, row._replace(length=start - 1), drafts, width)
-
-        def one_round(drafting: Drafting) -> Drafting:
-            count = drafting.row.length - start  # of draft tokens so far; the others of gamma are still to be drafted
-            live = jnp.logical_and(drafting.going, count < context.max_draft)
-            drafted = token_rows.window(drafting.row.tokens, start, gamma)
-            to_distribution = after(context.to_distribution, drafted, count)
-            # Of the inner round's tokens one is the model's own, so that the inner draft has one less than is wanted.
-            inner_context = context._replace(
-                keys=keys,
-                row=drafting.row,
-                max_draft=jnp.where(live, jnp.clip(context.max_draft - count - 1, 0, depth), 0),
-                gamma=depth,
-                adaptive=True,
-                to_distribution=_at_temperature(to_distribution, inner_temperature),
-                confidence=None,
-                should_continue=None,
-            )
-            result = run_round(lm, inner, rule, inner_weights, drafting.caches, inner_context, to_distribution, widths)
-            at = _fed_before(result)
-            # The inner drafter takes in what every row has made; those that wanted nothing then take it back.
-            full = core.Prompt(
-                token_rows.append(drafting.row.tokens, drafting.row.length, result.tokens),
-                drafting.row.length + result.verdict.num_accepted + 1,
-            )
-            row = full._replace(length=jnp.where(live, full.length, drafting.row.length))
-            cache = lm.rewind(result.caches.target, full.length - 1)
-            inner_caches = result.caches._replace(target=cache)
-            end = core.RoundEnd(inner_weights, inner_caches, full, result.verdict, result.target.forward)
-            moved = inner.commit(end)
-            assert inner.rollback is not None
-            moved = core.Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
-            drafting = drafting._replace(row=row, caches=moved)
-            if drafting.log_probs is not None:
-                assert result.target.distribution.log_probs is not None
-                # B I+1 V: the distribution after the token before each; into B W V from the row's own place on
-                log_probs = jnp.take_along_axis(result.target.distribution.log_probs, at[:, :, None], axis=1)
-                drafting = drafting._replace(log_probs=token_rows.append(drafting.log_probs, count, log_probs))
-            if drafting.confidence is None:
-                return drafting
-            assert context.confidence is not None
-            positions = [_at_position(result.target.distribution, at[:, i : i + 1]) for i in range(depth + 1)]
-            confidence = jnp.stack([context.confidence(position) for position in positions], axis=1)
-            confidence = token_rows.append(drafting.confidence, count, confidence.astype(jnp.float32))
-            drafting = drafting._replace(confidence=confidence)
-            return drafting._replace(going=_stopped_after(context, drafting, start) > row.length - start)
+        """Runs inner rounds until every row has its draft."""
+        inner_weights, state, start = core.Weights(*weights.draft), caches.draft, context.row.length
+        rounds = context._replace(keys=noise.at(context.keys, start, noise.Purpose.DRAFT))
 
         def unfinished(drafting: Drafting) -> Bool[Array, ""]:
             return jnp.any(jnp.logical_and(drafting.going, drafting.row.length - start < context.max_draft))
 
-        logits = jax.ShapeDtypeStruct((start.shape[0], 1, lm.vocab_size), jnp.float32)
-        distribution: core.Distribution = jax.eval_shape(context.to_distribution, logits)
-        shape, log_probs = (start.shape[0], gamma + depth + 1), None  # B W
-        if distribution.log_probs is not None and rule.exact:
-            log_probs = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
-        confidence = None if context.confidence is None else jnp.zeros(shape, jnp.float32)
-        inner_caches = core.Caches(lm.rewind(caught_up.cache, start - 1), state.inner)
-        drafting = Drafting(row, log_probs, confidence, drafts, inner_caches)
-        drafting = jax.lax.while_loop(unfinished, one_round, drafting)
+        one_round = functools.partial(self.one_round, inner_weights, rounds)
+        drafting = jax.lax.while_loop(unfinished, one_round, self.begin(inner_weights, state, context))
         length, aux = drafting.row.length - start, None
-        num_cached = jnp.where(drafts, drafting.row.length - 1, state.num_cached)
         if drafting.confidence is not None:
             length = jnp.minimum(length, _stopped_after(context, drafting, start))
-            aux = {"confidence": drafting.confidence[:, :gamma]}
-        log_probs = None if drafting.log_probs is None else drafting.log_probs[:, :gamma]
-        draft = core.Draft(token_rows.window(drafting.row.tokens, start, gamma), length, log_probs=log_probs, aux=aux)
-        return draft, caches._replace(draft=CascadeState(drafting.caches.target, num_cached, drafting.caches.draft))
+            aux = {"confidence": drafting.confidence[:, : context.gamma]}
+        log_probs = None if drafting.log_probs is None else drafting.log_probs[:, : context.gamma]
+        tokens = token_rows.window(drafting.row.tokens, start, context.gamma)
+        num_cached = jnp.where(context.max_draft > 0, drafting.row.length - 1, state.num_cached)
+        state = CascadeState(drafting.caches.target, num_cached, drafting.caches.draft)
+        return core.Draft(tokens, length, log_probs=log_probs, aux=aux), caches._replace(draft=state)
 
-    def commit(end: core.RoundEnd) -> core.Caches:
-        return end.caches._replace(draft=rollback(end.caches.draft, end.row))
+    def begin(self, weights: core.Weights, state: CascadeState, context: core.DraftContext) -> Drafting:
+        """Makes a draft of no tokens; the model has read all of the row but its last token."""
+        lm, start, drafts = self.lm, context.row.length, context.max_draft > 0
+        row = core.Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, self.spare)))), start)
+        width = context.gamma + 1 if context.adaptive else 1
+        model_state = ModelState(state.cache, state.num_cached)
+        caught_up = catch_up(lm, weights.target, model_state, row._replace(length=start - 1), drafts, width)
+        logits = jax.ShapeDtypeStruct((start.shape[0], 1, lm.vocab_size), jnp.float32)
+        distribution: core.Distribution = jax.eval_shape(context.to_distribution, logits)
+        shape, log_probs = (start.shape[0], context.gamma + self.depth + 1), None  # B W
+        if distribution.log_probs is not None and self.rule.exact:
+            log_probs = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
+        confidence = None if context.confidence is None else jnp.zeros(shape, jnp.float32)
+        return Drafting(
+            row, log_probs, confidence, drafts, core.Caches(lm.rewind(caught_up.cache, start - 1), state.inner)
+        )
 
-    def rollback(state: CascadeState, row: core.Prompt) -> CascadeState:
-        assert inner.rollback is not None
-        return take_back_to(state, row.length - 1)._replace(inner=inner.rollback(state.inner, row))
+    def one_round(self, weights: core.Weights, context: core.DraftContext, drafting: Drafting) -> Drafting:
+        """Runs an inner round, and adds its tokens to the drafts of the rows that still want some."""
+        start = context.row.length
+        count = drafting.row.length - start  # of draft tokens so far; the others of gamma are still to be drafted
+        live = jnp.logical_and(drafting.going, count < context.max_draft)
+        drafted = token_rows.window(drafting.row.tokens, start, context.gamma)
+        to_distribution = after(context.to_distribution, drafted, count)
+        # Of the inner round's tokens one is the model's own, so that the inner draft has one less than is wanted.
+        inner_context = context._replace(
+            row=drafting.row,
+            max_draft=jnp.where(live, jnp.clip(context.max_draft - count - 1, 0, self.depth), 0),
+            gamma=self.depth,
+            adaptive=True,
+            to_distribution=_at_temperature(to_distribution, self.temperature),
+            confidence=None,
+            should_continue=None,
+        )
+        widths = bucket_widths(self.nodes, adaptive=False, may_be_empty=True)
+        result = run_round(
+            self.lm, self.inner, self.rule, weights, drafting.caches, inner_context, to_distribution, widths
+        )
+        drafting = self.committed(weights, drafting, result, live)
+        at = _fed_before(result)
+        if drafting.log_probs is not None:
+            assert result.target.distribution.log_probs is not None
+            # B I+1 V: the distribution after the token before each; into B W V from the row's own place on
+            log_probs = jnp.take_along_axis(result.target.distribution.log_probs, at[:, :, None], axis=1)
+            drafting = drafting._replace(log_probs=token_rows.append(drafting.log_probs, count, log_probs))
+        if drafting.confidence is None:
+            return drafting
+        assert context.confidence is not None
+        positions = [_at_position(result.target.distribution, at[:, i : i + 1]) for i in range(self.depth + 1)]
+        confidence = jnp.stack([context.confidence(position) for position in positions], axis=1)
+        confidence = token_rows.append(drafting.confidence, count, confidence.astype(jnp.float32))
+        drafting = drafting._replace(confidence=confidence)
+        return drafting._replace(going=_stopped_after(context, drafting, start) > drafting.row.length - start)
 
-    return core.Drafter(init, propose, commit, lm, rollback=rollback, spare=spare)
+    def committed(
+        self, weights: core.Weights, drafting: Drafting, result: RoundResult, live: Bool[Array, " B"]
+    ) -> Drafting:
+        """Adds a round's tokens to the rows that are live.
+
+        The inner drafter takes in what every row has made; those that wanted nothing then take it back.
+        """
+        full = core.Prompt(
+            token_rows.append(drafting.row.tokens, drafting.row.length, result.tokens),
+            drafting.row.length + result.verdict.num_accepted + 1,
+        )
+        row = full._replace(length=jnp.where(live, full.length, drafting.row.length))
+        caches = result.caches._replace(target=self.lm.rewind(result.caches.target, full.length - 1))
+        caches = self.inner.commit(core.RoundEnd(weights, caches, full, result.verdict, result.target.forward))
+        assert self.inner.rollback is not None
+        target = self.lm.rewind(caches.target, row.length - 1)
+        return drafting._replace(row=row, caches=core.Caches(target, self.inner.rollback(caches.draft, row)))
+
+    def commit(self, end: core.RoundEnd) -> core.Caches:
+        """Takes back what the target has rejected."""
+        return end.caches._replace(draft=self.rollback(end.caches.draft, end.row))
+
+    def rollback(self, state: CascadeState, row: core.Prompt) -> CascadeState:
+        """Takes tokens back: all that the rows do not hold, and their last one."""
+        assert self.inner.rollback is not None
+        return take_back_to(state, row.length - 1)._replace(inner=self.inner.rollback(state.inner, row))
 
 
 def _at_temperature(to_distribution: core.ToDistribution, temperature: float) -> core.ToDistribution:

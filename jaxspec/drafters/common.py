@@ -49,11 +49,7 @@ def name_of(draft: core.Model | core.BoundDrafter) -> str:
 
 
 def check_model(value: Any, name: str) -> None:
-    """Refuses what is no model.
-
-    Raises:
-        TypeError: the value is no model.
-    """
+    """Refuses what is no model."""
     if not isinstance(value, core.Model):
         raise TypeError(f"{name} is {shown(value)}: expected a jaxspec.Model, as jaxspec.load gives")
 
@@ -94,12 +90,7 @@ def lookup_drafter(
     init: core.DraftInit,
     tree: core.TreeSize | None,
 ) -> core.Drafter:
-    """Makes a drafter of a search whose state does not change.
-
-    Args:
-        search: (weights, state, context) -> what was found, as point masses; rows may have found nothing.
-        init, tree: the entries of `Drafter`.
-    """
+    """Makes a drafter of a search for point masses, whose state does not change; rows may find nothing."""
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext
@@ -166,13 +157,9 @@ def no_commit(end: core.RoundEnd) -> core.Caches:
 
 
 def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> core.Drafter:
-    """Makes a drafter of several: each keeps a state of its own, and they propose together.
+    """Makes a drafter of several of chains: each keeps a state of its own, and they propose together.
 
     `Weights.draft` and the state are tuples, with an entry for each of the drafters.
-
-    Args:
-        drafters: drafters of chains.
-        propose: the entry of `Drafter`.
     """
 
     def init(start: core.DraftStart) -> tuple[Any, ...]:
@@ -210,12 +197,9 @@ def side_by_side(drafters: tuple[core.Drafter, ...], propose: core.Propose) -> c
 def combine(
     first: core.Draft, second: core.Draft, length: Int[Array, " B"], merge: Callable[[Array, Array], Array]
 ) -> core.Draft:
-    """Combines two chains, array by array; where one has distributions and the other none, its are point masses.
+    """Combines two chains into one of a length, array by array, by a function of an array of each.
 
-    Args:
-        first, second: the chains.
-        length: the tokens of the chain that they make.
-        merge: (an array of the first, that of the second) -> that of the chain that they make.
+    Where one has distributions and the other none, its are point masses.
     """
     drafts = first, second
     combined = core.Draft(merge(first.tokens, second.tokens), length)
@@ -243,13 +227,7 @@ def confidence_of(draft: core.Draft) -> Float[Array, "B G"]:
 def after(
     to_distribution: core.ToDistribution, tokens: Int[Array, "B M"], length: Int[Array, " B"]
 ) -> core.ToDistribution:
-    """Makes the distributions of a drafter that begins after draft tokens of another one.
-
-    Args:
-        to_distribution: the decoder's, which knows what is committed.
-        tokens: draft tokens after that.
-        length: how many of them are real.
-    """
+    """Makes the distributions of a drafter that begins after `length` draft tokens of another one."""
 
     def distribution_after(
         logits: Float[Array, "B T V"],

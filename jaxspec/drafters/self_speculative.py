@@ -10,7 +10,7 @@ Shapes: B batch, T step, N nodes fed so far, n nodes of a level, M model dimensi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -155,13 +155,9 @@ def skip_layers(
 
 def _skipped_layers(part: str, layers: Sequence[int]) -> list[int]:
     expected = f"the layers, from 0, whose {part} is skipped, such as [5, 7]"
-    try:
-        values = list(layers)
-    except TypeError:
-        raise ValueError(f"{part} is {layers!r}: expected {expected}") from None
-    if isinstance(layers, str | bytes):
+    if isinstance(layers, str | bytes) or not isinstance(layers, Iterable):
         raise ValueError(f"{part} is {layers!r}: expected {expected}")
-    return [integer(layer, f"a layer of {part}", f"an integer, of {expected}") for layer in values]
+    return [integer(layer, f"a layer of {part}", f"an integer, of {expected}") for layer in layers]
 
 
 def layers_of(target: core.Model) -> core.Layers:
@@ -214,14 +210,9 @@ def make_drafter(
     head: core.Model | None = None,
     adapter: DraftHead[ExitAdapter] | None = None,
 ) -> core.BoundDrafter:
-    """Makes the drafter that runs these parts of its target.
+    """Makes the drafter that runs these parts of its target, for which `layers_of` returned layers.
 
-    Args:
-        target: a model for which `layers_of` returned layers.
-        parts: the parts that draft.
-        name: the drafter's name.
-        head: a model whose head makes the drafter's logits; None: the target.
-        adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
+    An adapter takes the final norm's place; the parts are then the first layers.
     """
     lm, trimmed = target.lm, None
     if head is not None:
@@ -254,27 +245,46 @@ def _self_speculative(
     lm: core.LanguageModel, parts: core.Parts, head: core.Head | None, adapter: ExitAdapter | None
 ) -> core.Drafter:
     assert lm.inside is not None and lm.inside.layers is not None
-    layers, target_head, width = lm.inside.layers, lm.inside.head, lm.inside.width
-    shared, drafting, verifying = split_layers(parts, layers.count)
+    layers = lm.inside.layers
+    functions = SelfDraft(lm, layers, lm.inside.head, lm.inside.width, split_layers(parts, layers.count), head, adapter)
+    complete = functions.complete_target_pass
+    steps = functions.init, functions.begin, functions.commit, lm.vocab_size, None, functions.rollback, complete
+    return chain(core.Steps(*steps))
 
-    # A round's fed tokens are numbered: 0 is the last committed one, which lies at `nodes.start` in its row, i is the
-    # i-th that was fed after it. `at` is the number of the first of the tokens at hand.
 
-    def place(nodes: Nodes, at: int | Int[Array, ""]) -> Int[Array, " B"]:
-        return nodes.start + jnp.asarray(at, nodes.start.dtype)
+class SelfDraft(NamedTuple):
+    """The functions of a drafter that runs parts of its target.
 
-    def init(start: core.DraftStart, nodes: int) -> core.Cache:
-        if adapter is None:
+    A round's fed tokens are numbered: 0 is the last committed one, which lies at `nodes.start` in its row, i is the
+    i-th that was fed after it. `at` is the number of the first of the tokens at hand.
+    """
+
+    lm: core.LanguageModel  # the target's, as the next three
+    layers: core.Layers
+    target_head: core.Head
+    width: int
+    split: LayerSplit
+    head: core.Head | None  # makes the drafter's logits; None: the target's
+    adapter: ExitAdapter | None
+
+    def init(self, start: core.DraftStart, nodes: int) -> core.Cache:
+        """Reads the prompt with the adapter, if there is one."""
+        if (adapter := self.adapter) is None:
             return ()
-        row, extend = token_rows.decoder_prompt(lm, start.prompt), adapter.extend
+        row = token_rows.decoder_prompt(self.lm, start.prompt)
 
         def read(cache: core.Cache, stream: Array, real: Array) -> tuple[tuple, core.Cache]:
-            return (), extend(start.weights.draft.adapter, cache, stream)[1]
+            return (), adapter.extend(start.weights.draft.adapter, cache, stream)[1]
 
         stream = _exit_stream(start.prefilled)
         return chunks.read(read, adapter.rewind, adapter.empty, stream, row.length, start.room, start.before)[2]
 
+    def rewound(self, nodes: Nodes, at: int | Int[Array, ""]) -> core.Cache:
+        """Returns the target's cache as it was before the tokens at hand."""
+        return self.lm.rewind(nodes.cache, _position(nodes, at))
+
     def feed(
+        self,
         weights: core.Weights,
         nodes: Nodes,
         tokens: Int[Array, "B n"],
@@ -283,14 +293,15 @@ def _self_speculative(
     ) -> tuple[Float[Array, "B n M"], Nodes]:
         """Runs the shared layers over n tokens, and adds their output to the stream."""
         assert nodes.stream is not None
-        cache = lm.rewind(nodes.cache, place(nodes, at))
-        embedded = layers.embed(weights.target, cache, tokens, parent)
-        stream, cache = layers.run(weights.target, cache, embedded, shared, parent)
+        cache = self.rewound(nodes, at)
+        embedded = self.layers.embed(weights.target, cache, tokens, parent)
+        stream, cache = self.layers.run(weights.target, cache, embedded, self.split.shared, parent)
         # B n M into B N+1 M, at the tokens' numbers
         written = jax.lax.dynamic_update_slice_in_dim(nodes.stream, stream, at, axis=1)
         return stream, nodes._replace(stream=written, cache=cache)
 
     def logits_after(
+        self,
         weights: core.Weights,
         nodes: Nodes,
         stream: Float[Array, "B n M"],
@@ -298,87 +309,94 @@ def _self_speculative(
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B n V"], Nodes]:
         """Makes the drafter's logits after n tokens of which the shared layers have made `stream`."""
-        if adapter is None:
+        if self.adapter is None:
             # What `drafting` writes lies behind the cut, where `verifying` overwrites it.
-            cache = lm.rewind(nodes.cache, place(nodes, at))
-            hidden, cache = layers.run(weights.target, cache, stream, drafting, parent)
-            nodes, features = nodes._replace(cache=cache), layers.features(weights.target, hidden)
+            cache = self.rewound(nodes, at)
+            hidden, cache = self.layers.run(weights.target, cache, stream, self.split.drafting, parent)
+            nodes, features = nodes._replace(cache=cache), self.layers.features(weights.target, hidden)
         else:
-            cache = adapter.rewind(nodes.adapter, place(nodes, at))
-            features, cache = adapter.extend(weights.draft.adapter, cache, stream[..., :width], parent)
+            cache = self.adapter.rewind(nodes.adapter, _position(nodes, at))
+            features, cache = self.adapter.extend(weights.draft.adapter, cache, stream[..., : self.width], parent)
             nodes = nodes._replace(adapter=cache)
-        return (target_head(weights.target, features) if head is None else head(weights.draft.head, features)), nodes
+        if self.head is None:
+            return self.target_head(weights.target, features), nodes
+        return self.head(weights.draft.head, features), nodes
 
-    def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
+    def begin(
+        self, weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None
+    ) -> core.Reading:
+        """Begins a round: nothing is fed yet, and there is room for all that will be."""
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
 
         def read(
             tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, at: int | Int[Array, ""], nodes: Nodes
         ) -> NodeLogits:
-            stream, nodes = feed(weights, nodes, tokens, at, parent)
-            return logits_after(weights, nodes, stream, at, parent)
-
-        def root(carry: Nodes) -> NodeLogits:
-            return read(last, None, 0, carry)
+            stream, nodes = self.feed(weights, nodes, tokens, at, parent)
+            return self.logits_after(weights, nodes, stream, at, parent)
 
         def nodes(
             tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: int | Int[Array, ""], carry: Nodes
         ) -> NodeLogits:
             # A tree's nodes are fed to the places that they have in verification.
-            at = level if parent is None else 1 + parent.shape[1] - tokens.shape[1]
-            return read(tokens, parent, at, carry)
+            return read(tokens, parent, level if parent is None else 1 + parent.shape[1] - tokens.shape[1], carry)
 
         def end(carry: Nodes, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
             if fed is None:
                 # Of a chain the last draft token was not fed; where no row may draft, nor was the last committed one.
                 at = jnp.where(jnp.any(context.max_draft > 0), jnp.max(slots) + 2, 0)
                 tokens = jnp.concatenate([last, draft.tokens], axis=1)
-                _, carry = feed(weights, carry, jax.lax.dynamic_slice_in_dim(tokens, at, 1, axis=1), at)
+                _, carry = self.feed(weights, carry, jax.lax.dynamic_slice_in_dim(tokens, at, 1, axis=1), at)
             elif context.adaptive:
                 # With a policy nodes may be verified that were not fed, because their children are of no use.
                 carry = carry._replace(stream=None)
-            adapter_cache = carry.adapter if adapter is None else adapter.rewind(carry.adapter, carry.start)
+            adapter_cache = carry.adapter if self.adapter is None else self.adapter.rewind(carry.adapter, carry.start)
             return core.Caches(carry.cache, carry._replace(cache=None, adapter=adapter_cache))
 
         # Room for the last committed token and all that are fed after it.
-        embedded = jax.eval_shape(layers.embed, weights.target, caches.target, last)  # B 1 M
+        embedded = jax.eval_shape(self.layers.embed, weights.target, caches.target, last)  # B 1 M
         size = 1 + (context.gamma if fed is None else fed)
         stream = jnp.zeros((embedded.shape[0], size, embedded.shape[2]), embedded.dtype)
-        return core.Reading(Nodes(stream, context.row.length - 1, caches.target, caches.draft), root, nodes, end)
+        carry = Nodes(stream, context.row.length - 1, caches.target, caches.draft)
+        return core.Reading(carry, lambda carry: read(last, None, 0, carry), nodes, end)
 
     def complete_target_pass(
-        weights: core.Weights, caches: core.Caches, tokens: Int[Array, "B T"], parent: Int[Array, "B T"] | None = None
+        self,
+        weights: core.Weights,
+        caches: core.Caches,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B T"] | None = None,
     ) -> tuple[core.Forward, core.Cache]:
+        """Runs the layers after the shared ones over the stream that drafting has left."""
         nodes: Nodes = caches.draft
         stream, step = nodes.stream, tokens.shape[1]
         if stream is None:
-            return lm.extend(weights.target, caches.target, tokens, parent)
+            return self.lm.extend(weights.target, caches.target, tokens, parent)
         nodes, num_fed = nodes._replace(cache=caches.target), stream.shape[1]
         if num_fed < step:  # the nodes that end a tree's paths
             nodes = nodes._replace(stream=jnp.pad(stream, ((0, 0), (0, step - num_fed), (0, 0))))
-            _, nodes = feed(weights, nodes, tokens[:, num_fed:], num_fed, parent)
+            _, nodes = self.feed(weights, nodes, tokens[:, num_fed:], num_fed, parent)
         assert nodes.stream is not None
-        stream = nodes.stream[:, :step]
-        cache = lm.rewind(nodes.cache, place(nodes, 0))
-        hidden, cache = layers.run(weights.target, cache, stream, verifying, parent)
-        features = layers.features(weights.target, hidden)
-        return core.Forward(
-            target_head(weights.target, features), features, None if adapter is None else stream[..., :width]
-        ), cache
+        stream, cache = nodes.stream[:, :step], self.rewound(nodes, 0)
+        hidden, cache = self.layers.run(weights.target, cache, stream, self.split.verifying, parent)
+        features = self.layers.features(weights.target, hidden)
+        logits = self.target_head(weights.target, features)
+        return core.Forward(logits, features, None if self.adapter is None else stream[..., : self.width]), cache
 
-    def commit(end: core.RoundEnd) -> core.Caches:
-        if adapter is None:
+    def commit(self, end: core.RoundEnd) -> core.Caches:
+        """Has the adapter read what was accepted: what a policy or a tree has made of the round does not matter."""
+        if self.adapter is None:
             return end.caches._replace(draft=())
-        # What a policy, a tree or another drafter has made of this round does not matter: it reads what was accepted.
         stream = _exit_stream(on_path(end.forward, end.verdict))
-        _, cache = adapter.extend(end.weights.draft.adapter, end.caches.draft.adapter, stream)
-        return end.caches._replace(draft=adapter.rewind(cache, end.row.length - 1))
+        _, cache = self.adapter.extend(end.weights.draft.adapter, end.caches.draft.adapter, stream)
+        return end.caches._replace(draft=self.rollback(cache, end.row))
 
-    def rollback(state: core.Cache, row: core.Prompt) -> core.Cache:
-        return state if adapter is None else adapter.rewind(state, row.length - 1)
+    def rollback(self, state: core.Cache, row: core.Prompt) -> core.Cache:
+        """Takes tokens back: all that the rows do not hold, and their last one."""
+        return state if self.adapter is None else self.adapter.rewind(state, row.length - 1)
 
-    steps = core.Steps(init, begin, commit, lm.vocab_size, None, rollback, complete_target_pass)
-    return chain(steps)
+
+def _position(nodes: Nodes, at: int | Int[Array, ""]) -> Int[Array, " B"]:
+    return nodes.start + jnp.asarray(at, nodes.start.dtype)
 
 
 def _exit_stream(forward: core.Forward) -> Float[Array, "B T M"]:

@@ -43,13 +43,6 @@ def block() -> Rule:
     Verdicts depend on draft tokens after the accepted ones. So all draws must be fresh each round, as `noise.at` makes
     them from a row's length. With deterministic proposals the rule gains nothing over `rejection`.
 
-    Returns:
-        A `core.Rule` with these arguments for B rows, G draft tokens and V tokens.
-
-        - draft.tokens [B, G]
-        - draft.log_probs [B, G, V] or None
-        - target.log_probs [B, G + 1, V] or target.tokens [B, G + 1]
-
     Example:
         The published toy: p = (1/3, 2/3) and q = (2/3, 1/3) at every position, and two draft tokens, "a b". The first
         is as likely as not to be accepted by itself, but together they are as likely under p as under q: both are

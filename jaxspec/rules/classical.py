@@ -31,13 +31,6 @@ def classical_rejection() -> Rule:
     min(p(x), q(x)), and 0 if q lacks a token that p has. A deterministic proposal is accepted only if p is certain of
     it. The rule is a baseline: speculative sampling improves on it.
 
-    Returns:
-        A `core.Rule` with these arguments for B rows, G draft tokens and V tokens.
-
-        - draft.tokens [B, G]
-        - draft.log_probs [B, G, V] or None
-        - target.log_probs [B, G + 1, V] or target.tokens [B, G + 1]
-
     Example:
         >>> p, q = jnp.array([[[0.5, 0.5]]]), jnp.array([[[0.25, 0.75]]])
         >>> smallest_ratio(p, q).tolist()  # the rejection rule would accept it with probability 0.75

@@ -28,10 +28,7 @@ def coupled() -> Rule:
     d = 1 - sum_x min(p(x), q(x)). The rejection rule accepts 1 - d: the difference is the price of the invariance.
 
     Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens and V tokens. It does not read draft.log_probs.
-
-        - draft.tokens [B, N]
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
+        A rule that does not read `draft.log_probs`.
 
     Example:
         >>> keys, position = noise.row_keys(jax.random.key(0), 1), jnp.array([7])

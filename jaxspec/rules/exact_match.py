@@ -25,10 +25,7 @@ def exact_match() -> Rule:
     the target's literal own sample, the very token of plain decoding with the same key, see `coupled`.
 
     Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens and V tokens. It does not read draft.log_probs.
-
-        - draft.tokens [B, N]
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
+        A rule that does not read `draft.log_probs`.
 
     Example:
         >>> import jax.numpy as jnp

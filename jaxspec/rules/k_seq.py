@@ -34,14 +34,6 @@ def k_seq() -> Rule:
     of siblings drawn otherwise only the first is judged, which is exact, and wastes the others. For a chain the rule is
     `rejection`.
 
-    Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
-        chain I = N) and V tokens.
-
-        - draft.tokens [B, N]
-        - draft.log_probs [B, I, V] or None
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
-
     Example:
         >>> p, q = jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.1, 0.2, 0.7]])
         >>> r, accepted, factor = selection(p, q, jnp.array([2]))

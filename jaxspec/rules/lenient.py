@@ -47,13 +47,7 @@ def lenient(lenience: float) -> Rule:
         lenience: l, in (0, 1].
 
     Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
-        chain I = N) and V tokens.
-
-        - draft.tokens [B, N]
-        - draft.log_probs [B, I, V] or None
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
-        - target.logits [B, N + 1, V]; with target.log_probs also target.greedy [B]
+        A rule that also reads target.logits [B, N + 1, V], and with target.log_probs target.greedy [B].
 
     Raises:
         ValueError: a lenience outside (0, 1].

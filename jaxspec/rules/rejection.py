@@ -42,14 +42,6 @@ def rejection() -> Rule:
     accepted with probability p(x), and its residual is p without x. At temperature 0 both distributions are point
     masses, and the rule is exact match.
 
-    Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
-        chain I = N) and V tokens.
-
-        - draft.tokens [B, N]
-        - draft.log_probs [B, I, V] or None
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
-
     Example:
         >>> from jaxspec.core import noise
         >>> p = jnp.log(jnp.array([[[0.0, 1.0], [0.5, 0.5]]]))

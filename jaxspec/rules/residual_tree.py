@@ -86,11 +86,7 @@ def after_rejection(
 ) -> tuple[Float[Array, " B"], Residual]:
     """Computes the residual after a child is rejected: at its parent norm(max(w p - q, 0)), where w is a weight.
 
-    Args:
-        tree, left: with all its elder siblings rejected.
-        child: one in each row.
-        weight: w.
-        rejected: rows where it is; in the others nothing changes.
+    All of its elder siblings were rejected before; in rows where it is not `rejected` nothing changes.
 
     Returns:
         The mass of max(w p - q, 0), and what is left. If the mass is 0 (w p equals q, up to rounding), no trial was

@@ -39,14 +39,6 @@ def traversal() -> Rule:
 
     As under `block`, verdicts depend on draft tokens after the accepted ones, so all draws must be fresh each round.
 
-    Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens, I entries of the drafter's distributions (in a
-        chain I = N) and V tokens.
-
-        - draft.tokens [B, N]
-        - draft.log_probs [B, I, V] or None
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
-
     Example:
         The toy of `rules.block` is one branch of a tree, and the other is a token that p does not have. Both tokens of
         the first branch are accepted: its weight is 1/2 after one and 1 after two.

@@ -42,10 +42,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         delta: factor of the threshold that depends on the entropy; by default Medusa's.
 
     Returns:
-        A `core.Rule` with these arguments for B rows, N draft tokens and V tokens. It does not read draft.log_probs.
-
-        - draft.tokens [B, N]
-        - target.log_probs [B, N + 1, V] or target.tokens [B, N + 1]
+        A rule that does not read `draft.log_probs`.
 
     Raises:
         ValueError: a threshold that is not in (0, 1].

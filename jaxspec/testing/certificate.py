@@ -22,22 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec import rules
-from jaxspec.core import (
-    BoundDrafter,
-    BoundPolicy,
-    Draft,
-    Drafter,
-    Failure,
-    Model,
-    Policy,
-    PolicyShorten,
-    Prompt,
-    Rule,
-    Sampler,
-    State,
-    token_rows,
-)
+from jaxspec import core, rules
+from jaxspec.core import token_rows
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.decode.generate import impossible_verdict
 from jaxspec.decode.request import Prepared, prepare
@@ -49,16 +35,16 @@ from jaxspec.testing.tables import SequenceDistribution, plain_distribution
 
 
 def certify(
-    target: Model,
+    target: core.Model,
     *,
-    drafter: Model | Drafter | BoundDrafter | None = None,
-    rule: Rule | None = None,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
+    rule: core.Rule | None = None,
     gamma: int = 2,
     steps: int = 4,
-    prompt: Prompt | None = None,
+    prompt: core.Prompt | None = None,
     eos_ids: Sequence[int] = (),
-    policy: BoundPolicy | Policy | None = None,
-    sampler: Sampler | None = None,
+    policy: core.BoundPolicy | core.Policy | None = None,
+    sampler: core.Sampler | None = None,
     sampling_params: Any = None,
     **options: Any,
 ) -> float:
@@ -90,7 +76,7 @@ def certify(
         >>> certify(target, drafter=draft, gamma=1, steps=3) < 1e-6
         True
     """
-    prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
+    prompt = core.Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
     policy = None if policy is None else _row_by_row(policy)
     settings: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
     method: dict[str, Any] = dict(drafter=drafter, rule=rule, gamma=gamma, policy=policy, eos_ids=eos_ids)
@@ -98,9 +84,9 @@ def certify(
     return certify_prepared(prepared if sampler is None else with_sampler(prepared, sampler, sampling_params), steps)
 
 
-def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
+def _row_by_row(policy: core.BoundPolicy | core.Policy) -> core.BoundPolicy:
     """Returns the policy, asked for each row as if the row were alone: the rows of a batch are paths here."""
-    functions, params = policy[:2] if isinstance(policy, BoundPolicy) else (policy, None)
+    functions, params = policy[:2] if isinstance(policy, core.BoundPolicy) else (policy, None)
 
     def alone(function: Callable, *rows: Any) -> Any:
         def of_one(row: Any) -> Any:
@@ -116,12 +102,16 @@ def _row_by_row(policy: BoundPolicy | Policy) -> BoundPolicy:
     if (shorten_rows := functions.shorten) is not None:
 
         def shorten(
-            params: Any, state: Any, draft: Draft, left: Int[Array, " N"], shorten_rows: PolicyShorten = shorten_rows
+            params: Any,
+            state: Any,
+            draft: core.Draft,
+            left: Int[Array, " N"],
+            shorten_rows: core.PolicyShorten = shorten_rows,
         ) -> Int[Array, " N"]:
             return alone(shorten_rows, params, state, draft, left)
 
         row_by_row = row_by_row._replace(shorten=shorten)
-    return BoundPolicy(row_by_row, params)
+    return core.BoundPolicy(row_by_row, params)
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:
@@ -139,7 +129,7 @@ def certify_prepared(prepared: Prepared, steps: int) -> float:
 
 
 def with_sampler(
-    prepared: Prepared, sampler: Sampler, sampling_params: Any, draft_sampling_params: Any = None
+    prepared: Prepared, sampler: core.Sampler, sampling_params: Any, draft_sampling_params: Any = None
 ) -> Prepared:
     """Returns the same generation with a sampler of your own.
 
@@ -152,7 +142,7 @@ def with_sampler(
     decoder = autoregressive(prepared.target.lm, sampler)
     if prepared.drafter is not None:
         policy, rule = prepared.options["policy"], prepared.options["rule"]
-        functions = policy.functions if isinstance(policy, BoundPolicy) else policy
+        functions = policy.functions if isinstance(policy, core.BoundPolicy) else policy
         rule = rules.rejection() if rule is None else rule
         decoder = speculative(
             prepared.target.lm, prepared.drafter.functions, rule, sampler, prepared.options["gamma"], functions
@@ -198,7 +188,7 @@ def decoder_distribution(
     Example:
         >>> from jaxspec.testing import table_model_from
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
-        >>> prompt = Prompt(jnp.array([[0]]), jnp.array([1]))
+        >>> prompt = core.Prompt(jnp.array([[0]]), jnp.array([1]))
         >>> decoder_distribution(prepare(toy, prompt, temperature=0.0), steps=3)
         {(0, 0, 0): 1.0}
     """
@@ -218,7 +208,7 @@ def decoder_distribution(
         ends = Outcomes(program, shared, rows, watch).enumerate(weight)
         used = draws.record(program.sites, ends, used)
         rows, weight, used = _merge(ends.state, ends.weight, used, watch)
-        if (rows.failed == Failure.RULE).any():
+        if (rows.failed == core.Failure.RULE).any():
             raise impossible_verdict(prepared, "on a path of nonzero probability")
         live, ended = _retire(rows, weight, steps)
         for tokens, probability in ended.items():
@@ -230,13 +220,13 @@ def decoder_distribution(
     raise RuntimeError(f"a row has not ended after {steps} rounds: in some round nothing was committed to it")
 
 
-def _committed(rows: State, steps: int) -> list[np.ndarray]:
+def _committed(rows: core.State, steps: int) -> list[np.ndarray]:
     """Returns the first new tokens of each row, and whether it goes on."""
     enough = rows.length - rows.start >= steps
     return [new_tokens(rows)[:, :steps], *map(np.asarray, (np.logical_or(rows.done, enough), rows.failed))]
 
 
-def _everything(rows: State, steps: int) -> list[np.ndarray]:
+def _everything(rows: core.State, steps: int) -> list[np.ndarray]:
     """Returns everything that a row's future depends on."""
     live = ~_committed(rows, steps)[1]
 
@@ -246,7 +236,7 @@ def _everything(rows: State, steps: int) -> list[np.ndarray]:
     return [*_committed(rows, steps), *map(of_live, jax.tree.leaves(rows))]
 
 
-def _merge(rows: State, weight: Weight, used: Used, watch: Any) -> tuple[State, Weight, Used]:
+def _merge(rows: core.State, weight: Weight, used: Used, watch: Any) -> tuple[core.State, Weight, Used]:
     """Merges rows that are the same to `watch`: one of them stays, with the weight and the used keys of all."""
     flat = [np.ascontiguousarray(leaf).reshape(len(weight), -1) for leaf in watch(rows) if leaf.size]
     row_bytes = np.concatenate([leaf.view(np.uint8).reshape(len(weight), -1) for leaf in flat], axis=1)
@@ -255,7 +245,7 @@ def _merge(rows: State, weight: Weight, used: Used, watch: Any) -> tuple[State, 
     return take(rows, first), np.bincount(which, weights=weight), merged(used, which)
 
 
-def _retire(rows: State, weight: Weight, steps: int) -> tuple[np.ndarray, SequenceDistribution]:
+def _retire(rows: core.State, weight: Weight, steps: int) -> tuple[np.ndarray, SequenceDistribution]:
     """Returns which rows go on, and the sequences of those that do not."""
     if rows.failed.any():
         raise FloatingPointError("the target's logits are not finite, on a path of nonzero probability")

@@ -32,20 +32,10 @@ class ScriptedCall:
         self._compiled = jax.jit(functools.partial(_played, call, self.sites), static_argnames="vocab")
 
     def run(self, which: Int[np.ndarray, " B"], shared: Any, rows: Any, script: Script) -> tuple[Any, Record]:
-        """Runs one call.
+        """Runs a call on rows, with arguments that all share; returns the state without keys, and what was drawn.
 
-        Args:
-            which: the number of each row's key, see `row_keys`.
-            shared: arguments that all rows have in common.
-            rows: a tree of arrays, rows first.
-            script: their draws.
-
-        Returns:
-            The state after the call, its keys taken out, and the record of the draws.
-
-        Raises:
-            OverflowError: a row has drawn more than E times: try again.
-            ValueError: an array of the state does not have the batch first.
+        `which` numbers the rows' keys (`row_keys`). An OverflowError says that a row has drawn more than E times: the
+        capacity is larger now, and the call is to be tried again.
         """
         while True:
             try:

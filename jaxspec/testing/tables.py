@@ -15,19 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import (
-    Distribution,
-    Forward,
-    LanguageModel,
-    Limits,
-    Model,
-    Preceding,
-    Prompt,
-    Room,
-    Sampler,
-    programs,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import programs, token_rows
 
 if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
@@ -53,7 +42,7 @@ class TableCache(NamedTuple):
 
 def table_model(
     key: Key[Array, ""], vocab: int, order: int = 2, *, sharpness: float = 1.0, encoder: bool = False
-) -> Model:
+) -> core.Model:
     """Makes a model whose next token depends on the last `order` tokens of its row, through a random table.
 
     It keeps its row in a cache as a network does: prefill, extend (token trees too), select and rewind at each row's
@@ -69,8 +58,8 @@ def table_model(
 
     Example:
         >>> model = table_model(jax.random.key(0), vocab=3, order=2)
-        >>> prompt = Prompt(jnp.array([[1, 2, 1, 0], [1, 2, 0, 0]]), jnp.array([3, 2]))
-        >>> forward, cache = model.lm.prefill(model.params, prompt, Room(6))
+        >>> prompt = core.Prompt(jnp.array([[1, 2, 1, 0], [1, 2, 0, 0]]), jnp.array([3, 2]))
+        >>> forward, cache = model.lm.prefill(model.params, prompt, core.Room(6))
         >>> bool((forward.logits[0, 0] == model.params[2, 1]).all()), cache.length.tolist()
         (True, [3, 2])
     """
@@ -78,7 +67,7 @@ def table_model(
     return table_model_from(sharpness * jax.random.normal(key, shape, jnp.float32), encoder=encoder)
 
 
-def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> Model:
+def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> core.Model:
     """Makes a model of a table of logits; see `table_model`.
 
     Args:
@@ -99,14 +88,14 @@ def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> M
     if table.ndim < 1 + int(encoder) or len(set(table.shape)) != 1:
         raise ValueError(f"the table has shape {table.shape}: expected [vocab] for each token looked at, then [vocab]")
     config = TableConfig(table.shape[-1], table.ndim - 1 - int(encoder), encoder)
-    return Model(_language_model(config), table, None, config, f"table-{config.vocab}")
+    return core.Model(_language_model(config), table, None, config, f"table-{config.vocab}")
 
 
 @functools.lru_cache
-def _language_model(config: TableConfig) -> LanguageModel:
+def _language_model(config: TableConfig) -> core.LanguageModel:
     vocab, order, encoder = config
 
-    def read(table: Array, cache: TableCache, slot: Int[Array, "B T O"], last: Int[Array, "B K"]) -> Forward:
+    def read(table: Array, cache: TableCache, slot: Int[Array, "B T O"], last: Int[Array, "B K"]) -> core.Forward:
         """Reads the logits after T tokens, whose O last ones lie at `slot`; only those after the K tokens `last`."""
         flat = jnp.maximum(slot, 0).reshape(slot.shape[0], -1)
         last_ids = jnp.take_along_axis(cache.tokens, flat, axis=1, mode="clip").reshape(slot.shape)
@@ -115,9 +104,9 @@ def _language_model(config: TableConfig) -> LanguageModel:
         for token in range(order):
             index = index * vocab + context[:, :, token]
         logits = table.reshape(-1, vocab)[jnp.take_along_axis(index, last, axis=1)]
-        return Forward(logits, index[..., None].astype(jnp.float32), context.astype(jnp.float32))
+        return core.Forward(logits, index[..., None].astype(jnp.float32), context.astype(jnp.float32))
 
-    def prefill(params: Array, prompt: Prompt, room: Room) -> tuple[Forward, TableCache]:
+    def prefill(params: Array, prompt: core.Prompt, room: core.Room) -> tuple[core.Forward, TableCache]:
         capacity = room.tokens
         row, length, topic = prompt.tokens, prompt.length, jnp.zeros_like(prompt.length)
         if encoder:
@@ -136,7 +125,7 @@ def _language_model(config: TableConfig) -> LanguageModel:
         tokens: Int[Array, "B T"],
         parent: Int[Array, "B N"] | None = None,
         real: Int[Array, " B"] | None = None,  # whoever gives it rewinds to it
-    ) -> tuple[Forward, TableCache]:
+    ) -> tuple[core.Forward, TableCache]:
         step, capacity = tokens.shape[1], cache.tokens.shape[1]
         written = cache._replace(
             tokens=token_rows.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype))
@@ -156,8 +145,8 @@ def _language_model(config: TableConfig) -> LanguageModel:
         source = jnp.where(jnp.logical_and(slot >= 0, slot < path.shape[1]), moved, slot) + start[:, None]
         return cache._replace(tokens=jnp.take_along_axis(cache.tokens, source, axis=1, mode="clip"))
 
-    limits = Limits(start_token=0 if encoder else None)
-    return LanguageModel(prefill, extend, rewind, vocab, select, limits, is_causal=True)
+    limits = core.Limits(start_token=0 if encoder else None)
+    return core.LanguageModel(prefill, extend, rewind, vocab, select, limits, is_causal=True)
 
 
 def _last_tokens(
@@ -180,7 +169,12 @@ def _last_tokens(
 
 
 def plain_distribution(
-    target: Model, prompt: Prompt, sampler: Sampler, sampling_params: Any, steps: int, eos: Sequence[int] = ()
+    target: core.Model,
+    prompt: core.Prompt,
+    sampler: core.Sampler,
+    sampling_params: Any,
+    steps: int,
+    eos: Sequence[int] = (),
 ) -> SequenceDistribution:
     """Computes the distribution of plain sampling's first `steps` tokens: the product of the next-token distributions.
 
@@ -199,7 +193,7 @@ def plain_distribution(
         >>> from jaxspec.sampling import SamplingParams, at_temperature
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
         >>> one = SamplingParams(jnp.ones(1))
-        >>> prompt = Prompt(jnp.array([[0]]), jnp.array([1]))
+        >>> prompt = core.Prompt(jnp.array([[0]]), jnp.array([1]))
         >>> distribution = plain_distribution(toy, prompt, at_temperature(), one, steps=2, eos=(2,))
         >>> {tokens: round(distribution[tokens], 3) for tokens in sorted(distribution) if tokens[0] != 1}
         {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (2,): 0.2}
@@ -223,7 +217,7 @@ def plain_distribution(
     return ended | live
 
 
-def _preceding(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Preceding:
+def _preceding(lm: core.LanguageModel, prompt: core.Prompt, new: Int[np.ndarray, "N t"]) -> core.Preceding:
     """Makes the prefix of each of t + 1 tokens, the prompt and 0, 1, ... of the new ones, a row for each."""
     read = np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
     read = read if lm.limits.start_token is None else np.array([lm.limits.start_token], np.int32)
@@ -231,22 +225,22 @@ def _preceding(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -
     rows = np.repeat(complete, new.shape[1] + 1, axis=0)
     length = np.tile(np.arange(new.shape[1] + 1, dtype=np.int32) + len(read), len(new))
     start = np.full_like(length, len(read))
-    return Preceding(Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
+    return core.Preceding(core.Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
 
 
 @functools.lru_cache
-def _jitted(sampler: Sampler):
+def _jitted(sampler: core.Sampler):
     return jax.jit(sampler)
 
 
-def _probabilities(distribution: Distribution, vocab: int) -> Float[np.ndarray, "N T V"]:
+def _probabilities(distribution: core.Distribution, vocab: int) -> Float[np.ndarray, "N T V"]:
     if distribution.log_probs is None:
         return np.eye(vocab)[np.asarray(distribution.tokens)]
     probs = np.exp(np.asarray(distribution.log_probs, np.float64))
     return probs / probs.sum(axis=-1, keepdims=True)
 
 
-def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
+def _table_logits(target: core.Model, prompt: core.Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
     """Reads the logits after the prompt and 0, 1, ... of the new tokens, straight from the table."""
     _, order, encoder = target.config
     table, read = np.asarray(target.params), np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
@@ -258,14 +252,18 @@ def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
     return np.broadcast_to(table[context], (len(new), len(ends), table.shape[-1]))
 
 
-def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
+def _network_logits(
+    target: core.Model, prompt: core.Prompt, new: Int[np.ndarray, "N t"]
+) -> Float[np.ndarray, "N t+1 V"]:
     """Computes the same of any model, from one prefill and one extend."""
     many = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(new), axis=0), prompt)
     return np.asarray(_network(target.lm, target.params, many, jnp.asarray(new)), np.float32)
 
 
 @programs.jit(static_argnames=("lm",))
-def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
+def _network(
+    lm: core.LanguageModel, params: Any, prompt: core.Prompt, new: Int[Array, "N t"]
+) -> Float[Array, "N t+1 V"]:
     first, cache = lm.prefill(params, prompt, token_rows.reading_room(lm, prompt, new.shape[1]))
     if new.shape[1] == 0:
         return first.logits
@@ -283,6 +281,6 @@ def prepared_table(**options: Any) -> Prepared:
     from jaxspec.decode.request import prepare
 
     target, draft = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
-    prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+    prompt = core.Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
     arguments: dict[str, Any] = {"drafter": draft, **options}
     return prepare(target, prompt, **arguments)

@@ -19,21 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import (
-    Before,
-    Cache,
-    Encoder,
-    Forward,
-    Head,
-    Inside,
-    LanguageModel,
-    Model,
-    Params,
-    Prompt,
-    Room,
-    chunks,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import chunks, token_rows
 from jaxspec.core.kv_cache import MappedCache
 from jaxspec.sampling import match_vocab
 
@@ -42,7 +29,7 @@ NONE = -1  # in `to_target`: the target has no such token
 
 def check_model(model: Any, function: str) -> None:
     """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another way."""
-    if not isinstance(model, Model):
+    if not isinstance(model, core.Model):
         head = "If a drafter uses its target's head: load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
         raise TypeError(f"{function} takes a jaxspec.Model, got {type(model).__name__}. {head}")
 
@@ -56,8 +43,8 @@ def check_ids(ids: Any, name: str, vocab: int, least: int = 0) -> None:
 class MappedParams(NamedTuple):
     """The parameters of a mapped model."""
 
-    model: Params  # its own
-    head: Params | None  # of a separate head (`trim_vocabulary`); None for the model's own logits
+    model: core.Params  # its own
+    head: core.Params | None  # of a separate head (`trim_vocabulary`); None for the model's own logits
     to_target: Int[Array, " W"]  # the target's id of each of W ids; V, which is past the end, where there is none
     # The model's tokens for each of the target's ids, and how many there are (1..R). None: it reads the target's ids.
     to_draft: Int[Array, "V R"] | None = None
@@ -66,13 +53,13 @@ class MappedParams(NamedTuple):
 
 
 def map_vocabulary(
-    model: Model,
+    model: core.Model,
     to_target: Sequence[int] | np.ndarray,
     vocab_size: int,
     to_draft: Sequence[Sequence[int]] | None = None,
     *,
     first: Sequence[int] = (),
-) -> Model:
+) -> core.Model:
     """Makes a model draft for a target that has other token ids, by a table that says which ids correspond.
 
     The model reads a token that it lacks as several of its own, so its rows are longer than the target's, each by
@@ -99,8 +86,8 @@ def map_vocabulary(
     Example:
         >>> from jaxspec.testing import table_model
         >>> draft = map_vocabulary(table_model(jax.random.key(0), vocab=2), [2, 0], 3, [[1], [1, 1], [0]])
-        >>> prompt = Prompt(jnp.array([[0, 1, 2]]), jnp.array([3]))
-        >>> forward, cache = draft.lm.prefill(draft.params, prompt, Room(5))
+        >>> prompt = core.Prompt(jnp.array([[0, 1, 2]]), jnp.array([3]))
+        >>> forward, cache = draft.lm.prefill(draft.params, prompt, core.Room(5))
         >>> cache.ends[0, :4].tolist(), forward.logits[0, 0, 1].item()
         ([0, 1, 3, 4], -inf)
     """
@@ -138,7 +125,9 @@ def map_vocabulary(
     return model._replace(lm=lm, params=params, tokenizer=None)
 
 
-def with_head(model: Model, head: Head, head_params: Params, to_target: Sequence[int] | np.ndarray) -> Model:
+def with_head(
+    model: core.Model, head: core.Head, head_params: core.Params, to_target: Sequence[int] | np.ndarray
+) -> core.Model:
     """Makes a model that reads what it has read before; its logits come from a head over W of its ids, `to_target`."""
     ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
     lm = _mapped(model.lm, head, model.lm.vocab_size)
@@ -163,13 +152,13 @@ def _table(rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int) -> 
 
 
 @functools.lru_cache
-def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
+def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.LanguageModel:
     """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         return tokens if params.to_draft is None else params.to_draft[tokens, 0]
 
-    def mapped(params: MappedParams, forward: Forward, position: Int[Array, "B T"] | None = None) -> Forward:
+    def mapped(params: MappedParams, forward: core.Forward, position: Int[Array, "B T"] | None = None) -> core.Forward:
         """Puts logits into the target's vocabulary; those of another head are made of the features at `position`."""
         if head is None or own_inside is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
@@ -177,8 +166,8 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         return forward._replace(logits=own_inside.head(params, features))
 
     def prefill(
-        params: MappedParams, prompt: Prompt, room: Room, encoded: Float[Array, "B P M"] | None = None
-    ) -> tuple[Forward, Cache]:
+        params: MappedParams, prompt: core.Prompt, room: core.Room, encoded: Float[Array, "B P M"] | None = None
+    ) -> tuple[core.Forward, core.Cache]:
         prompt = prompt._replace(tokens=known(params, prompt.tokens))
         if encoded is None or lm.encoder is None:
             forward, cache = lm.prefill(params.model, prompt, room)
@@ -189,15 +178,15 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
 
     def extend(
         params: MappedParams,
-        cache: Cache,
+        cache: core.Cache,
         tokens: Int[Array, "B T"],
         parent: Int[Array, "B N"] | None = None,
         real: Int[Array, " B"] | None = None,
-    ) -> tuple[Forward, Cache]:
+    ) -> tuple[core.Forward, core.Cache]:
         forward, cache = lm.extend(params.model, cache, known(params, tokens), parent, real)
         return mapped(params, forward), cache
 
-    def inside(inner: Inside) -> Inside:
+    def inside(inner: core.Inside) -> core.Inside:
         def own_head(params: MappedParams, features: Float[Array, "B T M"], raw: bool = False) -> Float[Array, "B T V"]:
             logits = inner.head(params.model, features, raw) if head is None else head(params.head, features, raw)
             return match_vocab(logits, vocab, params.to_target)
@@ -209,8 +198,8 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         encoder = None if inner.encoder is None or head is None else own_encoder(inner.encoder)
         return inner._replace(head=own_head, embed=own_embed, layers=None, encoder=encoder)
 
-    def own_encoder(inner: Encoder) -> Encoder:
-        return Encoder(
+    def own_encoder(inner: core.Encoder) -> core.Encoder:
+        return core.Encoder(
             lambda params: inner.params(params.model),
             lambda params, shared: params._replace(model=inner.with_params(params.model, shared)),
             *(prefill, inner.is_shared),
@@ -221,14 +210,14 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
 
 
 @functools.lru_cache
-def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageModel:
+def _ragged(lm: core.LanguageModel, vocab: int, longest: int, lead: int) -> core.LanguageModel:
     """Makes the pure functions of a model that reads some target tokens as several, after `lead` tokens of its own."""
     model = _Ragged(lm, vocab, longest, lead)
 
     def shortest(limit: int | None, lead: int) -> int | None:
         return None if limit is None else (limit - lead) // longest
 
-    def inside(inner: Inside) -> Inside:
+    def inside(inner: core.Inside) -> core.Inside:
         def embed(params: MappedParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
             """Embeds the last of the tokens that each is read as, where the features are taken, too."""
             assert params.to_draft is not None and params.count is not None
@@ -237,20 +226,20 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         def head(params: MappedParams, features: Float[Array, "B T M"], raw: bool = False) -> Float[Array, "B T V"]:
             return match_vocab(inner.head(params.model, features, raw), vocab, params.to_target)
 
-        return Inside(inner.width, head, embed, inner.taps)
+        return core.Inside(inner.width, head, embed, inner.taps)
 
     own_inside = None if lm.inside is None else inside(lm.inside)
     limits = lm.limits._replace(
         max_positions=shortest(lm.limits.max_positions, lead if lm.limits.start_token is None else 0),
         max_prompt=shortest(lm.limits.max_prompt, lead),
     )
-    return LanguageModel(model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal)
+    return core.LanguageModel(model.prefill, model.extend, model.rewind, vocab, None, limits, own_inside, lm.is_causal)
 
 
 class _Ragged(NamedTuple):
     """A model whose rows are longer than the target's, each by another number: "own" tokens are those of `lm`."""
 
-    lm: LanguageModel
+    lm: core.LanguageModel
     vocab: int  # V
     longest: int  # R
     lead: int  # F
@@ -281,7 +270,7 @@ class _Ragged(NamedTuple):
         passes = [functools.partial(read, wide) for wide in (width, width * self.longest)]
         return jax.lax.cond(needed <= width, *passes, *arguments)
 
-    def prefill(self, params: MappedParams, prompt: Prompt, room: Room) -> tuple[Forward, MappedCache]:
+    def prefill(self, params: MappedParams, prompt: core.Prompt, room: core.Room) -> tuple[core.Forward, MappedCache]:
         width, lead, encoder = prompt.tokens.shape[1], self.lead, self.lm.limits.start_token is not None
         tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
         if params.first is not None:
@@ -289,10 +278,10 @@ class _Ragged(NamedTuple):
             tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
         most = lead + room.tokens * self.longest
         most += -(-most // chunks.LONGEST)  # equal chunks are rounded up
-        own_room = Room(most, None if room.rewind is None else room.rewind * self.longest)
+        own_room = core.Room(most, None if room.rewind is None else room.rewind * self.longest)
 
-        def read(wide: int) -> tuple[Forward, Cache]:
-            row = Prompt(tokens[:, : wide + lead], ends[:, -1])
+        def read(wide: int) -> tuple[core.Forward, core.Cache]:
+            row = core.Prompt(tokens[:, : wide + lead], ends[:, -1])
             forward, cache = self.lm.prefill(params.model, row, own_room)
             return (forward if encoder else _at_ends(forward, ends)), cache
 
@@ -314,7 +303,7 @@ class _Ragged(NamedTuple):
         tokens: Int[Array, "B T"],
         parent: Any = None,
         real: Int[Array, " B"] | None = None,
-    ) -> tuple[Forward, MappedCache]:
+    ) -> tuple[core.Forward, MappedCache]:
         if parent is not None:
             raise ValueError("a model that reads one token as several takes chains only, no token trees")
         lm, width = self.lm, tokens.shape[1]
@@ -322,15 +311,17 @@ class _Ragged(NamedTuple):
         is_real = tokens != token_rows.NO_TOKEN
         spelled, ends = self.spell(params, tokens, is_real if real is None else is_real & _is_real(tokens, real))
 
-        def feed(inner: Cache, part: Int[Array, "B C"], count: Int[Array, " B"]) -> tuple[Forward, Cache]:
+        def feed(
+            inner: core.Cache, part: Int[Array, "B C"], count: Int[Array, " B"]
+        ) -> tuple[core.Forward, core.Cache]:
             forward, inner = lm.extend(params.model, inner, part, real=count)
             # A head is applied outside, where a program that does not read logits has none.
             return forward._replace(logits=forward.logits[..., :0]) if lm.inside else forward, inner
 
-        def read(wide: int, inner: Cache) -> tuple[Forward, Cache]:
-            before, end = Before(inner, start, wide), start + ends[:, -1]
+        def read(wide: int, inner: core.Cache) -> tuple[core.Forward, core.Cache]:
+            before, end = core.Before(inner, start, wide), start + ends[:, -1]
             read_chunks = functools.partial(chunks.read, feed, lm.rewind, lambda batch, room: before.state)
-            forward, _, inner = read_chunks(spelled[:, :wide], end, Room(0), before=before)
+            forward, _, inner = read_chunks(spelled[:, :wide], end, core.Room(0), before=before)
             return _at_ends(forward, ends)._replace(logits=_at(forward.logits, ends - 1)), inner
 
         forward, inner = self.narrowest(width, jnp.max(ends[:, -1]), read, cache.inner)
@@ -348,7 +339,7 @@ def _is_real(tokens: Int[Array, "B T"], length: Int[Array, " B"]) -> Bool[Array,
     return jnp.arange(tokens.shape[1], dtype=length.dtype)[None, :] < length[:, None]
 
 
-def _at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
+def _at_ends(forward: core.Forward, ends: Int[Array, "B T"]) -> core.Forward:
     """Takes features and taps at the last of the tokens that each of the target's is read as."""
     hidden = forward.features, forward.taps  # each may be None
     features, taps = jax.tree.map(lambda x: _at(x, jnp.maximum(ends - 1, 0)), hidden)

@@ -17,7 +17,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters, nets
 from jaxspec.draft_heads import kangaroo, kind_of
-from jaxspec.draft_heads.load import TOO_LOW, check_acceptance
+from jaxspec.draft_heads.check import TOO_LOW, check_acceptance
 from jaxspec.draft_heads.save import save
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer

@@ -58,16 +58,7 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
 
 
 def unigram(texts: Texts, target: Model, **options: Any) -> Model:
-    """Counts the most frequent tokens, wherever they stand.
-
-    Args:
-        texts, target, options: the arguments of `ngram`, whose `order` is 1.
-
-    Returns:
-        As `ngram`.
-
-    Raises:
-        TypeError, ValueError: as `ngram`.
+    """Counts the most frequent tokens, wherever they stand: `ngram` of order 1.
 
     Example:
         >>> import jax
@@ -80,16 +71,7 @@ def unigram(texts: Texts, target: Model, **options: Any) -> Model:
 
 
 def bigram(texts: Texts, target: Model, **options: Any) -> Model:
-    """Counts which tokens followed each token most often.
-
-    Args:
-        texts, target, options: the arguments of `ngram`, whose `order` is 2.
-
-    Returns:
-        As `ngram`.
-
-    Raises:
-        TypeError, ValueError: as `ngram`.
+    """Counts which tokens followed each token most often: `ngram` of order 2.
 
     Example:
         >>> import jax

@@ -105,11 +105,7 @@ def best_matches(
 ) -> tuple[Int[Array, "B C"], Int[Array, "B C"]]:
     """Finds the places after which the text may go on as the row does: the longest matches, of equals the latest first.
 
-    Args:
-        text: the text to search.
-        row: the row whose last tokens are sought.
-        longest, shortest: tokens to match, at most and at least.
-        count: most places; static.
+    Between `shortest` and `longest` of the row's last tokens match, at `count` places at most.
 
     Returns:
         How many tokens match up to each place, 0 where there is no such place; and the places.

@@ -63,11 +63,7 @@ def likeliest(
 def as_tree(tokens: Int[Array, "B C G"], real: Bool[Array, "B C G"], weight: Float[Array, "B C"], nodes: int) -> Draft:
     """Drafts, as point masses, the nodes that most continuations go through; what begins alike is one path.
 
-    Args:
-        tokens: the continuations.
-        real: their real tokens.
-        weight: the weight of each continuation; of equals the first goes first.
-        nodes: how many to choose; there may be fewer, and the tree has none deeper than G.
+    Of continuations with equal weights the first goes first. The tree has `nodes` nodes at most, none deeper than G.
 
     >>> tokens = jnp.array([[[5, 6, 7], [5, 8, 9], [5, 6, 4]]])
     >>> draft = as_tree(tokens, jnp.ones(tokens.shape, bool), jnp.ones((1, 3)), nodes=4)

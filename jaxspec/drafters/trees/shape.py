@@ -57,10 +57,7 @@ def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
 
     The nodes that are reached most often, one after the other. `analysis.plan` weighs costs, too.
 
-    Args:
-        acceptance: falling.
-        nodes: how many there are to be.
-        depth: the most depth of a node.
+    `acceptance` falls, and no node is deeper than `depth`.
 
     >>> by_rank((0.6, 0.3), nodes=4, depth=3)
     ((0,), (0, 0), (1,), (0, 0, 0))

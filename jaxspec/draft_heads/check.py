@@ -1,0 +1,206 @@
+"""Checks whether a drafter was made for its target, and if it seems not to be, what to look at.
+
+The text is exact with any drafter. Weights of another model, or weights that are read in another way than they were
+trained, show in the acceptance rate alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import nets
+from jaxspec.core import BoundDrafter, Model, Params, Prompt, token_rows
+from jaxspec.decode import generate
+from jaxspec.draft_heads import kind_of
+from jaxspec.drafters.hidden_states import DraftHead, inside_of
+from jaxspec.weights import loading, parameters
+
+TEXTS = (  # to measure on, where none are given
+    "The capital of France is",
+    "This package contains the documentation of",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "It was late in the evening when",
+    "To install the program, first",
+    "In mathematics, a prime number is",
+)
+# A greedy acceptance rate of the first draft token below that of any drafter made for its target: heads trained for
+# minutes have 0.15 and more, weights of another model next to nothing. Layers that are off by one may cost too little
+# to be seen: `debian-gpt-eagle` has 0.39 with those that it was trained on, and 0.40 with the ones after them.
+TOO_LOW = 0.1
+ALIKE = 0.5  # mean cosine of two embeddings' rows: copies have 1, those of other vocabularies about 0
+SAMPLED = 512  # rows of an embedding to compare
+
+
+class ChangedReading(NamedTuple):
+    """A drafter that reads its weights in another way."""
+
+    part: str  # what to look at if it helps
+    description: str
+    config: Any
+    params: Params
+
+
+def bound(config: Any, params: Params, target: Model, trimmed: Model | None = None) -> BoundDrafter:
+    """Makes the drafter of a network's configuration and parameters, with the taps that it reads."""
+    kind = kind_of(config)
+    network = DraftHead(kind.head(config), params)
+    if taps := network.network.requirements.taps:
+        target = loading.with_taps(target, taps)
+    return kind.drafter(network, target, trimmed)
+
+
+def check_acceptance(
+    drafter: BoundDrafter,
+    prompts: Sequence[str] | Prompt | None = None,
+    *,
+    tokens: int = 32,
+    name: str = "it",
+    network: Callable[[], tuple[Any, Params]] | None = None,
+) -> float:
+    """Measures how often a drafter's first draft token is accepted, at temperature 0; warns if that is too seldom.
+
+    For a drafter of trees it measures how often one of the first draft tokens is accepted, at least as often as in a
+    chain. With a `network`, a warning says what to look at. The drafter is then measured again with other taps, norms,
+    scales and positions. Its embedding is compared with the target's.
+
+    Args:
+        drafter: with its target.
+        prompts: to continue; None: a few English texts, or single tokens for a target without a tokenizer.
+        tokens: how many to generate for each.
+        name: the drafter's name, for the warning.
+        network: returns its configuration and parameters (`read_head`); it is called only if the rate is low.
+
+    Returns:
+        The acceptance rate.
+    """
+    target = drafter.target
+    assert target is not None
+    if prompts is None:
+        few = np.linspace(0, target.lm.vocab_size - 1, len(TEXTS)).astype(int)
+        prompts = list(TEXTS) if target.tokenizer is not None else token_rows.pad([[int(i)] for i in few])
+    rate, drafted = _acceptance(drafter, prompts, tokens)
+    if rate < TOO_LOW:
+        advice = (
+            "This one may be another model's, or count layers in another way (taps=)"
+            if network is None
+            else diagnose(*network(), target, rate, prompts, tokens)
+        )
+        warnings.warn(
+            f"{name} has {rate:.0%} of its first draft tokens accepted (of {drafted}, at temperature 0). A drafter "
+            f"made for its target has more than {TOO_LOW:.0%}. {advice}",
+            stacklevel=3,
+        )
+    return rate
+
+
+def _acceptance(drafter: BoundDrafter, prompts: Sequence[str] | Prompt, tokens: int) -> tuple[float, int]:
+    """Measures the acceptance rate of first draft tokens; returns also how many there were."""
+    options: dict[str, Any] = {} if drafter.functions.tree else {"gamma": 1}
+    assert drafter.target is not None
+    trace = generate(drafter.target, prompts, drafter=drafter, max_new_tokens=tokens, **options).trace
+    drafted = int(np.sum(np.greater(trace.num_tested, 0)))
+    return int(np.sum(np.greater(trace.num_accepted, 0))) / max(1, drafted), drafted
+
+
+def diagnose(
+    config: Any, params: Params, target: Model, rate: float, prompts: Sequence[str] | Prompt, tokens: int
+) -> str:
+    """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at.
+
+    Args:
+        config: the configuration of its network.
+        params: its parameters.
+        target: the model that it drafts for.
+        rate: its acceptance rate as it is.
+        prompts: texts to continue, as the rate was measured.
+        tokens: how many to generate for each.
+    """
+    tried = list(changes(config, params, target))
+    measured = [_acceptance(bound(x.config, x.params, target), prompts, tokens)[0] for x in tried]
+    lines = [_line(x.description, f"{of_change:.0%}") for x, of_change in zip(tried, measured, strict=True)]
+    best = max(range(len(tried)), key=measured.__getitem__, default=None)
+    if best is not None and measured[best] >= max(TOO_LOW, 2 * rate):
+        advice = f"look at its {tried[best].part}: {tried[best].description}"
+    else:
+        advice = "no change of how it is read helps: look at the tokenizer, or expect that it is another model's"
+    cosine = embedding_likeness(params, target)
+    if cosine is not None:
+        lines.append(_line("mean cosine of rows of its embedding and the target's", f"{cosine:.2f}"))
+        if cosine < ALIKE:
+            advice = "look at the tokenizer: rows of its own embedding are not those of the target's tokens"
+    return "\n".join(["Tried again with changes:", _line("as it is", f"{rate:.0%}"), *lines, f"So {advice}."])
+
+
+def _line(description: str, value: str) -> str:
+    return f"  {description:<56} {value:>4}"
+
+
+def changes(config: Any, params: Params, target: Model) -> Iterator[ChangedReading]:
+    """Yields a drafter's weights read in other ways that fit them.
+
+    Layers are numbered one up and one down, each setting of the network is turned over, norms get the 1 that some files
+    leave out, and embeddings the scale that the target's have or none. Weights stay; norms that a change adds are ones.
+    """
+    layers = nets.decoder_layers(target.config)
+    for by in (1, -1):
+        if (taps := getattr(config, "taps", ())) and all(0 <= tap + by < layers for tap in taps):
+            moved = tuple(tap + by for tap in taps)
+            yield from _changed("taps", f"taps {list(moved)} in place of {list(taps)}", config, params, taps=moved)
+        if (layer := getattr(config, "exit", None)) is not None:
+            yield from _changed("taps", f"exit {layer + by} in place of {layer}", config, params, exit=layer + by)
+    for field in dataclasses.fields(config):
+        if isinstance(value := getattr(config, field.name), bool):
+            part = "norms" if "norm" in field.name else "settings"
+            options = {field.name: not value}
+            yield from _changed(part, f"{field.name} {not value} in place of {value}", config, params, **options)
+    scales = {path: x for path, x in parameters.flat(params).items() if path.endswith("scale")}
+    if scales and float(np.mean([np.mean(np.asarray(x, np.float32)) for x in scales.values()])) < 0.5:
+        shifted = parameters.flat(params) | {path: x + 1 for path, x in scales.items()}
+        yield ChangedReading("norms", "1 added to the weights of norms", config, parameters.nested(shifted))
+    if (scale := getattr(config, "embedding_scale", None)) is not None:
+        for other in {1.0, nets.embedding_scale(target.config)} - {scale}:
+            text = f"embedding_scale {other:g} in place of {scale:g}"
+            yield from _changed("scales", text, config, params, embedding_scale=other)
+    if (back := getattr(config, "positions_back", None)) is not None:
+        text = f"positions_back {3 - back} in place of {back}"
+        yield from _changed("position", text, config, params, positions_back=3 - back)
+
+
+def _changed(part: str, description: str, config: Any, params: Params, **options: Any) -> Iterator[ChangedReading]:
+    """Yields a configuration with other options, if the weights fit it and there is such a network."""
+    try:
+        changed = dataclasses.replace(config, **options)
+    except ValueError:
+        return
+    expected = parameters.flat(jax.eval_shape(lambda: kind_of(changed).init(changed, jax.random.key(0))))
+    leaves = parameters.flat(params)
+    if any(not path.endswith("scale") for path in leaves.keys() ^ expected.keys()):
+        return
+    if any(leaves[path].shape != expected[path].shape for path in leaves.keys() & expected.keys()):
+        return
+    fitted = {path: leaves[path] if path in leaves else jnp.ones(x.shape, x.dtype) for path, x in expected.items()}
+    yield ChangedReading(part, description, changed, parameters.nested(fitted))
+
+
+def embedding_likeness(params: Params, target: Model) -> float | None:
+    """Computes the mean cosine of rows of a drafter's own embedding with the target's rows of the same ids.
+
+    Drafters begin with a copy of the target's embedding, as a rule. None: it has none, or one of another width.
+    """
+    embedding, inside = parameters.flat(params).get("embedding/embedding"), inside_of(target)
+    if embedding is None or embedding.shape != (target.lm.vocab_size, inside.width):
+        return None
+    ids = np.linspace(0, len(embedding) - 1, min(len(embedding), SAMPLED)).astype(np.int32)
+    rows = (
+        np.asarray(embedding[ids], np.float32),
+        np.asarray(inside.embed(target.params, jnp.asarray(ids)[None])[0], np.float32),
+    )
+    unit, other = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-6) for x in rows)
+    return float(np.mean(np.sum(unit * other, axis=1)))
