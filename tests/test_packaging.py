@@ -74,16 +74,16 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_763,  # costs of recurrent layers by the draft
-    "cli": 4_051,  # --adapter
+    "cli": 4_055,  # --adapter
     "core": 4_054,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
-    "decode": 4_576,
-    "draft_heads": 4_594,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
+    "decode": 4_522,
+    "draft_heads": 4_747,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
     "drafters": 4_406,
     "files": 642,
     "jobs": 1_941,
     "nets": 4_664,  # mixtures of experts; replays; xIELU, norms by heads, queries scaled by positions
     "policies": 604,
-    "rules": 1_547,
+    "rules": 1_490,
     "sampling": 843,
     "testing": 2_097,
     "top": 817,
