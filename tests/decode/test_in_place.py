@@ -11,6 +11,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import eagle, kind_of
 from jaxspec.nets import decoder, t5
+from tests.marks import marked
 
 
 def gpt_model(layers: int) -> Model:
@@ -48,8 +49,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+QUICK = {("a model", 3), ("a model, adaptive", 1), ("a tree, adaptive", 3)}
+PAIRS = [(case, rows) for case in CASES for rows in (1, 3)]
+SELDOM = {(case, 1) for case in CASES} - QUICK  # a row alone is copied where three are
+
+
+@pytest.mark.parametrize(("case", "rows"), marked(PAIRS, slow={*PAIRS} - QUICK, exhaustive=SELDOM))
 def test_no_cache_is_copied(case, rows):
     target, drafter, policy = CASES[case]
     prompts = [[3, 1, 4]] * rows

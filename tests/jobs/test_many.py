@@ -25,6 +25,7 @@ from jaxspec.jobs.prompts import limits_of
 from jaxspec.nets import adapters, decoder, t5
 from jaxspec.testing import word_tokenizer
 from tests.drafters.cases import CASES, LARGE_MODEL, LARGE_TARGET
+from tests.marks import marked
 from tests.small import tiny_gpt, tiny_t5
 
 RNG = np.random.default_rng(7)
@@ -52,9 +53,12 @@ def expected(target, prompts, limits, **options):
     return [(row, *count) for row, count in zip(tokens, counts, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
-)
+# Their states are of parts that others of these have, too.
+ALIKE = ("n-gram argmax", "samples without back-off", "uniform", "retrieval", "sequences", "a cascade")
+ALIKE += ("prompt_lookup, a tree",)
+
+
+@pytest.mark.parametrize("name", marked(LARGE, slow={*LARGE} - {*FEW}, exhaustive=ALIKE))
 def test_a_job_has_the_texts_of_generate(name):
     """Thirteen prompts in four slots: the rows of every drafter's state are replaced several times."""
     options = OPTIONS | {"drafter": LARGE[name]}

@@ -141,7 +141,7 @@ def second_token(draw, target=TOY, steps=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.exhaustive), 1, 2])
 def test_without_replacement_is_one_draw_after_the_other(place):
     got = second_token(lambda keys, log_probs: noise.without_replacement(keys, log_probs, 3)[:, place])
     first, second = P, sum(P[x] * np.where(np.arange(3) == x, 0, P) / (1 - P[x]) for x in range(3))

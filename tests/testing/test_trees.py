@@ -13,6 +13,7 @@ import pytest
 from jaxspec.core import BoundDrafter, Caches, Decoder, Draft, Drafter, Draw, Prompt, Rule, TreeSize, Verdict, noise
 from jaxspec.decode.request import prepare
 from jaxspec.testing import certify, decoder_distribution, outcomes, table_model, table_model_from, total_variation
+from tests.marks import marked
 
 TARGET = table_model(jax.random.key(1), 3)
 TABLE = jax.random.normal(jax.random.key(5), (3, 3))  # of a drafter: logits after each token
@@ -78,7 +79,7 @@ def test_the_rejection_rule_is_exact_on_a_tree(how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", DRAWS)
+@pytest.mark.parametrize("how", marked(DRAWS, exhaustive=("with", "top")))
 def test_large_trees_are_feasible(how):
     """Twelve nodes: with replacement 3^12 trees, most of whose tokens are never read."""
     assert off_by((3, 3), how, steps=3) < 1e-6
