@@ -150,6 +150,19 @@ def eagle3(table: dict, pair: Pair, layer: str = "midlayer.", taps: int = 3) -> 
     return shapes | {"d2t": (drafts,), "t2d": (vocab,)}
 
 
+def eagle31(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of EAGLE-3.1: EAGLE-3's, and a norm for each layer that is read."""
+    return eagle3(table, pair) | {f"fc_norm.{i}.weight": (table["hidden_size"],) for i in range(3)}
+
+
+def peagle(table: dict, pair: Pair) -> Shapes:
+    """Lists P-EAGLE's tensors: EAGLE-3's, an embedding, more layers, a vector in place of hidden states."""
+    dim, shapes = table["hidden_size"], eagle3(table, pair)
+    for i in range(1, table["num_hidden_layers"]):
+        shapes |= layer_shapes(table, f"layers.{i}.")
+    return shapes | {"embed_tokens.weight": (table["vocab_size"], dim), "mask_hidden": (1, 1, 3 * dim)}
+
+
 def speculators(table: dict, pair: Pair) -> Shapes:
     """Lists the tensors of EAGLE-3 in the format of `speculators`: an embedding, too."""
     layer = {**table["transformer_layer_config"], "draft_vocab_size": table["draft_vocab_size"]}
@@ -242,6 +255,8 @@ FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
     "EAGLE": eagle,
     "EAGLE-3": eagle3,
     "EAGLE-3, DeepSpec's": deepspec,
+    "EAGLE-3.1": eagle31,
+    "P-EAGLE": peagle,
     "speculators, EAGLE-3": speculators,
     "DFlash": dflash,
     "DFlash 2": dflash2,
