@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import io
 import json
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -96,10 +95,9 @@ def score(
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:
     """Yields the place of each line, its id, None if it has none, and its text as `jaxspec.score` takes it."""
     for path in paths:
-        with files.opened(path) as file, io.TextIOWrapper(file, files.ENCODING) as lines:
-            for where, line in files.numbered(lines, path):
-                line_id, scored = _of_line(where, line) if files.is_json_lines(path.name) else (None, line)
-                yield where, line_id, scored
+        for where, line in files.read_lines(path):
+            line_id, scored = _of_line(where, line) if files.is_json_lines(path.name) else (None, line)
+            yield where, line_id, scored
 
 
 def _of_line(where: str, line: str) -> tuple[Any, Any]:

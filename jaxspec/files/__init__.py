@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import gzip
+import io
 import json
 import os
 import tempfile
@@ -70,15 +71,15 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Reads the lines of a file that are not blank, each after the place where it stands, for messages.
+    """Reads the lines of a file, perhaps compressed, that are not blank: each after its place, for messages.
 
     >>> path = Path(tempfile.mkdtemp()) / "text"
     >>> _ = path.write_text("one\\n\\ntwo\\n")
     >>> [(where.removeprefix(str(path)), line) for where, line in read_lines(path)]
     [(': line 1', 'one'), (': line 3', 'two')]
     """
-    with Path(path).open(encoding=ENCODING) as file:
-        yield from numbered(file, path)
+    with opened(Path(path)) as file, io.TextIOWrapper(file, ENCODING) as lines:
+        yield from numbered(lines, path)
 
 
 def numbered(lines: Iterable[str], name: str | Path) -> Iterator[tuple[str, str]]:

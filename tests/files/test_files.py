@@ -2,6 +2,7 @@
 
 import codecs
 import errno
+import gzip
 import os
 import stat
 
@@ -22,6 +23,16 @@ def test_a_byte_order_mark_is_no_text(tmp_path, mark):
     assert list(files.read_jsonl(file, "text")) == [{"text": "ä\u2028"}, {"text": "b"}]
     assert [where.rpartition(": ")[2] for where, _ in files.read_lines(file)] == ["line 1", "line 3"]
     assert files.read_text(file).startswith("{")
+
+
+def test_a_compressed_file_is_read_as_the_file_is(tmp_path):
+    """Prompts, texts to score and held-out lines alike; one that is cut off is named."""
+    file = tmp_path / "rows.jsonl.gz"
+    file.write_bytes(gzip.compress('{"text": "ä"}\n\n{"text": "b"}\n'.encode()))
+    assert list(files.read_jsonl(file, "text")) == [{"text": "ä"}, {"text": "b"}]
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"rows\.jsonl\.gz is cut off or damaged"):
+        list(files.read_lines(file))
 
 
 @pytest.mark.parametrize(("encoding", "said"), [("utf-16", "but UTF-16: save it"), ("latin-1", r"\('utf-8' codec")])
