@@ -300,7 +300,8 @@ def test_what_cannot_be_trained(target, folder, load_target):
 def test_shipped_recipes_fit_their_targets():
     """Sizes, taps and mask tokens; no parameters are made."""
     shipped = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
-    assert {recipe.family for recipe in shipped} == {"eagle", "heads", "block", "exit_adapter", "lookahead_embeddings"}
+    families = {"eagle", "heads", "block", "dflash2", "exit_adapter", "lookahead_embeddings"}
+    assert {recipe.family for recipe in shipped} == families
     for recipe in shipped:
         name = recipe.target.rpartition("/")[2]
         config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
