@@ -251,54 +251,11 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
             _, _, cache = read((hidden[:, :-1], tokens), num_cached, start.room, pairs_before)
         return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, last))
 
-    def complete(weights: core.Weights, state: HiddenState, row: core.Prompt) -> HiddenState:
-        """Feeds the pair that prefill left open, to the rows that have it."""
-        # Prefill cannot feed the last pair: its token is drawn after it. The first round does.
-        open_pair = state.num_cached < row.length - 1
-
-        def feed(state: HiddenState) -> HiddenState:
-            (params, shared), cache = parts(weights), head.rewind(state.cache, state.num_cached)
-            token = token_rows.window(row.tokens, jnp.minimum(state.num_cached + 1, row.length - 1), 1)
-            output, cache = head.extend(params, shared, cache, state.hidden[:, None], token)
-            hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
-            return HiddenState(head.rewind(cache, row.length - 1), row.length - 1, hidden)
-
-        return branches.run_if(jnp.any(open_pair), feed, state)
-
-    def in_one_pass(
-        params: core.Params, shared: SharedWithTarget, state: HiddenState, caches: core.Caches, count: int
-    ) -> core.Reading:
-        """Drafts `count` tokens: after the last pair, and after pairs of a mask token and `RecurrentHead.slot`."""
-
-        def all_logits() -> Float[Array, "B G V"]:
-            assert head.slot is not None
-            shape = state.hidden.shape[0], max(count - 1, 1)  # a network is fed one slot at least
-            slots = jnp.broadcast_to(head.slot(params), (*shape, state.hidden.shape[-1]))
-            masks = jnp.full(shape, head.mask_token, jnp.int32)
-            # The grown cache is dropped: what slots have made is no text.
-            output, _ = head.extend(params, shared, head.rewind(state.cache, state.num_cached), slots, masks)
-            hidden = jnp.concatenate([state.hidden[:, None], output.astype(state.hidden.dtype)], axis=1)
-            return head.logits(params, shared, hidden[:, :count])
-
-        def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, logits: Float[Array, "B G V"]) -> NodeLogits:
-            at_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)
-            return jnp.broadcast_to(at_level, (*tokens.shape, logits.shape[-1])), logits
-
-        def root(logits: Float[Array, "B G V"]) -> NodeLogits:
-            logits = all_logits()
-            return logits[:, :1], logits
-
-        def end(logits: Float[Array, "B G V"], draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
-            return caches._replace(draft=state)
-
-        empty = jax.eval_shape(all_logits)
-        return core.Reading(jnp.zeros(empty.shape, empty.dtype), root, nodes, end)
-
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
-        (params, shared), state = parts(weights), complete(weights, caches.draft, context.row)
-
+        params, shared = parts(weights)
+        state = _completed(head, parts, weights, caches.draft, context.row)
         if head.slot is not None:
-            return in_one_pass(params, shared, state, caches, context.gamma)
+            return _in_one_pass(head, params, shared, state, caches, context.gamma)
 
         def root(so_far: FedHidden) -> NodeLogits:
             return head.logits(params, shared, so_far.hidden[:, :1]), so_far
@@ -339,3 +296,55 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
         )
 
     return chain(core.Steps(init, begin, commit, head.requirements.vocab_size))
+
+
+def _completed(
+    head: RecurrentHead, parts: HeadParts, weights: core.Weights, state: HiddenState, row: core.Prompt
+) -> HiddenState:
+    """Feeds the pair that prefill left open, to the rows that have it."""
+    # Prefill cannot feed the last pair: its token is drawn after it. The first round does.
+    open_pair = state.num_cached < row.length - 1
+
+    def feed(state: HiddenState) -> HiddenState:
+        (params, shared), cache = parts(weights), head.rewind(state.cache, state.num_cached)
+        token = token_rows.window(row.tokens, jnp.minimum(state.num_cached + 1, row.length - 1), 1)
+        output, cache = head.extend(params, shared, cache, state.hidden[:, None], token)
+        hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
+        return HiddenState(head.rewind(cache, row.length - 1), row.length - 1, hidden)
+
+    return branches.run_if(jnp.any(open_pair), feed, state)
+
+
+def _in_one_pass(
+    head: RecurrentHead,
+    params: core.Params,
+    shared: SharedWithTarget,
+    state: HiddenState,
+    caches: core.Caches,
+    count: int,
+) -> core.Reading:
+    """Drafts `count` tokens: after the last pair, and after pairs of a mask token and `RecurrentHead.slot`."""
+
+    def all_logits() -> Float[Array, "B G V"]:
+        assert head.slot is not None
+        shape = state.hidden.shape[0], max(count - 1, 1)  # a network is fed one slot at least
+        slots = jnp.broadcast_to(head.slot(params), (*shape, state.hidden.shape[-1]))
+        masks = jnp.full(shape, head.mask_token, jnp.int32)
+        # The grown cache is dropped: what slots have made is no text.
+        output, _ = head.extend(params, shared, head.rewind(state.cache, state.num_cached), slots, masks)
+        hidden = jnp.concatenate([state.hidden[:, None], output.astype(state.hidden.dtype)], axis=1)
+        return head.logits(params, shared, hidden[:, :count])
+
+    def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, logits: Float[Array, "B G V"]) -> NodeLogits:
+        at_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)
+        return jnp.broadcast_to(at_level, (*tokens.shape, logits.shape[-1])), logits
+
+    def root(logits: Float[Array, "B G V"]) -> NodeLogits:
+        logits = all_logits()
+        return logits[:, :1], logits
+
+    def end(logits: Float[Array, "B G V"], draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
+        return caches._replace(draft=state)
+
+    empty = jax.eval_shape(all_logits)
+    return core.Reading(jnp.zeros(empty.shape, empty.dtype), root, nodes, end)

@@ -287,7 +287,11 @@ def test_examples_hold(path):
         pytest.param("compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive),
         ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
         ("head_costs", "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3", "| EAGLE-3 |"),
-        ("online", "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected --steps 1", "English"),
+        pytest.param(  # what it does is tested in training/test_online.py
+            *("online", "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected --steps 1"),
+            *("English",),
+            marks=pytest.mark.exhaustive,
+        ),
         # as greedy_equality, with a model whose programs take a minute to compile
         pytest.param(
             *("real_model_equality", "--only jacobi --count 1 --new 8", "jacobi | 1 of 1"), marks=pytest.mark.exhaustive
@@ -295,7 +299,10 @@ def test_examples_hold(path):
         ("read_bandwidth", "debian-t5-small", "a step"),
         ("speculators_parity", "--only DSpark", "DSpark"),
         ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
-        ("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
+        pytest.param(  # what it does is tested in analysis/test_tree.py
+            *("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_a_script_runs(script, arguments, shown):

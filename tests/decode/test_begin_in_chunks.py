@@ -34,7 +34,7 @@ def same(left, right):
 
 
 @pytest.mark.usefixtures("short_chunks")
-@pytest.mark.parametrize("name", marked(DRAFTERS, slow={*DRAFTERS} - {"a look-up", "a model"}))
+@pytest.mark.parametrize("name", marked(DRAFTERS, slow={*DRAFTERS} - {"a look-up", "a model"}, exhaustive=("dflash",)))
 def test_texts_are_those_of_one_program(name):
     """Ragged rows, some of which end in the first chunk; the prompts are still there afterwards."""
     prepared = prepare(target_of("decoder"), PROMPTS, drafter=DRAFTERS[name], **OPTIONS)

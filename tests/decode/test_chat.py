@@ -187,7 +187,7 @@ def test_half_a_character_is_refused_in_other_texts():
         jaxspec.chat(target, chat_template_kwargs={"tools": [{"name": HALF}]}).send("one")
 
 
-@pytest.mark.parametrize("kind", ["eagle 3", pytest.param("dflash", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["eagle 3", pytest.param("dflash", marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
     """Prompts of three token ids, as their tiny target has them."""
     target, words = target_of("decoder"), ["one", "two", "three"]

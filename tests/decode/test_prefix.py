@@ -62,7 +62,7 @@ def test_so_they_are_with_networks_that_draft(name):
     both(target_of("decoder"), NETWORKS[name])
 
 
-ALIKE_HEADS = {*SELDOM, *TRIMMED} - {*SOME_HEADS, "assistant"}
+ALIKE_HEADS = {*SELDOM, *TRIMMED, "eagle 3, windows", "dspark"} - {*SOME_HEADS, "assistant"}
 
 
 @pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SOME_HEADS}, exhaustive=ALIKE_HEADS))

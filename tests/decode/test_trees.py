@@ -197,7 +197,9 @@ def models():
     yield pytest.param(lambda: (TARGET, TARGET), id="itself")
     yield pytest.param(lambda: (encoder, near(encoder)), id="encoder")
     for name, scale in (("gpt", 0.3), ("t5", 0.3), ("window", 0.5)):
-        yield pytest.param(lambda name=name, scale=scale: (network(name), near(network(name), scale)), id=name)
+        marks = [pytest.mark.exhaustive] * (name == "gpt")  # a window is a GPT's cache and more
+        pair = functools.partial(lambda name, scale: (network(name), near(network(name), scale)), name, scale)
+        yield pytest.param(pair, id=name, marks=marks)
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def skipping(name="decoder"):
     return drafters.skip_layers(target_of(name), attention=[1])
 
 
-TREE = [(0,), (1,), (0, 0), (1, 0)]
+TREE = [(0,), (1,), (0, 0)]  # a node that is fed, and two that are not
 MAKE = {
     "early exit": early,
     "early exit, trimmed": lambda name="decoder": early(

@@ -15,6 +15,7 @@ from jaxspec import drafters, nets, sharding
 from jaxspec.nets import decoder
 from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.hf_families import FamilyError, gemma4
+from tests.marks import marked
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 KINDS = [LOCAL] * 2 + [GLOBAL] + [LOCAL] * 2 + [GLOBAL]
@@ -94,7 +95,7 @@ def test_greedy_text_is_that_of_transformers(name, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", marked(TABLES, exhaustive=("31B",)))  # E2B has all of its parts
 def test_drafted_text_is_plain_text(name):
     """Another model of the family drafts a chain and a tree; a Gemma of fewer layers drafts for itself."""
     target, draft = random(name), random(name, 7)
@@ -195,7 +196,7 @@ def test_a_folder_that_also_sees_gives_its_text_half(tmp_path, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", marked(["bfloat16", "int8", "int4"], exhaustive=["int8"]))
 def test_narrow_weights_load(dtype, tmp_path):
     """Log-probabilities near those of float32: within what rounding every matrix leaves."""
     model = random("E2B")

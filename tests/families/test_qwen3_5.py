@@ -176,7 +176,7 @@ def test_greedy_text_is_that_of_transformers_with_any_drafter(root):
 def test_drafted_text_is_plain_text_on_many_seeds():
     """Widths of pass differ; one form for all of them gives one text."""
     rows = [rows_of(1)[0, :40].tolist(), rows_of(1)[1, :3].tolist()]
-    for seed in range(10):
+    for seed in range(4):
         target = model(0)._replace(params=model(seed).params)
         limits = dict(max_new_tokens=24, eos_ids=())
         plain = jaxspec.generate(target, rows, **limits).tokens.tolist()
