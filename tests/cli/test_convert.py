@@ -140,9 +140,12 @@ def test_a_model_without_a_tokenizer(tmp_path):
 def test_quantised_matrices_are_made_in_reading(theirs, tmp_path, monkeypatch, dtype):
     """Tensor by tensor: no float32 model is held."""
     dtypes, load = [], jaxspec.weights.loading.load
-    monkeypatch.setattr(
-        jaxspec.weights.loading, "load", lambda source, dtype: dtypes.append(dtype) or load(source, dtype=dtype)
-    )
+
+    def watched(source, dtype, **options):
+        dtypes.append(dtype)
+        return load(source, dtype=dtype, **options)
+
+    monkeypatch.setattr(jaxspec.weights.loading, "load", watched)
     assert run(theirs, tmp_path / "small", "--dtype", dtype).exit_code == 0
     assert dtypes == [dtype]
     expected = quantisation.quantise(load(theirs).params, dtype)
