@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -382,17 +382,17 @@ def sections() -> Iterator[str]:
 BEGIN, END = "<!-- python -m benchmarks.pairs writes what follows -->\n", "<!-- and up to here -->\n"
 
 
-def updated(page: str) -> str:
-    """Puts newly computed tables in a page.
+def updated(page: str, begin: str = BEGIN, tables: Iterable[str] | None = None) -> str:
+    """Puts newly computed tables in a page, by default those of pairs.
 
     Raises:
         ValueError: the page lacks the two comments between which they are.
     """
-    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(END)}", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError(f"the page has no {BEGIN.strip()} and {END.strip()}")
-    tables = "\n".join(sections())
-    return pattern.sub(lambda match: f"{BEGIN}\n{tables}\n{END}", page)
+        raise ValueError(f"the page has no {begin.strip()} and {END.strip()}")
+    computed = "\n".join(sections() if tables is None else tables)
+    return pattern.sub(lambda match: f"{begin}\n{computed}\n{END}", page)
 
 
 if __name__ == "__main__":

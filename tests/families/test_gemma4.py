@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 import jaxspec
 from jaxspec import drafters, nets, sharding
 from jaxspec.nets import decoder
+from jaxspec.testing import word_tokenizer
 from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.hf_families import FamilyError, gemma4
 from tests.marks import marked
@@ -207,6 +208,37 @@ def test_narrow_weights_load(dtype, tmp_path):
     of_float, of_narrow = (np.asarray(jax.nn.log_softmax(x.astype(jnp.float32))) for x in logits)
     off = np.abs(of_float - of_narrow).mean()
     assert 0 < off < {"bfloat16": 0.2, "int8": 0.2, "int4": 1.5}[dtype]
+
+
+MARKS = ["<unk>", "<turn|>", "<bos>", "<|turn>", "<|channel>", "<channel|>", "<|think|>", "thought", "user", "model"]
+WORDS = [*MARKS, "system", *(f"w{i}" for i in range(50))]
+THINKS = (  # as the published template: thinking is switched on in the system's turn, and earlier thoughts are left out
+    "<bos> {% if enable_thinking %}<|turn> system <|think|> <turn|> {% endif %}{% for m in messages %}<|turn> "
+    "{{ 'model' if m['role'] == 'assistant' else m['role'] }} {{ m['content'].split('<channel|>')[-1] }} <turn|> "
+    "{% endfor %}<|turn> model"
+)
+
+
+@pytest.mark.slow
+def test_thinking_is_switched_on_by_the_template_and_a_chat_forgets_thoughts():
+    tokenizer = word_tokenizer(WORDS, end="<turn|>", chat_template=THINKS)
+    target, options = random("E2B")._replace(tokenizer=tokenizer), {"max_new_tokens": 8, "eos_ids": ["<turn|>"]}
+    thoughts = "<|channel> thought w2 <channel|> w3"
+    conversation = [("user", "w1"), ("assistant", thoughts), ("user", "w4")]
+    conversation = [{"role": role, "content": content} for role, content in conversation]
+    expected = "<bos> <|turn> system <|think|> <turn|> <|turn> user w1 <turn|> <|turn> model w3 <turn|> "
+    expected = tokenizer(expected + "<|turn> user w4 <turn|> <|turn> model")["input_ids"]
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    plain = jaxspec.generate(target, [expected], **options).tokens[0]
+    out = jaxspec.generate(target, [conversation], **thinking, **options)
+    np.testing.assert_array_equal(out.tokens[0], plain)
+    # A chat whose last answer had thoughts reads on after what the template leaves of it, and writes the same.
+    talk = jaxspec.chat(target, **thinking, **options)
+    list(talk.send("w1"))
+    talk.messages[-1]["content"] = thoughts
+    pieces = list(talk.send("w4"))
+    assert talk.prompt_tokens == len(expected) and talk.reused_tokens > 0
+    assert [token for piece in pieces for token in piece.tokens] == plain.tolist()
 
 
 def test_a_manifest_holds_its_blocks():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from benchmarks import pairs
+from benchmarks import families, pairs
 from jaxspec import drafters, nets
 from jaxspec.decode import loop
 from jaxspec.draft_heads import assistant, kind_of
@@ -212,6 +212,11 @@ def test_more_tensors_than_those_of_dflash_are_refused(monkeypatch: pytest.Monke
 def test_page_has_what_is_computed():
     page = pairs.PAGE.read_text("utf-8")
     assert page == pairs.updated(page), "run python -m benchmarks.pairs"
+
+
+def test_page_of_models_has_the_families_that_load():
+    page = families.PAGE.read_text("utf-8")
+    assert page == pairs.updated(page, families.BEGIN, families.sections()), "run python -m benchmarks.families"
 
 
 def test_page_names_what_is_refused_and_its_reason():

@@ -285,6 +285,17 @@ def test_keys_are_obeyed_as_by_llama_cpp(case, changes, expected):
     assert {key: pytest.approx(getattr(form, key), abs=1e-4) for key in expected} == expected
 
 
+def test_architectures_that_are_not_read_are_refused_by_name():
+    """All that the gguf package knows: the families of 2024 to 2026 among them."""
+    names = set(gguf.MODEL_ARCH_NAMES.values()) - set(llama_cpp.ARCHITECTURES)
+    assert names >= {"qwen3moe", "gpt-oss", "phi3", "olmo2", "cohere2", "granite", "starcoder2", "nemotron", "stablelm"}
+    for name in names:
+        with pytest.raises(
+            hf_families.FamilyError, match=f"^the architecture is '{re.escape(name)}': expected one of gpt2, "
+        ):
+            llama_cpp.config_json({"general.architecture": name}, {})
+
+
 ODD = {  # a key that llama.cpp obeys, in these architectures or others, and a value that the networks do not have
     "attention.causal": False,
     "attention.scale": 0.1,

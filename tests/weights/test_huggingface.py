@@ -1,6 +1,8 @@
 """Hugging Face folders and the hub: what is saved is loaded, in every dtype, and nothing is lost on the way."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -15,7 +17,7 @@ import jaxspec
 from jaxspec import nets, sharding
 from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, quantisation
+from jaxspec.weights import hf_families, huggingface, quantisation
 from jaxspec.weights.orbax import CheckpointError
 from tests.weights.folders import GPT, LLAMA, T5, assert_same, model_of
 
@@ -226,3 +228,48 @@ def test_the_shipped_models_can_be_exported(name, tmp_path):
     words = transformers.AutoTokenizer.from_pretrained(folder)
     text = "This package contains the documentation."
     assert words(text)["input_ids"] == ours.tokenizer(text)["input_ids"]
+
+
+SIZES = {"hidden_size": 512, "vocab_size": 8000, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+SIZES |= {"num_hidden_layers": 1, "intermediate_size": 2048, "max_position_embeddings": 64, "hidden_act": "silu"}
+MIXTURE = SIZES | {"num_experts_per_tok": 2, "num_experts": 8, "num_local_experts": 8, "moe_intermediate_size": 2048}
+GEMMA4 = SIZES | {"model_type": "gemma4_text", "head_dim": 32, "global_head_dim": 64}
+NO_SIDE = {"hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2}
+LARGE = {
+    "llama": SIZES | {"num_hidden_layers": 6},
+    "gemma4": GEMMA4 | {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "intermediate_size": 1024},
+    "gemma4, experts": MIXTURE | GEMMA4 | NO_SIDE,
+    "qwen3_5": SIZES | {"model_type": "qwen3_5_text", "num_hidden_layers": 6, "linear_num_value_heads": 16},
+    "qwen3_moe": MIXTURE,
+    "mixtral": MIXTURE,
+    "gpt_oss": MIXTURE,
+}
+MEMORY = """
+import json, sys
+from pathlib import Path
+from jaxspec.weights import huggingface
+import jax
+jax.numpy.zeros(1).block_until_ready()
+def resident(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(name))
+huggingface.read_config(Path(sys.argv[1]))
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+params, _ = huggingface.restore(sys.argv[1])
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LARGE)
+def test_loading_takes_little_more_memory_than_the_folder(kind, tmp_path, monkeypatch):
+    """Of several files, in a process of its own."""
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 40_000_000)
+    table = {"model_type": kind, **LARGE[kind]}
+    huggingface.save(model_of(hf_families.of(table).read(table)), tmp_path / "folder")
+    sizes = [file.stat().st_size for file in (tmp_path / "folder").glob("*.safetensors")]
+    assert len(sizes) > 1 and sum(sizes) > 80e6
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "folder")]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 0.85 * sum(sizes) <= grown < 1.2 * sum(sizes)
