@@ -148,29 +148,38 @@ def changes(config: Any, params: Params, target: Model) -> Iterator[ChangedReadi
     Layers are numbered one up and one down, each setting of the network is turned over, norms get the 1 that some files
     leave out, and embeddings the scale that the target's have or none. Weights stay; norms that a change adds are ones.
     """
-    layers = nets.decoder_layers(target.config)
+    layers, settings = nets.decoder_layers(target.config), vars(config)
     for by in (1, -1):
-        if (taps := getattr(config, "taps", ())) and all(0 <= tap + by < layers for tap in taps):
+        if (taps := settings.get("taps", ())) and all(0 <= tap + by < layers for tap in taps):
             moved = tuple(tap + by for tap in taps)
             yield from _changed("taps", f"taps {list(moved)} in place of {list(taps)}", config, params, taps=moved)
-        if (layer := getattr(config, "exit", None)) is not None:
-            yield from _changed("taps", f"exit {layer + by} in place of {layer}", config, params, exit=layer + by)
-    for field in dataclasses.fields(config):
-        if isinstance(value := getattr(config, field.name), bool):
-            part = "norms" if "norm" in field.name else "settings"
-            options = {field.name: not value}
-            yield from _changed(part, f"{field.name} {not value} in place of {value}", config, params, **options)
+        if "exit" in settings and 0 < settings["exit"] + by < layers:
+            layer = settings["exit"] + by
+            yield from _changed("taps", f"exit {layer} in place of {layer - by}", config, params, exit=layer)
+    for name, value in settings.items():
+        if isinstance(value, bool) and _changes_drafts(config, name):
+            part, options = "norms" if "norm" in name else "settings", {name: not value}
+            yield from _changed(part, f"{name} {not value} in place of {value}", config, params, **options)
     scales = {path: x for path, x in parameters.flat(params).items() if path.endswith("scale")}
     if scales and float(np.mean([np.mean(np.asarray(x, np.float32)) for x in scales.values()])) < 0.5:
         shifted = parameters.flat(params) | {path: x + 1 for path, x in scales.items()}
         yield ChangedReading("norms", "1 added to the weights of norms", config, parameters.nested(shifted))
-    if (scale := getattr(config, "embedding_scale", None)) is not None:
+    if (scale := settings.get("embedding_scale")) is not None:
         for other in {1.0, nets.embedding_scale(target.config)} - {scale}:
             text = f"embedding_scale {other:g} in place of {scale:g}"
             yield from _changed("scales", text, config, params, embedding_scale=other)
-    if (back := getattr(config, "positions_back", None)) is not None:
+    if (back := settings.get("positions_back")) is not None:
         text = f"positions_back {3 - back} in place of {back}"
         yield from _changed("position", text, config, params, positions_back=3 - back)
+
+
+def _changes_drafts(config: Any, name: str) -> bool:
+    """Tells whether a setting can matter to this network: others would be measured for nothing."""
+    if "windows" in name:
+        return bool(config.shape.windows)
+    if name.startswith("norm_"):  # EAGLE-1 has no norms
+        return bool(getattr(config, "taps", ()))
+    return name != "confidence_reads_token"
 
 
 def _changed(part: str, description: str, config: Any, params: Params, **options: Any) -> Iterator[ChangedReading]:

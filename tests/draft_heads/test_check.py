@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import Model, Prompt, nets
-from jaxspec.draft_heads import assistant, check, eagle
+from jaxspec.draft_heads import assistant, check, eagle, kind_of
 from jaxspec.nets import decoder
-from tests.draft_heads.test_drafters import DFLASH
+from tests.draft_heads.test_drafters import CONFIGS, DFLASH, target_of
 from tests.draft_heads.test_drafters import LLAMA as TINY
 
 SIZE = 8  # of the vocabulary and of hidden states
@@ -77,6 +77,28 @@ def test_a_drafter_that_is_right_is_not_tried_again(target):
         warnings.simplefilter("error")
         drafter = check.bound(CONFIG, weights(), target)
         assert check.check_acceptance(drafter, PROMPTS, tokens=4, network=network) == 1
+
+
+TAPS = "taps [1, 2] in place of [0, 1]"
+TRIED = {  # by the kind's name in `CONFIGS`: two of the changes, as far as there are any
+    **{key: {TAPS, "norm_output True in place of False"} for key in ("eagle 3", "p-eagle")},
+    **{key: {TAPS, "causal_full True in place of False"} for key in ("dflash", "dflash 2", "dspark", "block")},
+    "mtp": {"hidden_first True in place of False", "zero_first False in place of True"},
+    "kangaroo": {"exit 1 in place of 2"},
+    "assistant": {"positions_back 2 in place of 1"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_change_of_every_kind_makes_a_drafter(name):
+    config, goal = CONFIGS[name], target_of("t5" if name == "block, source" else "decoder")
+    tried = list(check.changes(config, kind_of(config).init(config, jax.random.key(0)), goal))
+    descriptions, kind = {changed.description for changed in tried}, name.partition(",")[0]
+    assert TRIED.get(kind, set()) <= descriptions and (kind in TRIED) == bool(tried)
+    for changed in tried:
+        assert changed.config != config
+        check.bound(changed.config, changed.params, goal)
 
 
 def test_what_is_tried_with_each_kind_of_drafter(target):
