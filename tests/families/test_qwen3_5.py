@@ -122,7 +122,7 @@ def test_log_probabilities_are_those_of_transformers(seed, root, monkeypatch):
     expected = np.take_along_axis(reference, np.concatenate(places, axis=1)[:, :, None], axis=1)
     difference = np.abs(ours - expected).max()
     print(f"log probabilities differ by {difference:.1e}, transformers' two forms by {spread:.1e}")
-    assert difference < max(1e-4, 3 * spread)
+    assert difference < max(1e-4, 2 * spread)
 
 
 DRAFTERS = {
@@ -234,13 +234,13 @@ def test_of_a_model_that_also_sees_the_text_is_read(root, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.5), ("int8", 0.5)])
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.06), ("int8", 0.12)])  # measured: 0.042, 0.090
 def test_rounded_weights_are_near(dtype, most, root):
     full, rounded = (jaxspec.load(folder(0, root), dtype=x) for x in ("float32", dtype))
     prompt = Prompt(jnp.asarray(rows_of(0)[:, :70]), jnp.full((4,), 70))
     logits = [jax.jit(x.lm.prefill, static_argnums=2)(x.params, prompt, Room(80, 4))[0].logits for x in (full, rounded)]
     difference = np.abs(jax.nn.log_softmax(logits[0]) - jax.nn.log_softmax(logits[1]))
-    assert 0 < difference.mean() < most / 4 and difference.max() < most * 4
+    assert 0 < difference.mean() < most and difference.max() < 10 * most
 
 
 def test_it_is_saved_as_it_was_read():
