@@ -1,6 +1,8 @@
 """Writes the table of docs/models.md: the families of models that load, by the table that loading goes by.
 
-python -m benchmarks.families       seconds; no weights are read
+    python -m benchmarks.families       seconds; no weights are read
+
+It replaces what lies between two comments of the page. A test compares the page with what is computed.
 """
 
 from __future__ import annotations
