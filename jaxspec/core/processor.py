@@ -35,6 +35,12 @@ class ProcessorAdvance(Protocol):
         ...
 
 
+class ProcessorCertain(Protocol):
+    def __call__(self, values: Any, memory: Any, /) -> Int[Array, " batch"]:
+        """Finds the only token that the processor allows next in each row; -1 where it allows several."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)  # `jax.jit` takes no NamedTuple for a function
 class Processor:
     """A logits processor that remembers the tokens before each position: an automaton, or counts of tokens.
@@ -50,6 +56,7 @@ class Processor:
         wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `preceding.memory`
             is that of the committed row, leaves [batch, ...], and `apply` reads `preceding.draft_tokens`. `advance` is
             given the token -1 for rows to which nothing is added.
+        certain: see the protocol. Drafts run ahead over such tokens. None: it does not know of any.
 
     Example:
         >>> def alternate(values, logits, preceding):  # bans token 0 after an odd number of new tokens
@@ -69,6 +76,7 @@ class Processor:
     init: ProcessorInit | None = None
     advance: ProcessorAdvance | None = None
     wide: bool = False
+    certain: ProcessorCertain | None = None
 
     def __call__(
         self, values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None

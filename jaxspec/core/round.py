@@ -140,6 +140,9 @@ def run_round(
     with jax.named_scope("draft"):
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
+        # A chain that is a function of what precedes it may be changed; one that was drawn has to be judged as it is.
+        if context.ahead is not None and draft.parent is None and draft.log_probs is None:
+            draft = context.ahead(draft)
         # A user's drafter may draft past a row's limit, or ids that the target's embedding lacks: both end here.
         draft = truncate(draft, context.max_draft, target.vocab_size)
         if shorten is not None:

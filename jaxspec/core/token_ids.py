@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxspec.core import Model
+
+SPACE = "▁"  # how SentencePiece writes a space
 
 
 def check_unicode(value: Any, name: str) -> None:
@@ -57,6 +59,44 @@ def words(tokenizer: Any) -> list[str | None]:
     for index, word in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
         texts[index] = word
     return texts
+
+
+def spelled(tokenizer: Any, size: int, *, byte_level: bool | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields the bytes of every token that is not special.
+
+    Args:
+        tokenizer: the tokenizer.
+        size: ids from here on are left out.
+        byte_level: whether it writes every byte as a letter. None: its vocabulary tells.
+    """
+    special, letters = set(tokenizer.all_special_ids), _byte_letters()
+    all_words = words(tokenizer)[:size]
+    # Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign.
+    if byte_level is None:
+        byte_level = not any(word and SPACE in word for word in all_words)
+        byte_level = byte_level and any(word and "Ġ" in word for word in all_words)
+    for index, word in enumerate(all_words):
+        if word is None or index in special or not word:
+            continue
+        if byte_level and all(letter in letters for letter in word):
+            yield index, bytes(letters[letter] for letter in word)
+        elif not byte_level and len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            yield index, bytes([int(word[3:5], 16)])
+        else:
+            yield index, (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
+
+
+@functools.lru_cache
+def _byte_letters() -> dict[str, int]:
+    """Lists the letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
+
+    >>> letters = _byte_letters()
+    >>> len(letters), letters["Ġ"], letters["a"]
+    (256, 32, 97)
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Frame(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,28 @@ SMALLEST_BUCKET = 16
 FINER_BUCKETS = 1024  # tokens, beyond which buckets are closer
 NO_TOKEN = -1  # stands where there is no token, and equals none
 BEFORE_ROW = -2  # stands before a row's first token where that must not equal NO_TOKEN either
+
+
+class Shared(NamedTuple):
+    """A value that all rows of a batch share, such as tables; among leaves that are batch-first it is none.
+
+    `map_rows`, and what is made of it, hands it on as it is.
+    """
+
+    value: Any
+
+
+def map_rows(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Maps the leaves of a tree that are batch-first; what rows share is that of the last tree.
+
+    >>> map_rows(lambda x: x[1:], {"rows": np.arange(3), "table": Shared(np.arange(2))})["table"].value.tolist()
+    [0, 1]
+    """
+
+    def each(leaf: Any, *leaves: Any) -> Any:
+        return (leaf, *leaves)[-1] if isinstance(leaf, Shared) else function(leaf, *leaves)
+
+    return jax.tree.map(each, tree, *others, is_leaf=lambda node: isinstance(node, Shared))
 
 
 def bucket(length: int) -> int:
@@ -167,7 +189,7 @@ def repeat_rows(tree: Any, times: int) -> Any:
     >>> repeat_rows(jnp.array([3, 5]), 2).tolist()
     [3, 3, 5, 5]
     """
-    return tree if times == 1 else jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), tree)
+    return tree if times == 1 else map_rows(lambda x: jnp.repeat(x, times, axis=0), tree)
 
 
 def grow(leaf: Shaped[Array, "*shape"], shape: Sequence[int]) -> Shaped[Array, "*larger"]:
@@ -186,7 +208,7 @@ def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
     >>> take_rows({"length": jnp.array([5, 6, 7])}, jnp.array([2, 0]))["length"].tolist()
     [7, 5]
     """
-    return jax.tree.map(lambda x: x[rows], tree)
+    return map_rows(lambda x: x[rows], tree)
 
 
 def put_rows(tree: Any, rows: Int[Array, " n"], new: Any) -> Any:
@@ -195,4 +217,4 @@ def put_rows(tree: Any, rows: Int[Array, " n"], new: Any) -> Any:
     >>> put_rows({"length": jnp.array([5, 6, 7])}, jnp.array([1]), {"length": jnp.array([9])})["length"].tolist()
     [5, 9, 7]
     """
-    return jax.tree.map(lambda x, y: x.at[rows].set(y), tree, new)
+    return map_rows(lambda x, y: x.at[rows].set(y), tree, new)

@@ -16,6 +16,7 @@ from jaxspec.core.checks import at_least
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import OPTIONS, bound_processors
+from jaxspec.structured import patterns
 
 
 class Batch(NamedTuple):
@@ -57,6 +58,8 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
 
 def _of_rows(name: str, value: Any, rows: np.ndarray) -> Any:
     """Takes some rows of an option that has one value for each; others stay as they are."""
+    if name in patterns.NAMES:
+        return [value[row] for row in rows] if patterns.is_per_row(name, value) else value
     per_row = name == "max_new_tokens" or (name in OPTIONS and name != "banned")
     return np.asarray(value)[rows] if per_row and np.ndim(value) == 1 + (name == "logit_bias") else value
 

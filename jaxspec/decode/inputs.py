@@ -46,14 +46,13 @@ THEIR_NAMES = {  # of other libraries: ours
     "suppress_tokens": "banned",
 }
 STRUCTURED = (  # options with which other libraries ask for text of a given form
-    *("grammar", "guided_choice", "guided_decoding", "guided_grammar", "guided_json", "guided_regex", "json_schema"),
-    *("prefix_allowed_tokens_fn", "regex", "response_format", "structured_outputs"),
+    *("grammar", "guided_choice", "guided_decoding", "guided_grammar", "guided_json", "guided_regex"),
+    *("prefix_allowed_tokens_fn", "response_format", "structured_outputs"),
 )
 NOT_HERE = {  # what other libraries have and this one does in another way, or not at all
     **dict.fromkeys(
         STRUCTURED,
-        "jaxspec has no structured output yet (JSON, a grammar, a regular expression, a choice). Ask for the form in "
-        "the prompt, and check the text; `banned` and `logit_bias` rule out single tokens",
+        "give choices, regex or json_schema; there are no grammars",
     ),
     "best_of": "take num_samples, and choose among the texts",
     "early_stopping": "only jaxspec.beam_search has it",

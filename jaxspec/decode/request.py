@@ -197,9 +197,9 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     _check_rows(target, samples, batch)
     limit = _limits(o.max_new_tokens, batch)
     # 6. Values of each row.
-    sampler, params, draft_params = sampling_of(target, batch, sampling)
+    ends = end_ids(target, o.eos_ids)
+    sampler, params, draft_params = sampling_of(target, batch, sampling, limit, ends)
     key = _key(o.key, samples, is_sampled=bool(np.any(np.asarray(params.temperature) > 0)))
-    eos = _eos(target, o.eos_ids, batch)
     # 7 to 10. Target and drafter, with each other, with the rows and with the prefix.
     target, bound = bind(target, o.drafter, rule, gamma)
     if policy is not None and bound is None:
@@ -218,7 +218,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
         keys=noise.row_keys(key, batch),
         sampling_params=params,
         max_new_tokens=jnp.asarray(limit),
-        eos=eos,
+        eos=jnp.tile(jnp.asarray(ends or [-1], jnp.int32), (batch, 1)),
         draft_sampling_params=draft_params,
         policy=None if policy is None else values_per_row(policy.params, batch, "the policy"),
     )
@@ -482,8 +482,7 @@ def check_positions(
             )
 
 
-def _eos(target: Model, eos_ids: Any, batch: int):
+def end_ids(target: Model, eos_ids: Any) -> list[int]:
+    """Returns the tokens that end a row: those that were asked for, or the model's own."""
     eos_ids = inputs.end_ids(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
-    eos_ids = check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
-    ends = np.asarray(list(eos_ids) or [-1], np.int32)
-    return jnp.asarray(np.broadcast_to(ends, (batch, len(ends))))
+    return check_ids(eos_ids, "eos_ids", target.lm.vocab_size)

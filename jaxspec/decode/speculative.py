@@ -107,7 +107,7 @@ def speculative(
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
         of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)
-        context = states.draft_context(policy, state, depth, of_drafter)
+        context = states.draft_context(policy, state, depth, of_drafter, sampler)
         limit = states.shorten(policy, state)
         # Draft, verify in one pass, accept:
         result = run_round(target, drafter, rule, weights, state.caches, context, of_target, widths, limit)

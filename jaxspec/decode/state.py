@@ -13,6 +13,7 @@ from jaxspec import core, sampling
 from jaxspec.core import chunks, noise, token_rows, tree
 from jaxspec.core.round import RoundResult, TargetPass, fed_on_path, unusable
 from jaxspec.decode.followers import Followers
+from jaxspec.sampling import samplers
 
 
 def read_prompt(
@@ -132,7 +133,11 @@ def failures(result: RoundResult, vocab: int) -> Int[Array, " B"]:
 
 
 def draft_context(
-    policy: core.Policy | None, state: core.State, gamma: int, to_distribution: core.ToDistribution
+    policy: core.Policy | None,
+    state: core.State,
+    gamma: int,
+    to_distribution: core.ToDistribution,
+    sampler: core.Sampler,
 ) -> core.DraftContext:
     """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted."""
     values, memory = state.request.policy, state.memory.policy
@@ -145,6 +150,7 @@ def draft_context(
         adaptive=policy is not None,
         to_distribution=to_distribution,
         finished=state.done,
+        ahead=samplers.ahead(sampler, state.request.sampling_params, preceding(state)),
     )
     if policy is None:
         return context

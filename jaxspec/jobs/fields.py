@@ -15,6 +15,7 @@ from jaxspec.core.checks import integer
 from jaxspec.decode import inputs
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import ALL, OPTIONS, is_set
+from jaxspec.structured import patterns
 
 CONTENT = ("prompt", "messages")
 OTHER_NAMES = {  # in other libraries: here
@@ -22,8 +23,15 @@ OTHER_NAMES = {  # in other libraries: here
     "max_completion_tokens": "max_new_tokens",
     "num_samples": "n",
     "num_return_sequences": "n",
+    "guided_choice": "choices",
+    "guided_regex": "regex",
+    "guided_json": "json_schema",
+    "response_format": "json_schema",
 }
-OBEYED = ("id", "number", *CONTENT, "max_new_tokens", "n", "seed", "stop", "tools", "chat_template_kwargs", *OPTIONS)
+OBEYED = (
+    *("id", "number", *CONTENT, "max_new_tokens", "n", "seed", "stop", "tools", "chat_template_kwargs"),
+    *(*OPTIONS, *patterns.NAMES),
+)
 CLOSE = {name for name in (*OBEYED, *OTHER_NAMES) if "_" in name or name in ("temperature", "stop", "seed")}
 ALL_ROWS = "it holds for all of the job, and is an option of it"
 
@@ -37,9 +45,7 @@ REFUSED = {  # name: why, or what to do; and the value that asks for nothing, as
     **_refused(ALL_ROWS, "drafter", "gamma", "rule", "policy", "eos_ids", "prefix", log_probs=False, top_log_probs=0),
     **_refused("log probabilities are an option of the job: log_probs", logprobs=False, top_logprobs=0),
     **_refused("end tokens are an option of the job: eos_ids", "eos_token_id", "stop_token_ids", ignore_eos=False),
-    # A field of the name "regex" is the caller's own.
-    **{name: (inputs.NOT_HERE[name], None) for name in inputs.STRUCTURED if name != "regex"},
-    **_refused(inputs.NOT_HERE["response_format"], response_format={"type": "text"}),
+    **{name: (inputs.NOT_HERE[name], None) for name in inputs.STRUCTURED},
     **_refused("tools are offered, not forced", "functions", "function_call", tool_choice="auto"),
     **_refused("tools are offered, not forced", parallel_tool_calls=True),
     **_refused("jaxspec.beam_search searches", num_beams=1, use_beam_search=False),
@@ -77,6 +83,7 @@ class Settings(NamedTuple):
     stop: Any  # strings that end its text
     template: dict[str, Any]  # values for the chat template, tools among them
     sampling: dict[str, Any]  # its `SamplingOptions`
+    pattern: patterns.Pattern | None = None  # that its text has to match
 
 
 def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
@@ -92,7 +99,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
     ValueError: the field 'eos_token_id' is not obeyed: end tokens are an option of the job: eos_ids
     """
     values, names = dict[str, Any](), dict[str, str]()
-    for name, value in fields.items():
+    for name, value in {**fields, **_response_format(fields)}.items():
         option = OTHER_NAMES.get(name, name)
         if option in OBEYED:
             if value is None:
@@ -123,6 +130,7 @@ def read(fields: Mapping[str, Any], most: int | None = None) -> Settings:
         values.get("stop"),
         dict(template),
         {name: _sampling(name, values[name]) for name in OPTIONS if name in values},
+        patterns.pattern_of(values),
     )
 
 
@@ -150,6 +158,9 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
         elif name == "top_k":
             if old is None or int(old) < value:
                 added[name] = min(ALL, 1 << (int(value) - 1).bit_length())
+        elif name in patterns.NAMES:
+            if all(options.get(other) is None for other in patterns.NAMES):
+                added[name] = [None]  # a program whose rows may have patterns
         elif not is_set(old):
             added[name] = value
     both = {**options, **added}
@@ -169,6 +180,29 @@ def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least
     if number < least or (most is not None and number > most):
         raise ValueError(f"{names[name]} is {number}: expected {expected}")
     return number
+
+
+def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads OpenAI's name for structured output, as the field that is obeyed.
+
+    >>> _response_format({"response_format": {"type": "json_object"}})
+    {'response_format': None, 'json_schema': {'type': 'object'}}
+    """
+    form = fields.get("response_format")
+    if form is None:
+        return {}
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if kind == "text":
+        return {"response_format": None}
+    if kind == "json_object":
+        return {"response_format": None, "json_schema": {"type": "object"}}
+    described = form.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
+        raise ValueError(
+            f"response_format is {form!r:.80}: expected a type among text, json_object and json_schema, and with the last "
+            'json_schema={"schema": ...}'
+        )
+    return {"response_format": None, "json_schema": described["schema"]}
 
 
 def _sampling(name: str, value: Any) -> Any:

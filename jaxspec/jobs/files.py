@@ -67,8 +67,12 @@ class Source(NamedTuple):
             name = line.number if line.id is None else line.id
             ids.append(hash(json.dumps(name, sort_keys=True, default=str)))
             try:
-                sampling = fields.read(line.fields).sampling if isinstance(line.fields, Mapping) else {}
-                for option, value in sampling.items():
+                if not isinstance(line.fields, Mapping):
+                    continue
+                settings = fields.read(line.fields)
+                if settings.pattern is not None:
+                    varying["regex"] = [None]
+                for option, value in settings.sampling.items():
                     if OPTIONS[option].field == "bias":  # any value will do
                         varying[option] = value
                     else:

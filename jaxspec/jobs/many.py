@@ -417,7 +417,7 @@ class _Job:
         return group
 
     def _fits(self, request: JobPrompt, slots: Slots) -> bool:
-        return self._width_of(request) <= slots.width and not self._missing(request)
+        return self._width_of(request) <= slots.width and not self._missing(request) and slots.takes(request.row)
 
     def _ahead(self) -> list[JobPrompt]:
         """Reads prompts ahead, and finishes those of them that cannot be decoded."""

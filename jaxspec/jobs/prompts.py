@@ -15,11 +15,12 @@ import numpy as np
 from jaxspec.core import Model, token_ids
 from jaxspec.core.checks import integers, one_of
 from jaxspec.decode import inputs, stopping
-from jaxspec.decode.request import Prepared, readers
+from jaxspec.decode.request import Prepared, end_ids, readers
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.slots import Row
-from jaxspec.sampling.params import OPTIONS, is_set, sizes_of, values_of
+from jaxspec.sampling.params import OPTIONS, is_set, pattern_rows, pool_of, sizes_of, values_of
+from jaxspec.structured.patterns import pattern_of
 
 IDS = 2**20  # ids that are compared with later ones
 TOO_LONG = ("error", "truncate", "skip")
@@ -127,6 +128,9 @@ class PromptReader:
         self._options = {name: options[name] for name in OPTIONS if is_set(options.get(name))}
         self._sizes, self._numbers, self._ids = sizes_of(target, 1), Numbers(), set[int]()  # and digests of ids
         self.defaults = values_of(self._options, self._sizes)
+        self._pattern = pattern_of(options)
+        # A pattern is tried by itself before its prompt is taken in.
+        self._new_pool = functools.partial(pool_of, target, end_ids(target, options.get("eos_ids")))
         self._source = enumerate(prompts)
         self._read = deque[JobPrompt]()
         self._exhausted, self._places = False, itertools.count()
@@ -231,7 +235,15 @@ class PromptReader:
                 f"temperature is {temperature} and there is no key: give the job one, or the prompt a seed"
             )
         stop = None if settings.stop is None else stopping.checked(settings.stop, self._target)
-        return request._replace(row=row, stop=stop, needs=sampling if settings.sampling else {}, samples=samples)
+        needs = sampling if settings.sampling else {}
+        pattern = self._pattern if settings.pattern is None else settings.pattern
+        if pattern is not None:
+            row = row._replace(pattern=pattern)
+            bias = (self.defaults if row.sampling is None else row.sampling).get("bias")
+            for entry in pattern_rows([pattern], bias, np.array([row.max_new_tokens])):
+                self._new_pool().add(*entry)  # what cannot be is the prompt's own error
+            needs = {**needs, "regex": [None]}
+        return request._replace(row=row, stop=stop, needs=needs, samples=samples)
 
     def _content(self, number: int, prompt: Any, messages: Any, template: Mapping[str, Any]) -> Any:
         """Returns text that is to be tokenised, with others, or the ids of a chat; ids as they are."""

@@ -23,7 +23,9 @@ from jaxspec.core import Before, Decoder, LogProbs, Prompt, Request, State, Weig
 from jaxspec.decode import inputs, log_probs
 from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared
-from jaxspec.sampling.params import OPTIONS
+from jaxspec.sampling.params import OPTIONS, pattern_rows, pool_of
+from jaxspec.structured.patterns import Pattern
+from jaxspec.structured.tables import TooLarge, values
 
 # What a row without an option has in a program that reads it. Not a number: the row's own temperature.
 NEUTRAL = {entry.field: np.float64("nan" if entry.neutral is None else entry.neutral) for entry in OPTIONS.values()}
@@ -40,6 +42,7 @@ class Row(NamedTuple):
     seed: int | None = None  # makes the row's key in place of the job's key and `number`
     # Its own values, by field of `SamplingParams`, [1] or [1, vocab]; "draft" is the drafter's temperature.
     sampling: Mapping[str, np.ndarray] | None = None
+    pattern: Pattern | None = None  # that its text has to match
 
 
 class KeySources(NamedTuple):
@@ -115,7 +118,10 @@ class Slots:
         self._mesh = sharding.mesh_of(prepared.weights)
         self._growth = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
         self._capacity = self._row_length(width) + self._growth
-        self._shapes_at = functools.cache(self._shapes_of)
+        self._shapes_for = functools.cache(self._shapes_of)
+        has_patterns = prepared.request.sampling_params.structured is not None
+        ends = [end for end in np.asarray(prepared.request.eos)[0].tolist() if end >= 0]
+        self._pool = pool_of(prepared.target, ends) if has_patterns else None
         self._key = np.asarray(jax.random.key_data(_key(prepared)))
         self._sampling = sampling
         self.needed = inputs.size_of(self._shapes_at(width)) // group * slots
@@ -125,6 +131,14 @@ class Slots:
         self._ended = np.zeros(slots, bool)
         self._state: State | None = None
         self._layout: Layout = None
+
+    def takes(self, row: Row) -> bool:
+        """Says whether there is room for the tables of a row's pattern, and makes them."""
+        try:
+            self._structured_of([row])
+        except TooLarge:
+            return False
+        return True
 
     def prefill(self, rows: Sequence[Row]) -> State:
         """Starts the computation of the states of some rows, at most `group`, and does not wait for it.
@@ -195,7 +209,11 @@ class Slots:
         """Counts what prefill puts into a row of a prompt of this width."""
         return width if self._prepared.target.lm.limits.start_token is None else 1
 
-    def _shapes_of(self, width: int) -> State:
+    def _shapes_at(self, width: int) -> State:
+        """The shapes of the state of a group of rows; its tables may have grown since it was asked last."""
+        return self._shapes_for(width, () if self._pool is None else tuple(x.shape for x in self._pool.tables))
+
+    def _shapes_of(self, width: int, tables: tuple[tuple[int, ...], ...]) -> State:
         """The shapes of the state of a group of rows whose prompts have this width."""
         count = jax.ShapeDtypeStruct((self.group,), jnp.int32)
         prompt: Any = Prompt(jax.ShapeDtypeStruct((self.group, width), jnp.int32), count)  # type: ignore[arg-type]
@@ -223,15 +241,29 @@ class Slots:
             )
 
         # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for.
-        arrays = {name: like for name, like in target._asdict().items() if name != "processors"}
+        arrays = {name: like for name, like in target._asdict().items() if name not in ("processors", "structured")}
         fields: Any = {name: None if like is None else column(name, like) for name, like in arrays.items()}
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
+        fields["structured"] = self._structured_of(rows)
         if draft is None:
             return type(target)(**fields), None
         # NaN is a drafter without a temperature of its own, and a greedy row has a greedy drafter.
         temperature, drafts = fields["temperature"], column("draft", draft.temperature)
         drafts = np.where(temperature > 0, np.where(np.isnan(drafts), temperature, drafts), temperature)
         return type(target)(**fields), type(target)(**fields | {"temperature": drafts})
+
+    def _structured_of(self, rows: Sequence[Row]) -> Any:
+        """The values of structured output, on the host: a slot's tables are donated with its state."""
+        if self._pool is None:
+            return None
+        fields = [self._sampling if row.sampling is None else row.sampling for row in rows]
+        biases = [None if own is None else own.get("bias") for own in fields]
+        entries = [
+            entry
+            for row, bias in zip(rows, biases, strict=True)
+            for entry in pattern_rows([row.pattern], bias, np.array([row.max_new_tokens]))
+        ]
+        return values(self._pool, entries)
 
     @property
     def _common(self) -> dict[str, Any]:
@@ -326,7 +358,7 @@ def empty(new: State, slots: int) -> State:
 @programs.jit(static_argnames=("layout",), donate_argnames=("state",))
 def insert(state: State, new: State, slots: Int[Array, " group"], layout: Layout) -> State:
     """Puts new rows into slots; those for slots that do not exist are left out. The state given is consumed."""
-    state = jax.tree.map(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
+    state = token_rows.map_rows(lambda old, rows: old.at[slots].set(rows, mode="drop"), state, new)
     return _laid_out(state, layout)
 
 

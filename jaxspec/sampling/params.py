@@ -9,11 +9,13 @@ from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from jaxspec.core import BoundProcessor, LogitsProcessor, Model, Preceding, Processor, Prompt, Sampler, token_ids
 from jaxspec.core.checks import integer
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
+from jaxspec.structured import patterns, processor, tables
 
 ALL = 2**31 - 1  # as top_k: every token is kept
 
@@ -210,7 +212,8 @@ def _with_own_values(process: Processor, index: int) -> Processor:
 
     if process.init is None or process.advance is None:
         return Processor(of_own(process.apply))
-    return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide)
+    certain = None if process.certain is None else of_own(process.certain)
+    return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide, certain)
 
 
 _positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 changes nothing)")
@@ -235,6 +238,10 @@ class SamplingOptions(TypedDict, total=False):
         logits_processors: your own, a tuple of functions `(values, logits, preceding) -> logits`, or of
             `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values. They come after the
             penalties.
+        choices: strings, one of which the text is; or such a list for each row.
+        regex: a regular expression that the whole text matches, in the syntax of Rust; or one for each row.
+        json_schema: a schema that the text, JSON, is valid for: a dict, JSON text or a class of pydantic; or one for
+            each row. Of these three a row has one at most; None leaves its text free.
         temperature: 0, the default, is greedy.
         top_k, top_p, min_p: keep the k most probable tokens; the most probable with this mass; those at least this
             many times as probable as the most probable.
@@ -273,6 +280,9 @@ class SamplingOptions(TypedDict, total=False):
         ),
     ]
     logits_processors: Any
+    choices: Any
+    regex: Any
+    json_schema: Any
     temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 is the model's own distribution.")]
     top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int, neutral=ALL)]
     top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.", neutral=1.0)]
@@ -287,7 +297,7 @@ NAMES = tuple(_HINTS)
 """The names of all sampling options."""
 
 OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items() if hint is not Any}
-"""The sampling options that are numbers or arrays, in order; `logits_processors` are functions."""
+"""The sampling options that are numbers or arrays, in order; the others are functions and patterns."""
 
 
 class Sampling(NamedTuple):
@@ -304,28 +314,38 @@ class Sampling(NamedTuple):
     draft_params: SamplingParams | None
 
 
-def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampling:
+def sampling_of(
+    target: Model, batch: int, options: Mapping[str, Any], limit: Int[np.ndarray, " batch"], ends: Sequence[int]
+) -> Sampling:
     """Checks and converts `SamplingOptions`.
 
     Args:
         target: ids past its tokenizer's are never generated.
         batch: number of prompts.
         options: the sampling options by name; None counts as not given.
+        limit: most new tokens of each row.
+        ends: the tokens that end a row.
     """
     sizes = sizes_of(target, batch)
-    set_options = {name: value for name, value in options.items() if is_set(value)}
+    # A schema without keywords, and choices without a string, say something: they are read apart.
+    set_options = {name: value for name, value in options.items() if is_set(value) and name not in patterns.NAMES}
     added = _own_processors(set_options.pop("logits_processors", ()), "logits_processors", sizes)
     values = values_of(set_options, sizes)
+    structured = None
+    if any(options.get(name) is not None for name in patterns.NAMES):
+        rows = pattern_rows(patterns.patterns_of(options, batch), values.get("bias"), limit)
+        structured = jax.tree.map(jnp.asarray, tables.values(pool_of(target, ends), rows))
     processors = dict.fromkeys(OPTIONS[name].processor for name in OPTIONS if name in set_options)  # each once
     draft_params = values.pop("draft", None)
     temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
     own_values = tuple(bound.params for bound in added) or None
-    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=own_values)
+    params = SamplingParams(**jax.tree.map(jnp.asarray, values), processors=own_values, structured=structured)
     is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
     bound = _top_k_bound(values, sizes.vocab)
     end = greedy() if is_greedy else at_temperature(bound, "top_p" in values, "min_p" in values)
     own_processors = (_with_own_values(bound.functions, index) for index, bound in enumerate(added))
-    sampler = chain(*(processor for processor in processors if processor is not None), *own_processors, to=end)
+    last = () if structured is None else (processor.structured,)  # nothing after it may allow what it rules out
+    sampler = chain(*(part for part in processors if part is not None), *own_processors, *last, to=end)
     if sizes.ids < sizes.vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
     if draft_params is None or is_greedy:
@@ -333,6 +353,31 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     return Sampling(
         sampler, params, params._replace(temperature=jnp.asarray(np.where(temperature > 0, draft_params, temperature)))
     )
+
+
+def pattern_rows(
+    rows: Sequence[patterns.Pattern | None],
+    bias: Float[np.ndarray, "batch vocab"] | None,
+    limit: Int[np.ndarray, " batch"],
+) -> list[tuple[patterns.Pattern | None, tuple[int, ...], int]]:
+    """Returns the arguments of `structured.tables.Pool.add` for each row; banned tokens are no part of its text."""
+    if bias is None:
+        return [(pattern, (), int(most)) for pattern, most in zip(rows, limit, strict=True)]
+    banned = [tuple(np.flatnonzero(np.isneginf(row)).tolist()) for row in bias]
+    return [(pattern, ids, int(most)) for pattern, ids, most in zip(rows, banned, limit, strict=True)]
+
+
+def pool_of(target: Model, ends: Sequence[int]) -> tables.Pool:
+    """Makes an empty pool of automata for a target.
+
+    Raises:
+        ValueError: the target has no tokenizer, or nothing ends its texts.
+    """
+    if target.tokenizer is None:
+        raise ValueError("structured output needs a tokenizer, which this model lacks: add one, or use banned")
+    if not ends:
+        raise ValueError("structured output needs a token that ends a text, and there is none: give eos_ids")
+    return tables.Pool(target.tokenizer, target.lm.vocab_size, tuple(ends))
 
 
 def sizes_of(target: Model, batch: int) -> Sizes:

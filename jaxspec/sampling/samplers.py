@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.core import (
     Distribution,
+    Draft,
     Follower,
     LogitsProcessor,
     Preceding,
@@ -38,6 +40,7 @@ class SamplingParams(NamedTuple):
         presence: subtracted from the logits of tokens that were generated; 0 is none.
         frequency: subtracted from a token's logit once for each time it was generated; 0 is none.
         processors: the values of each of the caller's own logits processors.
+        structured: the values of structured output, `structured.processor.Values`.
     """
 
     temperature: Float[Array, " batch"]
@@ -49,6 +52,7 @@ class SamplingParams(NamedTuple):
     presence: Float[Array, " batch"] | None = None
     frequency: Float[Array, " batch"] | None = None
     processors: tuple[Any, ...] | None = None
+    structured: Any = None
 
 
 @functools.lru_cache
@@ -174,6 +178,35 @@ def follower(sampler: Sampler, vocab: int) -> Follower | None:
         return tuple(process.commit(values, old, result.tokens, committed) for process, old in pairs)
 
     return Follower(init, update)
+
+
+def ahead(sampler: Sampler, sampling_params: Any, preceding: Preceding) -> Callable[[Draft], Draft] | None:
+    """Makes `DraftContext.ahead` of a sampler's processors; None: none of them knows of certain tokens."""
+    processors = sampler.processors if isinstance(sampler, Chain) else ()
+    index = next((index for index, process in enumerate(processors) if process.certain is not None), None)
+    if index is None or preceding.memory is None:
+        return None
+    advance, certain, memory = processors[index].advance, processors[index].certain, preceding.memory[index]
+    assert advance is not None and certain is not None
+
+    def run(draft: Draft) -> Draft:
+        def step(carry: tuple[Any, Any, Any], entry: tuple[Int[Array, ""], Int[Array, " B"]]) -> Any:
+            memory, goes_on, follows = carry
+            slot, drafted = entry
+            only = certain(sampling_params, memory)
+            # The drafter's own token stands if all before it do, and it is not ruled out by a certain one.
+            own = jnp.logical_and(follows, slot < draft.length)
+            token = jnp.where(only >= 0, only, drafted).astype(drafted.dtype)
+            goes_on = jnp.logical_and(goes_on, jnp.logical_or(only >= 0, own))
+            follows = jnp.logical_and(own, token == drafted)
+            return (advance(sampling_params, memory, token), goes_on, follows), (token, goes_on)
+
+        everywhere = jnp.ones(draft.length.shape, bool)
+        slots = jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)
+        _, (tokens, real) = jax.lax.scan(step, (memory, everywhere, everywhere), (slots, draft.tokens.T))
+        return draft._replace(tokens=tokens.T, length=jnp.sum(real, axis=0, dtype=draft.length.dtype))
+
+    return run
 
 
 @functools.lru_cache

@@ -202,7 +202,7 @@ def plain_distribution(
     contexts = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
     read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
     logits = read(target, prompt, contexts)
-    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), contexts.shape[0] * steps, axis=0), sampling_params)
+    one_each = token_rows.map_rows(lambda x: np.repeat(np.asarray(x), len(contexts) * steps, axis=0), sampling_params)
     distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _preceding(target.lm, prompt, contexts))
     next_probs = _probabilities(distribution, vocab).reshape(logits.shape)
     digit_weights = vocab ** np.arange(steps - 1)[::-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.core import Model, token_ids
@@ -11,7 +10,6 @@ from jaxspec.core.checks import at_least
 from jaxspec.vocab.remap import NONE, check_model, map_vocabulary
 
 LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise
-SPACE = "▁"  # how SentencePiece writes a space
 ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
@@ -71,8 +69,8 @@ def _maps(
     draft: Any, target: Any, sizes: tuple[int, int], starts: tuple[int | None, int | None], longest: int
 ) -> tuple[list[int], list[list[int]], list[int]]:
     (target_size, draft_size), (start, own_start) = sizes, starts
-    target_texts = dict(_spelled(target, target_size))
-    draft_texts = dict(_spelled(draft, draft_size))
+    target_texts = dict(token_ids.spelled(target, target_size))
+    draft_texts = dict(token_ids.spelled(draft, draft_size))
     by_text: dict[bytes, int] = {}
     for index, text in draft_texts.items():
         by_text.setdefault(text, index)  # of two ids with one text the lower
@@ -110,36 +108,6 @@ def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> 
         spelled += [tokens[text[at : at + size]]] if size else []
         at += size or 1
     return spelled[-longest:]
-
-
-def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the bytes of every token that is not special."""
-    special, letters = set(tokenizer.all_special_ids), _byte_letters()
-    words = token_ids.words(tokenizer)[:size]
-    # Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign.
-    byte_level = not any(word and SPACE in word for word in words) and any(word and "Ġ" in word for word in words)
-    for index, word in enumerate(words):
-        if word is None or index in special or not word:
-            continue
-        if byte_level and all(letter in letters for letter in word):
-            yield index, bytes(letters[letter] for letter in word)
-        elif not byte_level and len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
-            yield index, bytes([int(word[3:5], 16)])
-        else:
-            yield index, (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
-
-
-@functools.lru_cache
-def _byte_letters() -> dict[str, int]:
-    """Lists the letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
-
-    >>> letters = _byte_letters()
-    >>> len(letters), letters["Ġ"], letters["a"]
-    (256, 32, 97)
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:

@@ -1,0 +1,122 @@
+"""The logits processor of structured output: an automaton that lives on the device, a state for each row.
+
+A mask is a row of bits, one for each token. So a position reads vocabulary / 8 bytes and looks up nothing token by token.
+The states of all automata of a batch have one numbering, and their tables are shared by its rows.
+
+A row must end within its limit. From a state the tokens are told apart by how far the text is from an end after them;
+each such distance has a mask of its own, and the row's tokens that are left choose among these.
+
+Axis letters as in `jaxspec.core`; S states, L distances that are told apart, M masks, W words of a mask, E edges.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt
+
+from jaxspec.core import Preceding, Processor, Prompt, token_rows
+from jaxspec.core.token_rows import Shared
+
+
+class Tables(NamedTuple):
+    """The automata of a batch.
+
+    Attributes:
+        edges: the state after each class of tokens, automaton by automaton, state by state.
+        offset: the first of each state's edges.
+        owner: the automaton of each state.
+        classes: the class of each token, by automaton.
+        bound: the distances to an end that the tokens of each state lead to, ascending; `FAR` fills the row.
+        mask: the mask of the tokens that lead no farther than each of these distances.
+        words: the masks. Bit j of word w is the token j W + w, so that unpacking moves no entry past another.
+        certain: the only token of each mask; -1 where there are several.
+    """
+
+    edges: Int[Array, " E"]
+    offset: Int[Array, " S"]
+    owner: Int[Array, " S"]
+    classes: Int[Array, "automata V"]
+    bound: Int[Array, "S L"]
+    mask: Int[Array, "S L"]
+    words: UInt[Array, "M W"]
+    certain: Int[Array, " M"]
+
+
+class Values(NamedTuple):
+    """The values of the processor.
+
+    Attributes:
+        tables: `Tables`, for all rows.
+        state: the first state of each row.
+        limit: most new tokens of each row.
+    """
+
+    tables: Shared
+    state: Int[Array, " B"]
+    limit: Int[Array, " B"]
+
+
+class Place(NamedTuple):
+    """The memory of a row: its state, and the tokens that it may still get."""
+
+    state: Int[Array, " *rows"]
+    left: Int[Array, " *rows"]
+
+
+def _after(tables: Tables, place: Place, token: Int[Array, " *rows"]) -> Place:
+    """Reads a token; one that may not stand there leaves the state as it is, since no row ever goes on after it."""
+    edge = tables.offset[place.state] + tables.classes[tables.owner[place.state], token]
+    return Place(tables.edges[edge], place.left - 1)
+
+
+def _mask_of(tables: Tables, place: Place) -> Int[Array, " *rows"]:
+    """Finds the mask of each place: of the tokens after which a text can still end in time."""
+    within = tables.bound[place.state] < place.left[..., None]
+    level = jnp.maximum(jnp.sum(within, axis=-1, dtype=jnp.int32) - 1, 0)
+    return jnp.take_along_axis(tables.mask[place.state], level[..., None], axis=-1)[..., 0]
+
+
+def _init(sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Place:
+    values = sampling_params.structured
+    tables, count = values.tables.value, row.length - start
+
+    def step(index: Int[Array, ""], place: Place) -> Place:
+        after = _after(tables, place, token_rows.tokens_at(row.tokens, start + index))
+        return Place(*(jnp.where(index < count, new, old) for new, old in zip(after, place, strict=True)))
+
+    # A row without new tokens takes no step.
+    return jax.lax.fori_loop(0, jnp.max(count), step, Place(values.state, values.limit))
+
+
+def _advance(sampling_params: Any, place: Place, token: Int[Array, " B"]) -> Place:
+    return _after(sampling_params.structured.tables.value, place, token)
+
+
+def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
+    assert preceding is not None
+    tables = sampling_params.structured.tables.value
+    words = tables.words[_mask_of(tables, preceding.memory)]  # B T W
+    shifts = jnp.arange(32, dtype=jnp.uint32)[None, None, :, None]
+    bits = (words[:, :, None, :] >> shifts) & jnp.uint32(1)
+    allowed = bits.reshape(*logits.shape[:2], -1)[..., : logits.shape[-1]]
+    return jnp.where(allowed > 0, logits, -jnp.inf)
+
+
+def _certain(sampling_params: Any, place: Place) -> Int[Array, " B"]:
+    tables = sampling_params.structured.tables.value
+    return tables.certain[_mask_of(tables, place)]
+
+
+structured = Processor(_apply, _init, _advance, certain=_certain)
+"""Rules out the tokens after which a row's text cannot match its pattern within its limit."""
+
+__test__ = {
+    "_mask_of": """
+    >>> tables = Tables(None, None, None, None, jnp.array([[1, 3]]), jnp.array([[5, 6]]), None, None)
+    >>> [int(_mask_of(tables, Place(jnp.array(0), jnp.array(left)))) for left in (2, 3, 4)]
+    [5, 5, 6]
+    """
+}

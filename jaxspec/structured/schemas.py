@@ -1,0 +1,381 @@
+"""JSON schemas as regular expressions. A keyword that is not obeyed is refused by its place; none is passed over.
+
+The texts are JSON on one line, with at most one space after a comma or a colon. Properties stand in the order of the
+schema, and only those that it names. Whole numbers have at most 19 digits, unless a bound says more.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NOTES = {  # keywords that allow and forbid nothing
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
+    *("$schema", "$id", "$comment", "$defs", "definitions", "contentMediaType", "contentEncoding"),
+}
+LONGEST = 2**20  # characters of an expression
+SPACE = "[ ]?"
+CHARACTER = r'(?:[^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
+STRING = f'"{CHARACTER}*"'
+WHOLE = "(?:0|[1-9][0-9]{0,18})"
+FRACTION = r"(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?"
+SCALAR = f"(?:{STRING}|-?{WHOLE}{FRACTION}|true|false|null)"
+DATE = (
+    "[12][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+TIME = rf"{CLOCK}(?:\.[0-9]{{1,6}})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+HOST = r"[a-z0-9]+(?:-[a-z0-9]+)*(?:\.[a-z0-9]+(?:-[a-z0-9]+)*)+"
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "email": rf"[a-z0-9_+-]+(?:\.[a-z0-9_+-]+)*@{HOST}",
+    "uri": rf"https?://{HOST}(?:/[A-Za-z0-9._~-]*)*",
+    "ipv4": rf"(?:{OCTET}\.){{3}}{OCTET}",
+}
+
+
+def as_text(schema: Any) -> str:
+    """Returns the JSON text of a schema: a dict, JSON text, or a class of pydantic.
+
+    >>> as_text({"type": "integer"}), as_text('{"type":  "null"}')
+    ('{"type": "integer"}', '{"type": "null"}')
+    """
+    expected = "a dict, JSON text, or a class of pydantic"
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(f"json_schema is no JSON ({error}): expected {expected}") from None
+    if not isinstance(schema, Mapping):
+        raise TypeError(f"json_schema is {schema!r:.80}: expected {expected}")
+    return json.dumps(schema)
+
+
+@functools.lru_cache(maxsize=256)
+def regex_of(text: str) -> str:
+    """Returns the regular expression of a schema's texts.
+
+    Raises:
+        ValueError: a keyword that is not supported, by its place in the schema; or an expression that is too long.
+
+    >>> regex_of('{"type": "boolean"}')
+    '(?:true|false)'
+    >>> regex_of('{"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 5}}}')
+    Traceback (most recent call last):
+    ValueError: json_schema has multipleOf at #/properties/age, which is not supported there: leave it out, or give regex
+    """
+    root = json.loads(text)
+    expression = _Reader(root).read(root, "#", ())
+    if len(expression) > LONGEST:
+        raise ValueError(f"json_schema makes an expression of {len(expression):,} characters: {_largest(text)}")
+    return expression
+
+
+class _Reader:
+    """Reads the parts of one schema."""
+
+    def __init__(self, root: Mapping[str, Any]):
+        self._root = root
+
+    def read(self, schema: Any, at: str, seen: tuple[str, ...]) -> str:
+        """Returns the expression of a part.
+
+        Args:
+            schema: the part.
+            at: its place in the whole, for errors.
+            seen: the references that lead to it.
+        """
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"json_schema has {schema!r:.40} at {at}: expected an object of keywords")
+        # Each reader takes out what it obeys; what is left in the end is not supported.
+        left = {name: value for name, value in schema.items() if name not in NOTES}
+        expression = self._expression(left, at, seen)
+        if left:
+            raise ValueError(
+                f"json_schema has {min(left)} at {at}, which is not supported there: leave it out, or give regex"
+            )
+        return expression
+
+    def _expression(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        if "$ref" in left:
+            if (name := left.pop("$ref")) in seen:
+                raise ValueError(f"json_schema refers to itself at {at} ({name}): its texts are no regular language")
+            return self.read(self._referred(name, at), name, (*seen, name))
+        if "const" in left or "enum" in left:
+            values = [left.pop("const")] if "const" in left else left.pop("enum")
+            types = _types(left, at)
+            fitting = [value for value in values if not types or any(_is_a(value, name) for name in types)]
+            if not fitting:
+                raise ValueError(f"json_schema allows no value at {at}: none is of the type that it asks for")
+            return _any_of(map(_literal, fitting))
+        for name in ("anyOf", "oneOf", "allOf"):
+            if name in left:
+                parts = left.pop(name)
+                if name == "allOf" and len(parts) != 1:
+                    raise ValueError(f"json_schema has allOf of {len(parts)} schemas at {at}: expected one, so merge them")
+                if name == "oneOf" and not self._are_disjoint(parts, at):
+                    raise ValueError(f"json_schema has oneOf at {at}, of which two may hold for one text: use anyOf")
+                return _any_of(self.read(part, f"{at}/{name}/{n}", seen) for n, part in enumerate(parts))
+        implied = ["object"] if "properties" in left else ["array"] if "items" in left or "prefixItems" in left else []
+        types = _types(left, at) or implied
+        if not types:
+            return _any(SCALAR)
+        return _any_of(getattr(self, f"_{name}")(left, at, seen) for name in types)
+
+    def _null(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        return "null"
+
+    def _boolean(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        return "(?:true|false)"
+
+    def _string(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        if "pattern" in left:
+            return f'"(?:{_pattern(left.pop("pattern"), at)})"'
+        if "format" in left:
+            if (name := left.pop("format")) not in FORMATS:
+                raise ValueError(
+                    f"json_schema has the format {name!r} at {at}: expected one of {', '.join(FORMATS)}; or use pattern"
+                )
+            return f'"{FORMATS[name]}"'
+        return f'"{CHARACTER}{_times(left.pop("minLength", 0), left.pop("maxLength", None), at)}"'
+
+    def _integer(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        least, most = left.pop("minimum", None), left.pop("maximum", None)
+        if "exclusiveMinimum" in left:
+            least = max(_whole(left.pop("exclusiveMinimum"), at) + 1, -(2**63) if least is None else least)
+        if "exclusiveMaximum" in left:
+            most = min(_whole(left.pop("exclusiveMaximum"), at) - 1, 2**63 if most is None else most)
+        least, most = (None if bound is None else _whole(bound, at) for bound in (least, most))
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"json_schema allows no integer at {at}: from {least} to {most}")
+        return integers(least, most)
+
+    def _number(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        positive = left.get("minimum") == 0 and left.pop("minimum") == 0  # other bounds are refused
+        return f"{'' if positive else '-?'}{WHOLE}{FRACTION}"
+
+    def _array(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        least, most = left.pop("minItems", 0), left.pop("maxItems", None)
+        if left.get("uniqueItems") is False:
+            del left["uniqueItems"]
+        items = left.pop("items", True)
+        if "prefixItems" in left:
+            parts = left.pop("prefixItems")
+            if least > len(parts) or (most is not None and most < len(parts)):
+                raise ValueError(f"json_schema has {len(parts)} prefixItems at {at}: expected as many items")
+            read = [self.read(part, f"{at}/prefixItems/{n}", seen) for n, part in enumerate(parts)]
+            return rf"\[{f',{SPACE}'.join(read)}\]"
+        return _listed(r"\[", SCALAR if items is True else self.read(items, f"{at}/items", seen), r"\]", least, most, at)
+
+    def _object(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
+        rest = left.pop("additionalProperties", True)
+        properties, required = left.pop("properties", {}), list(left.pop("required", ()))
+        if missing := [name for name in required if name not in properties]:
+            raise ValueError(f"json_schema requires {missing[0]!r} at {at} and does not describe it: add a property")
+        if properties:
+            pairs = [
+                (f"{_literal(name)}:{SPACE}{self.read(part, f'{at}/properties/{name}', seen)}", name in required)
+                for name, part in properties.items()
+            ]
+            return rf"\{{{_first(pairs)}\}}"
+        if rest is False:
+            return r"\{\}"
+        least = left.pop("minProperties", 0)
+        if least > 1:  # the same name might come twice
+            raise ValueError(f"json_schema has minProperties {least} at {at}: expected at most 1, or named properties")
+        value = SCALAR if rest is True else self.read(rest, f"{at}/additionalProperties", seen)
+        return _listed(r"\{", f"{STRING}:{SPACE}{value}", r"\}", least, left.pop("maxProperties", None), at)
+
+    def _referred(self, name: str, at: str) -> Any:
+        part: Any = self._root
+        for step in name.removeprefix("#").split("/")[1:] if name.startswith("#") else [name]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(part, Mapping) or step not in part:
+                raise ValueError(f"json_schema refers to {name!r} at {at}: expected a place in it, such as #/$defs/x")
+            part = part[step]
+        return part
+
+    def _are_disjoint(self, parts: Sequence[Any], at: str) -> bool:
+        """Says whether at most one schema can hold: their types differ, or a constant that all of them require."""
+        resolved = [self._referred(part["$ref"], at) if "$ref" in part else part for part in parts]
+        types = [part.get("type") for part in resolved]
+        kinds = {"number" if name == "integer" else name for name in types if isinstance(name, str)}
+        if len(kinds) == len(parts):
+            return True
+        constants: dict[str, set[str]] = {}
+        for part in resolved:
+            for name in part.get("required", ()):
+                described = part.get("properties", {}).get(name, {})
+                values = [described["const"]] if "const" in described else described.get("enum", ())
+                if len(values) == 1:
+                    constants.setdefault(name, set()).add(json.dumps(values[0]))
+        return any(len(values) == len(parts) for values in constants.values())
+
+
+def _types(left: dict[str, Any], at: str) -> list[str]:
+    """Takes out the types that a schema allows."""
+    types = left.pop("type", [])
+    types = [types] if isinstance(types, str) else list(types)
+    known = ("null", "boolean", "string", "integer", "number", "array", "object")
+    if unknown := [name for name in types if name not in known]:
+        raise ValueError(f"json_schema has the type {unknown[0]!r} at {at}: expected one of {', '.join(known)}")
+    return types
+
+
+def _is_a(value: Any, name: str) -> bool:
+    """Says whether a value is of a type of JSON's."""
+    if isinstance(value, bool) or value is None:
+        return name == ("null" if value is None else "boolean")
+    kinds = {"string": str, "integer": int, "number": int | float, "array": list, "object": dict}
+    return name in kinds and isinstance(value, kinds[name])
+
+
+def _any_of(expressions: Any) -> str:
+    return f"(?:{'|'.join(expressions)})"
+
+
+def _any(scalar: str) -> str:
+    """Returns the expression of any value: a scalar, or a list or an object of scalars."""
+    lists = _listed(r"\[", scalar, r"\]", 0, None, "#")
+    return _any_of([scalar, lists, _listed(r"\{", f"{STRING}:{SPACE}{scalar}", r"\}", 0, None, "#")])
+
+
+def _listed(opening: str, entry: str, closing: str, least: Any, most: Any, at: str) -> str:
+    """Returns the expression of a list of so many entries."""
+    _times(least, most, at)
+    if most == 0:
+        return opening + closing
+    further = _times(max(least - 1, 0), None if most is None else most - 1, at)
+    entries = f"{entry}(?:,{SPACE}{entry}){further}"
+    return f"{opening}{entries if least else f'(?:{entries})?'}{closing}"
+
+
+def _times(least: Any, most: Any, at: str) -> str:
+    """Returns a quantifier.
+
+    >>> _times(0, None, "#"), _times(2, 5, "#")
+    ('*', '{2,5}')
+    """
+    for bound in (least, most):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 0):
+            raise ValueError(f"json_schema has a bound of {bound!r} at {at}: expected a whole number, 0 or more")
+    if most is not None and most < least:
+        raise ValueError(f"json_schema has bounds of {least} and {most} at {at}: expected the second to be no less")
+    return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+
+
+def _whole(bound: Any, at: str) -> int:
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
+        raise ValueError(f"json_schema has a bound of {bound!r} for an integer at {at}: expected a whole number")
+    return int(bound)
+
+
+def _first(pairs: Sequence[tuple[str, bool]]) -> str:
+    """Returns the expression of properties of which none has come yet: each may be required, and needs no comma."""
+    if not pairs:
+        return ""
+    (entry, required), *others = pairs
+    begun = entry + "".join(f",{SPACE}{e}" if r else f"(?:,{SPACE}{e})?" for e, r in others)
+    return begun if required else _any_of([begun, _first(others)])
+
+
+def _literal(value: Any) -> str:
+    """Returns the expression of a constant.
+
+    >>> _literal({"a": [1, None]})
+    '\\\\{"a":[ ]?\\\\[1,[ ]?null\\\\]\\\\}'
+    """
+    if isinstance(value, Mapping):
+        return rf"\{{{f',{SPACE}'.join(f'{_literal(name)}:{SPACE}{_literal(x)}' for name, x in value.items())}\}}"
+    if isinstance(value, list):
+        return rf"\[{f',{SPACE}'.join(map(_literal, value))}\]"
+    return re.escape(json.dumps(value, ensure_ascii=False))
+
+
+def _pattern(pattern: Any, at: str) -> str:
+    """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
+    from jaxspec.structured.byte_dfa import from_regex
+
+    whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
+    if not whole or pattern.endswith("\\$"):
+        raise ValueError(f"json_schema has the pattern {pattern!r} at {at}: expected ^...$, for the whole string")
+    reads = from_regex(pattern[1:-1]).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
+    if reads.any():
+        raise ValueError(
+            f"json_schema has the pattern {pattern!r} at {at}, which allows a quotation mark, a backslash or a control "
+            r'character. Leave them out: [^"\\\x00-\x1f] in place of .'
+        )
+    return pattern[1:-1]
+
+
+def integers(least: int | None, most: int | None) -> str:
+    """Returns the expression of the whole numbers from `least` to `most`; None: without a bound.
+
+    >>> all(bool(re.fullmatch(integers(-12, 131), str(n))) == (-12 <= n <= 131) for n in range(-300, 300))
+    True
+    """
+    least = -(10**19) + 1 if least is None else least
+    most = 10**19 - 1 if most is None else most
+    parts = []
+    if least < 0:
+        parts.append("-" + _between(max(1, -most), -least))
+    if most >= 0:
+        parts.append(_between(max(0, least), most))
+    return _any_of(parts)
+
+
+def _between(least: int, most: int) -> str:
+    """Returns the expression of the numbers from one to another, neither of which is negative."""
+    parts, low = [], least
+    while low <= most:  # numbers of one length after the other
+        high = min(most, 10 ** len(str(low)) - 1)
+        parts.append(_same_length(str(low), str(high)))
+        low = high + 1
+    return _any_of(parts)
+
+
+def _same_length(low: str, high: str) -> str:
+    """Returns the expression of the numbers between two of the same length."""
+    if low == high:
+        return low
+    if low[0] == high[0]:
+        return low[0] + _same_length(low[1:], high[1:])
+    rest = len(low) - 1
+    any_rest = f"[0-9]{{{rest}}}" if rest else ""
+    first, last = int(low[0]), int(high[0])
+    parts = []
+    if low[1:].strip("0"):  # the first digit as it is, and a rest that is not less
+        parts.append(low[0] + _same_length(low[1:], "9" * rest))
+        first += 1
+    if high[1:].strip("9"):
+        parts.append(high[0] + _same_length("0" * rest, high[1:]))
+        last -= 1
+    if first <= last:
+        parts.append(f"[{first}-{last}]{any_rest}")
+    return _any_of(parts)
+
+
+def _largest(text: str) -> str:
+    """Names the property of a schema that makes it large."""
+    sizes = {name: len(regex_of(part)) for name, part in parts_of(text).items()}
+    return f"bound its part {max(sizes, key=lambda name: sizes[name])!r}" if sizes else "bound its parts"
+
+
+def parts_of(text: str) -> dict[str, str]:
+    """Returns the schema of each property of an object, as JSON text that stands for itself."""
+    root = json.loads(text)
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    properties = root.get("properties", {})
+    return {name: json.dumps({**shared, **part}) for name, part in properties.items() if isinstance(part, Mapping)}

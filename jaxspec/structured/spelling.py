@@ -1,0 +1,114 @@
+"""The bytes that each token of a tokenizer adds to a text."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from typing import Any, NamedTuple
+
+from jaxspec.core import token_ids
+
+PIECES = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}  # decoders of SentencePiece's vocabularies
+TRIALS = 50  # short texts with which a spelling is compared with the tokenizer's own decoding
+
+
+class Spelling(NamedTuple):
+    """The bytes of each token, by id; None for one that no text may have: special tokens, holes, empty texts.
+
+    Attributes:
+        inside: the bytes that the token adds after others.
+        first: the bytes that it adds as the first token of a text, which may lack a space in front.
+    """
+
+    inside: tuple[bytes | None, ...]
+    first: tuple[bytes | None, ...]
+
+
+@functools.lru_cache(maxsize=8)  # a vocabulary of 256k takes seconds
+def of(tokenizer: Any, vocab: int) -> Spelling:
+    """Spells the tokens of a tokenizer.
+
+    Args:
+        tokenizer: of transformers.
+        vocab: number of ids of the model; those that the tokenizer lacks spell nothing.
+
+    Raises:
+        ValueError: the text of several tokens is not that of each, put together.
+
+    >>> from jaxspec.testing import word_tokenizer
+    >>> spelling = of(word_tokenizer(["<unk>", "</s>", "the", "old"]), 5)
+    >>> spelling.inside, spelling.first
+    ((None, None, b' the', b' old', None), (None, None, b'the', b'old', None))
+    """
+    decoders = _decoders(tokenizer)
+    if "ByteLevel" in decoders or (decoders and set(decoders) <= PIECES):
+        texts: dict[int, bytes] = dict(token_ids.spelled(tokenizer, vocab, byte_level="ByteLevel" in decoders))
+        inside = [texts.get(index) for index in range(vocab)]
+        strips = bool(decoders.get("Strip")) or decoders.get("Metaspace") not in (None, "never")
+        first = [text[1:] if strips and text is not None and text.startswith(b" ") else text for text in inside]
+    else:
+        inside, first = _decoded(tokenizer, vocab)
+    inside = [text or None for text in inside]
+    special = _special(tokenizer)
+    spelling = Spelling(
+        *(
+            tuple(None if n in special or inside[n] is None else text for n, text in enumerate(texts))
+            for texts in (inside, first)
+        )
+    )
+    _check(tokenizer, spelling)
+    return spelling
+
+
+def _decoders(tokenizer: Any) -> dict[str, Any]:
+    """Returns the names of the parts that a tokenizer decodes with, and whether or when each removes a space."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return {}
+    described = json.loads(decoder.__getstate__())
+    parts = described.get("decoders", [described])
+    removes = {"Strip": "start", "Metaspace": "prepend_scheme"}
+    return {part["type"]: part.get(removes.get(part["type"], ""), None) for part in parts}
+
+
+def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes | None]]:
+    """Spells tokens by decoding each after another one and alone: of tokenizers whose form is not known."""
+    ids = sorted({index for index in tokenizer.get_vocab().values() if index < vocab} - _special(tokenizer))
+    before = next((index for index in ids if tokenizer.decode([index]).isascii()), None)
+    inside: list[bytes | None] = [None] * vocab
+    first: list[bytes | None] = [None] * vocab
+    if before is None:
+        return inside, first
+    head = tokenizer.decode([before])
+    for index in ids:
+        text = tokenizer.decode([before, index])
+        first[index] = tokenizer.decode([index]).encode()
+        inside[index] = text[len(head) :].encode() if text.startswith(head) else None
+    return inside, first
+
+
+def _special(tokenizer: Any) -> set[int]:
+    """Returns the ids of tokens that decoded text does not show."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {index for index, token in added if token.special} | set(tokenizer.all_special_ids)
+
+
+def _check(tokenizer: Any, spelling: Spelling) -> None:
+    """Refuses a tokenizer that decodes some short texts to something else than their tokens' bytes."""
+    draw = random.Random(0)
+    usable = [index for index, text in enumerate(spelling.inside) if text is not None]
+    for _ in range(TRIALS if usable else 0):
+        tokens = draw.choices(usable, k=4)
+        expected = b"".join([spelling.first[tokens[0]] or b"", *(spelling.inside[index] or b"" for index in tokens[1:])])
+        try:
+            text = expected.decode()
+        except UnicodeDecodeError:  # half a character is decoded as a sign of its own
+            continue
+        if (decoded := tokenizer.decode(tokens, skip_special_tokens=True)) != text:
+            cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+            advice = "set clean_up_tokenization_spaces=False on it" if cleans else "expected one that joins its tokens"
+            raise ValueError(
+                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}: structured output needs "
+                f"text that is put together of tokens, so {advice}"
+            )

@@ -1,0 +1,183 @@
+"""The tables of a batch: its automata put together, in sizes that batches of other patterns share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int, UInt
+from rich import filesize
+
+from jaxspec.core.token_rows import Shared
+from jaxspec.structured import automaton
+from jaxspec.structured.automaton import FAR
+from jaxspec.structured.patterns import Pattern
+from jaxspec.structured.processor import Tables, Values
+
+MOST = 2**29  # bytes of the tables of one batch
+SIZES = Tables(2**12, 2**6, 2**6, 2, 2**6, 2**6, 2**6, 2**6)  # least sizes of the first axes; powers of two follow
+LEVELS = 4  # the same of distances
+FREE = 0  # the state of a row whose text is free
+
+
+class TooLarge(ValueError):
+    """Automata do not fit into the tables of one batch."""
+
+
+class Pool:
+    """Automata that share tables. Others may be added; states keep their numbers.
+
+    Attributes:
+        tables: the tables of those that were added, on the host.
+    """
+
+    def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
+        self._tokenizer, self._vocab, self._ends = tokenizer, vocab, ends
+        self._first = dict[tuple[Pattern, tuple[int, ...]], int]()  # state
+        width = -(-vocab // 32)
+        free = np.full((1, width), 2**32 - 1, np.uint32)
+        zero = np.zeros(1, np.int32)
+        # One state that every token leads back to, and a mask that allows all.
+        self._parts = [Tables(zero, zero, zero, np.zeros((1, vocab), np.int32), zero[None], zero[None], free, zero - 1)]
+
+    def add(self, pattern: Pattern | None, banned: tuple[int, ...], limit: int) -> int:
+        """Returns the first state of a row, whose pattern is added if it is new.
+
+        Args:
+            pattern: the row's; None: its text is free.
+            banned: tokens that the row never gets.
+            limit: most new tokens of the row.
+
+        Raises:
+            ValueError: no text of so few tokens matches; or the tables become too large.
+        """
+        if pattern is None:
+            return FREE
+        part, shortest = _part(pattern, self._tokenizer, self._vocab, self._ends, banned)
+        if shortest >= FAR:
+            raise ValueError(f"{pattern} matches no text without the banned tokens: allow some of them")
+        if shortest > limit:
+            raise ValueError(
+                f"max_new_tokens is {limit}, and the shortest text for {pattern} has {shortest} tokens with its end token: "
+                f"expected at least {shortest}"
+            )
+        if (pattern, banned) not in self._first:
+            new = _numbered_on(part, self._end)
+            size = sum(x.nbytes for tables in (*self._parts, new) for x in tables)
+            if size > MOST:
+                raise TooLarge(
+                    f"{pattern} makes tables of {filesize.decimal(size)}, expected at most {filesize.decimal(MOST)}: "
+                    f"{automaton.advice(pattern)}; or give fewer patterns at once"
+                )
+            self._first[pattern, banned] = int(self._end.offset)
+            self._parts.append(new)
+            self.__dict__.pop("tables", None)  # to be put together anew
+        return self._first[pattern, banned]
+
+    @functools.cached_property
+    def tables(self) -> Tables:
+        """The tables, each axis filled up to the next size."""
+        levels = _size(max(part.bound.shape[1] for part in self._parts), LEVELS)
+        bound, mask = (
+            np.concatenate([_wide(getattr(part, name), levels, fill) for part in self._parts])
+            for name, fill in (("bound", FAR), ("mask", 0))
+        )
+        joined = Tables(*(np.concatenate(column) for column in zip(*map(_one_width, self._parts), strict=True)))
+        joined = joined._replace(bound=bound, mask=mask)
+        return Tables(*(_long(x, _size(len(x), least)) for x, least in zip(joined, SIZES, strict=True)))
+
+    @property
+    def _end(self) -> Tables:
+        """Counts the entries of each table; of `offset` the states, of `words` the masks."""
+        return Tables(*(np.int64(sum(len(part[index]) for part in self._parts)) for index in range(len(Tables._fields))))
+
+
+def values(pool: Pool, rows: Sequence[tuple[Pattern | None, tuple[int, ...], int]]) -> Values:
+    """Returns the processor's values for some rows, on the host; a row's are the arguments of `Pool.add`."""
+    states = np.array([pool.add(*row) for row in rows], np.int32)
+    return Values(Shared(pool.tables), states, np.array([limit for _, _, limit in rows], np.int32))
+
+
+@functools.lru_cache(maxsize=64)
+def _part(
+    pattern: Pattern, tokenizer: Any, vocab: int, ends: tuple[int, ...], banned: tuple[int, ...]
+) -> tuple[Tables, int]:
+    """Makes the tables of one pattern, and says how many tokens its shortest text has."""
+    part = automaton.of(pattern, tokenizer, vocab).without((*ends, *banned))
+    distance = part.distances()
+    states, kinds = part.step.shape
+    near = np.where(part.step >= 0, distance[part.step], FAR)
+    # An end token stands where a text may end, and none follows it: class `kinds`.
+    near = np.concatenate([near, np.where(part.accepting, 0, FAR)[:, None]], axis=1)
+    bounds = [np.unique(row[row < FAR]) for row in near]
+    levels = max(1, *map(len, bounds))
+    bound = np.stack([_wide(row[None], levels, FAR)[0] for row in bounds])
+    # A mask for each distance of each state; equal ones are there once.
+    allowed = near[:, None, :] <= np.minimum(bound, FAR - 1)[:, :, None]
+    packed, mask = np.unique(np.packbits(allowed.reshape(states * levels, -1), axis=1), axis=0, return_inverse=True)
+    of_token = part.classes.copy()
+    of_token[list(ends)] = kinds
+    by_class = np.unpackbits(packed, axis=1, count=kinds + 1).astype(bool)
+    words, certain = _packed(by_class, of_token)
+    stays = np.arange(states)[:, None]  # after a token that may not stand there, or an end token
+    tables = Tables(
+        np.where(part.step >= 0, part.step, stays).reshape(-1).astype(np.int32),
+        np.arange(states, dtype=np.int32) * kinds,
+        np.zeros(states, np.int32),
+        part.classes[None].astype(np.int32),
+        bound.astype(np.int32),
+        mask.reshape(states, levels).astype(np.int32),
+        words,
+        certain,
+    )
+    return tables, int(distance[0])
+
+
+def _numbered_on(part: Tables, end: Tables) -> Tables:
+    """Numbers the states, edges, automata and masks of a part on from those before it."""
+    counts = dict(edges=end.offset, offset=end.edges, owner=end.classes, mask=end.words)
+    return part._replace(**{name: getattr(part, name) + np.int32(count) for name, count in counts.items()})
+
+
+def _packed(
+    by_class: Bool[np.ndarray, "masks kinds"], of_token: Int[np.ndarray, " vocab"]
+) -> tuple[UInt[np.ndarray, "masks words"], Int[np.ndarray, " masks"]]:
+    """Packs masks over classes into bits over tokens, and finds the only token of each; -1: there are several.
+
+    >>> words, certain = _packed(np.array([[False, True], [True, True]]), np.array([0, 1, 0]))
+    >>> words.tolist(), certain.tolist()  # one word: bit j is token j
+    ([[2], [7]], [1, -1])
+    """
+    vocab = len(of_token)
+    width = -(-vocab // 32)
+    words = np.zeros((len(by_class), width), np.uint32)
+    certain = np.full(len(by_class), -1, np.int32)
+    for index, row in enumerate(by_class):
+        tokens = np.zeros(32 * width, bool)
+        tokens[:vocab] = row[of_token]
+        shifted = tokens.reshape(32, width).astype(np.uint32) << np.arange(32, dtype=np.uint32)[:, None]
+        words[index] = np.bitwise_or.reduce(shifted, axis=0)
+        if np.count_nonzero(tokens) == 1:
+            certain[index] = np.argmax(tokens)
+    return words, certain
+
+
+def _one_width(part: Tables) -> Tables:
+    """Leaves out what has another width in each part; it is put together apart."""
+    return part._replace(bound=part.bound[:, :1], mask=part.mask[:, :1])
+
+
+def _size(count: int, least: int) -> int:
+    """Returns the next power of two, but no less than `least`."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def _wide(rows: Int[np.ndarray, "rows columns"], width: int, fill: int) -> Int[np.ndarray, "rows width"]:
+    """Fills rows up; a mask's row goes on with its last entry's like."""
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
+
+
+def _long(rows: np.ndarray, length: int) -> np.ndarray:
+    return np.pad(rows, [(0, length - len(rows))] + [(0, 0)] * (rows.ndim - 1))
