@@ -41,6 +41,25 @@ def map_rows(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return jax.tree.map(each, tree, *others, is_leaf=lambda node: isinstance(node, Shared))
 
 
+def take_out_shared(tree: Any) -> tuple[Any, list[Any]]:
+    """Returns a tree all of whose leaves are batch-first, and what its rows share; `put_in_shared` undoes it.
+
+    >>> rows, shared = take_out_shared({"rows": 1, "table": Shared(2)})
+    >>> rows, shared, put_in_shared(rows, shared)
+    ({'rows': 1, 'table': Shared(value=None)}, [2], {'rows': 1, 'table': Shared(value=2)})
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Shared))
+    shared = [leaf.value for leaf in leaves if isinstance(leaf, Shared)]
+    return jax.tree.unflatten(structure, [Shared(None) if isinstance(x, Shared) else x for x in leaves]), shared
+
+
+def put_in_shared(tree: Any, shared: Sequence[Any]) -> Any:
+    """Puts values that rows share where `take_out_shared` took them from."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Shared))
+    values = iter(shared)
+    return jax.tree.unflatten(structure, [Shared(next(values)) if isinstance(x, Shared) else x for x in leaves])
+
+
 def bucket(length: int) -> int:
     """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... 1024, 1280, 1536, 1792, 2048, 2560, ...
 

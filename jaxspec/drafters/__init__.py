@@ -13,6 +13,7 @@ from jaxspec.drafters.cascade import cascade
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
+from jaxspec.drafters.lookups.forced import forced
 from jaxspec.drafters.lookups.jacobi import jacobi
 from jaxspec.drafters.lookups.lookahead import lookahead
 from jaxspec.drafters.lookups.ngram import bigram, ngram, unigram
@@ -49,6 +50,7 @@ __all__ = [
     "eagle",
     "early_exit",
     "fallback",
+    "forced",
     "greedy",
     "heads",
     "horizontal_cascade",

@@ -239,7 +239,7 @@ class SamplingOptions(TypedDict, total=False):
             `core.Processor`, which remember the text, or of `core.BoundProcessor`, with values. They come after the
             penalties.
         choices: strings, one of which the text is; or such a list for each row.
-        regex: a regular expression that the whole text matches, in the syntax of Rust; or one for each row.
+        regex: a regular expression that the whole text matches (Python's `re`); or one for each row.
         json_schema: a schema that the text, JSON, is valid for: a dict, JSON text or a class of pydantic; or one for
             each row. Of these three a row has one at most; None leaves its text free.
         temperature: 0, the default, is greedy.

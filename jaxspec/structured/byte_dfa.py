@@ -1,17 +1,30 @@
-"""Deterministic automata over bytes: of regular expressions, by outlines-core, and of choices among strings."""
+"""Deterministic automata over bytes: of regular expressions, as Python's `re` reads them, and of choices among strings.
+
+`re`'s own parser reads an expression. What is not regular in it (back references, look-around) is refused by name.
+outlines-core was tried in place of this file: its automata lose ways past a text that matches already, and some
+expressions keep it busy for ever.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Iterable, Iterator
+from re import _constants, _parser  # type: ignore[attr-defined] # private, and the same from Python 3.11 to 3.14
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxspec.optional_imports import missing
 from jaxspec.structured.patterns import Pattern
 
-END = 256  # the id of the end token in the vocabulary of single bytes
+MOST = 2**15  # states
+MOST_PLACES = 2**19  # of an expression, once its repetitions are written out
+SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 has no bytes for
+LAST = 0x10FFFF
+REFUSED = re.IGNORECASE | re.LOCALE
+
+Ranges = list[tuple[int, int]]  # first and last, both included
 
 
 class ByteDfa(NamedTuple):
@@ -47,45 +60,221 @@ def from_choices(choices: tuple[str, ...]) -> ByteDfa:
                 step.append({})
             state = step[state][byte]
         ends.add(state)
-    return _minimal(_dense(step, 0), np.isin(np.arange(len(step)), sorted(ends)))
+    return _minimal(_dense(step), np.isin(np.arange(len(step)), sorted(ends)))
 
 
 @functools.lru_cache(maxsize=64)
 def from_regex(regex: str) -> ByteDfa:
-    """Returns the automaton of a regular expression, which the whole text matches.
+    """Returns the automaton of the texts that an expression matches as a whole (`re.fullmatch`).
 
     Raises:
-        ImportError: outlines-core is not installed.
-        ValueError: the expression cannot be read.
+        ValueError: the expression cannot be read, is not regular, matches nothing, or has too many states.
 
     >>> dfa = from_regex("[0-9]{2}")
     >>> dfa.step.shape, dfa.step[0, ord("7")], dfa.step[0, ord("x")]
     ((3, 256), 1, -1)
     """
+    regex = regex.removeprefix("^")
+    regex = regex if regex.endswith("\\$") else regex.removesuffix("$")  # the whole text matches in any case
     try:
-        from outlines_core import Index, Vocabulary
-    except ImportError as error:
-        raise ImportError(missing("outlines-core", "structured")) from error
-    # Of a vocabulary of single bytes its index is the expression's own automaton.
-    single_bytes: Any = {bytes([byte]): [byte] for byte in range(END)}
-    try:
-        index = Index(regex, Vocabulary(END, single_bytes))
-    except Exception as error:  # outlines-core raises several kinds
-        raise ValueError(f"regex is {regex!r:.200}: expected a regular expression ({str(error):.300})") from None
-    transitions, first = index.get_transitions(), index.get_initial_state()
-    states = [first, *(state for state in transitions if state != first)]
-    number = {state: place for place, state in enumerate(states)}
-    for state in {after for row in transitions.values() for after in row.values()} - set(number):
-        number[state] = len(number)
-        states.append(state)
-    step = [
-        {byte: number[after] for byte, after in transitions.get(state, {}).items() if byte < END} for state in states
-    ]
-    final = index.get_final_states()
-    return _minimal(_dense(step, 0), np.array([state in final for state in states]))
+        parsed = _parser.parse(regex)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"regex is {regex!r:.200}: expected a regular expression of Python's ({error})") from None
+    network = _Network(parsed.state.flags, regex)
+    first = network.place()
+    last = network.sequence(parsed, first)
+    return _minimal(*network.subsets(first, last))
 
 
-def _dense(step: list[dict[int, int]], first: int) -> Int[np.ndarray, "states 256"]:
+class _Network:
+    """An automaton with several ways at once: edges by ranges of bytes, and free moves (Thompson, 1968)."""
+
+    def __init__(self, flags: int, regex: str):
+        self._flags, self._regex = flags, regex
+        self._edges: list[list[tuple[int, int, int]]] = []  # of each place: first and last byte, the place after it
+        self._free: list[list[int]] = []
+        if flags & REFUSED:
+            raise self._refused("the flags i and L")
+
+    def place(self) -> int:
+        """Makes a place."""
+        self._edges.append([])
+        self._free.append([])
+        if len(self._free) > MOST_PLACES:
+            raise ValueError(f"regex is {self._regex!r:.200}, which is too large: bound its repetitions lower")
+        return len(self._free) - 1
+
+    def sequence(self, parsed: Any, start: int) -> int:
+        """Adds the parts of an expression one after the other, and returns the place after them."""
+        for name, value in parsed:
+            start = self._part(str(name), value, start)
+        return start
+
+    def _part(self, name: str, value: Any, start: int) -> int:
+        if name == "SUBPATTERN":
+            _, added, removed, inner = value
+            if added or removed:
+                raise self._refused("flags of a group")
+            return self.sequence(inner, start)
+        if name == "BRANCH":
+            end = self.place()
+            for branch in value[1]:
+                self._free[self.sequence(branch, self._moved(start))].append(end)
+            return end
+        if name in ("MAX_REPEAT", "MIN_REPEAT"):
+            return self._repeated(*value, start)
+        return self._character(self._ranges(name, value), start)
+
+    def _moved(self, start: int) -> int:
+        """Makes a place that is reached from another for free."""
+        place = self.place()
+        self._free[start].append(place)
+        return place
+
+    def _repeated(self, least: int, most: Any, inner: Any, start: int) -> int:
+        for _ in range(least):
+            start = self.sequence(inner, start)
+        if most is _constants.MAXREPEAT:
+            start = self._moved(start)
+            self._free[self.sequence(inner, self._moved(start))].append(start)
+            return self._moved(start)
+        end = self.place()
+        for _ in range(most - least):
+            self._free[start].append(end)
+            start = self.sequence(inner, start)
+        self._free[start].append(end)
+        return end
+
+    def _ranges(self, name: str, value: Any) -> Ranges:
+        """Returns the characters of a part that is one character."""
+        if name == "LITERAL":
+            return [(value, value)]
+        if name == "NOT_LITERAL":
+            return _others([(value, value)])
+        if name == "ANY":
+            return [(0, LAST)] if self._flags & re.DOTALL else _others([(10, 10)])
+        if name == "IN":
+            negated, ranges = False, Ranges()
+            for kind, entry in value:
+                if str(kind) == "NEGATE":
+                    negated = True
+                elif str(kind) == "RANGE":
+                    ranges.append(entry)
+                elif str(kind) == "CATEGORY":
+                    ranges += _category(str(entry), bool(self._flags & re.ASCII))
+                else:
+                    ranges += self._ranges(str(kind), entry)
+            return _others(ranges) if negated else ranges
+        raise self._refused({"AT": "an anchor within it", "GROUPREF": "a back reference"}.get(name, name.lower()))
+
+    def _character(self, ranges: Ranges, start: int) -> int:
+        """Adds one character: ways over its bytes, which share their ends."""
+        end = self.place()
+        rest: dict[Any, int] = {(): end}
+        for low, high in ranges:
+            for steps in _bytes_of(low, high):
+                for index in range(len(steps) - 1, 0, -1):
+                    if steps[index:] not in rest:
+                        rest[steps[index:]] = place = self.place()
+                        self._edges[place].append((*steps[index], rest[steps[index + 1 :]]))
+                self._edges[start].append((*steps[0], rest[steps[1:]]))
+        return end
+
+    def subsets(self, first: int, last: int) -> tuple[Int[np.ndarray, "states 256"], Bool[np.ndarray, " states"]]:
+        """Makes the automaton whose states are sets of places (Rabin and Scott, 1959)."""
+
+        @functools.cache
+        def reached(place: int) -> frozenset[int]:
+            """The places that are reached for free and have an edge, and the last one."""
+            seen, new = {place}, [place]
+            while new:
+                further = [after for before in new for after in self._free[before] if after not in seen]
+                seen.update(further)
+                new = list(dict.fromkeys(further))
+            return frozenset(found for found in seen if self._edges[found] or found == last)
+
+        number = {reached(first): 0}
+        order, rows = [reached(first)], list[Any]()
+        for places in order:  # which grows
+            row = np.full(256, -1, np.int32)
+            edges = [edge for place in places for edge in self._edges[place]]
+            cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
+            for low, end in zip(cuts, cuts[1:], strict=False):
+                targets = {after for first_byte, last_byte, after in edges if first_byte <= low <= last_byte}
+                if targets:
+                    after = frozenset().union(*map(reached, targets))
+                    if after not in number:
+                        number[after] = len(order)
+                        order.append(after)
+                    row[low:end] = number[after]
+            rows.append(row)
+            if len(order) > MOST:
+                raise ValueError(
+                    f"regex is {self._regex!r:.200}, with more than {MOST:,} states: bound its repetitions lower"
+                )
+        return np.stack(rows), np.array([last in places for places in order])
+
+    def _refused(self, part: str) -> ValueError:
+        return ValueError(f"regex is {self._regex!r:.200}, with {part}: expected characters, groups, | and repetitions")
+
+
+def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Returns all other characters.
+
+    >>> _others([(5, 7), (0, 2)])
+    [(3, 4), (8, 1114111)]
+    """
+    others, after = [], 0
+    for low, high in sorted(ranges):
+        if low > after:
+            others.append((after, low - 1))
+        after = max(after, high + 1)
+    return [*others, (after, LAST)] if after <= LAST else others
+
+
+@functools.cache
+def _category(name: str, is_ascii: bool) -> Ranges:
+    r"""Returns the characters of \d, \s, \w, or of their opposites."""
+    kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")[0].lower()
+    everything = "".join(map(chr, (n for n in range(LAST + 1) if not SURROGATES[0] <= n <= SURROGATES[1])))
+    spans = [match.span() for match in re.finditer(rf"\{kind}+", everything, re.ASCII if is_ascii else 0)]
+    ranges = [(ord(everything[start]), ord(everything[end - 1])) for start, end in spans]
+    return _others(ranges) if "NOT_" in name else ranges
+
+
+def _bytes_of(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yields the UTF-8 bytes of a range of characters, as ranges of each byte.
+
+    >>> list(_bytes_of(0x7F, 0xFF))
+    [((127, 127),), ((194, 195), (128, 191))]
+    """
+    for first, last in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, LAST)):
+        if max(low, first) <= min(high, last):
+            yield from _between(chr(max(low, first)).encode(), chr(min(high, last)).encode())
+
+
+def _between(low: bytes, high: bytes) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yields ranges of bytes between two of the same length, all but the first of which go from 0x80 to 0xBF."""
+    rest = len(low) - 1
+    if not rest:
+        yield ((low[0], high[0]),)
+        return
+    if low[0] == high[0]:
+        yield from (((low[0], low[0]), *steps) for steps in _between(low[1:], high[1:]))
+        return
+    least, most = b"\x80" * rest, b"\xbf" * rest
+    first, last = low[0], high[0]
+    if low[1:] != least:
+        yield from (((first, first), *steps) for steps in _between(low[1:], most))
+        first += 1
+    above = [((last, last), *steps) for steps in _between(least, high[1:])] if high[1:] != most else []
+    last -= bool(above)
+    if first <= last:
+        yield ((first, last), *[(0x80, 0xBF)] * rest)
+    yield from above
+
+
+def _dense(step: list[dict[int, int]]) -> Int[np.ndarray, "states 256"]:
     table = np.full((len(step), 256), -1, np.int32)
     for state, row in enumerate(step):
         table[state, list(row)] = list(row.values())
@@ -108,7 +297,7 @@ def _minimal(step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " 
         count = new
     order = [group[0], *(number for number in range(count) if number not in (group[0], group[dead]))]
     if group[0] == group[dead]:
-        raise ValueError("the pattern matches no text: expected one that some text matches")
+        raise ValueError("the regex matches no text: expected one that some text matches")
     place = np.full(count, -1, np.int32)
     place[order] = np.arange(len(order))
     member = np.zeros(count, np.int64)

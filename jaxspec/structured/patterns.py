@@ -16,7 +16,7 @@ class Pattern(NamedTuple):
 
     Attributes:
         choices: the strings that are allowed; None: `regex` says what is.
-        regex: a regular expression that the whole text matches, in the syntax of Rust's `regex` crate.
+        regex: a regular expression that the whole text matches, in Python's syntax.
         schema: the JSON text of the schema that the expression was made of; None: it was given as it is.
     """
 
@@ -86,7 +86,7 @@ def is_per_row(name: str, value: Any) -> bool:
     """Says whether an option has a value for each row: of choices, lists of strings."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    return name != "choices" or not any(isinstance(entry, str) for entry in value)
+    return name != "choices" or (len(value) > 0 and not any(isinstance(entry, str) for entry in value))
 
 
 def _choices(value: Any) -> Pattern:

@@ -17,7 +17,7 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.processor import Tables, Values
 
 MOST = 2**29  # bytes of the tables of one batch
-SIZES = Tables(2**12, 2**6, 2**6, 2, 2**6, 2**6, 2**6, 2**6)  # least sizes of the first axes; powers of two follow
+SIZES = Tables(2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6)  # least sizes of the first axes; powers of two follow
 LEVELS = 4  # the same of distances
 FREE = 0  # the state of a row whose text is free
 

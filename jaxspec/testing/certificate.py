@@ -201,9 +201,10 @@ def decoder_distribution(
     request = prepared.request._replace(keys=None, max_new_tokens=np.full(1, limit, np.int32))
     vocab = prepared.target.lm.vocab_size
     program = init_program(decoder, token_rows.headroom(limit, decoder.nodes), vocab)
+    (prompt, request), tables = token_rows.take_out_shared((prompt, request))
     rows, weight, used = jax.tree.map(np.asarray, (prompt, request)), np.ones(1), nothing_used(1)
     watch = functools.partial(_committed if merge else _everything, steps=steps)
-    draws, distribution, shared = Draws(steps), SequenceDistribution(), (prepared.weights, prepared.before)
+    draws, distribution, shared = Draws(steps), SequenceDistribution(), ((prepared.weights, prepared.before), tables)
     for _ in range(steps + 1):
         ends = Outcomes(program, shared, rows, watch).enumerate(weight)
         used = draws.record(program.sites, ends, used)
@@ -216,7 +217,7 @@ def decoder_distribution(
         if not live.any():
             return draws.distribution(distribution)
         (rows, weight, used), program = take((rows, weight, used), live), step_program(decoder, vocab)
-        shared = prepared.weights
+        shared = prepared.weights, tables
     raise RuntimeError(f"a row has not ended after {steps} rounds: in some round nothing was committed to it")
 
 

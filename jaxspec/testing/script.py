@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.core import Decoder, Keys
+from jaxspec.core import Decoder, Keys, token_rows
 from jaxspec.testing.tape import Record, Script, Tape, Wider
 
 
@@ -53,22 +53,27 @@ class ScriptedCall:
 def init_program(decoder: Decoder, headroom: int, vocab: int) -> ScriptedCall:
     """Makes the program of `decoder.init`, on rows of (prompt, request without keys).
 
-    `shared` are the weights, and what was read before.
+    `shared` are the weights and what was read before, and then what rows share.
     """
 
     def call(keys: Keys, shared: Any, rows: Any) -> Any:
-        (weights, before), (prompt, request) = shared, rows
-        return decoder.init(weights, prompt, request._replace(keys=keys), headroom, before)
+        (weights, before), tables = shared
+        prompt, request = token_rows.put_in_shared(rows, tables)
+        state = decoder.init(weights, prompt, request._replace(keys=keys), headroom, before)
+        return token_rows.take_out_shared(state)[0]
 
     return ScriptedCall(call, 8, vocab)
 
 
 @functools.lru_cache
 def step_program(decoder: Decoder, vocab: int) -> ScriptedCall:
-    """Makes the program of `decoder.step`, on rows of State without keys; `shared` are the weights."""
+    """Makes the program of `decoder.step`, on rows of State without keys; `shared`: the weights, and what rows share."""
 
-    def call(keys: Keys, weights: Any, rows: Any) -> Any:
-        return decoder.step(weights, rows._replace(request=rows.request._replace(keys=keys)))[0]
+    def call(keys: Keys, shared: Any, rows: Any) -> Any:
+        weights, tables = shared
+        state = token_rows.put_in_shared(rows, tables)
+        state = decoder.step(weights, state._replace(request=state.request._replace(keys=keys)))[0]
+        return token_rows.take_out_shared(state)[0]
 
     return ScriptedCall(call, 3 * decoder.nodes + 4, vocab)
 

@@ -65,8 +65,8 @@ def rounds_of(rule, gamma, temperature, all_rounds):
     inputs = jax.tree.map(np.asarray, (Prompt(ONE.tokens, ONE.length), request))
     first = init_program(prepared.decoder, token_rows.headroom(STEPS, gamma), VOCAB)
     step = step_program(prepared.decoder, VOCAB)
-    ends = Outcomes(first, (prepared.weights, None), inputs).enumerate(np.ones(1))
-    ends = Outcomes(step, prepared.weights, ends.state).enumerate(ends.weight)
+    ends = Outcomes(first, ((prepared.weights, None), []), inputs).enumerate(np.ones(1))
+    ends = Outcomes(step, (prepared.weights, []), ends.state).enumerate(ends.weight)
     rows, weight = ends.state, ends.weight
     accepted, rounds = float(weight @ rows.stats.accepted), 0.0
     while all_rounds:
@@ -74,7 +74,7 @@ def rounds_of(rule, gamma, temperature, all_rounds):
         rows, weight = take((rows, weight), ~rows.done)
         if not len(weight):
             break
-        ends = Outcomes(step, prepared.weights, rows).enumerate(weight)
+        ends = Outcomes(step, (prepared.weights, []), rows).enumerate(weight)
         rows, weight = ends.state, ends.weight
     return accepted, rounds
 
