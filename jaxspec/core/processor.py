@@ -35,9 +35,12 @@ class ProcessorAdvance(Protocol):
         ...
 
 
-class ProcessorCertain(Protocol):
-    def __call__(self, values: Any, memory: Any, /) -> Int[Array, " batch"]:
-        """Finds the only token that the processor allows next in each row; -1 where it allows several."""
+class ProcessorAhead(Protocol):
+    def __call__(self, values: Any, memory: Any, /) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
+        """Finds a token that is likely to come next in each row, -1 where there is none, and whether it is certain.
+
+        It is certain where the processor allows no other.
+        """
         ...
 
 
@@ -56,7 +59,7 @@ class Processor:
         wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `preceding.memory`
             is that of the committed row, leaves [batch, ...], and `apply` reads `preceding.draft_tokens`. `advance` is
             given the token -1 for rows to which nothing is added.
-        certain: see the protocol. Drafts run ahead over such tokens. None: it does not know of any.
+        ahead: see the protocol. Drafts run ahead over such tokens. None: it does not know of any.
 
     Example:
         >>> def alternate(values, logits, preceding):  # bans token 0 after an odd number of new tokens
@@ -76,7 +79,7 @@ class Processor:
     init: ProcessorInit | None = None
     advance: ProcessorAdvance | None = None
     wide: bool = False
-    certain: ProcessorCertain | None = None
+    ahead: ProcessorAhead | None = None
 
     def __call__(
         self, values: Any, logits: Float[Array, "B T V"], preceding: Preceding | None

@@ -212,8 +212,8 @@ def _with_own_values(process: Processor, index: int) -> Processor:
 
     if process.init is None or process.advance is None:
         return Processor(of_own(process.apply))
-    certain = None if process.certain is None else of_own(process.certain)
-    return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide, certain)
+    further = None if process.ahead is None else of_own(process.ahead)
+    return Processor(of_own(process.apply), of_own(process.init), of_own(process.advance), process.wide, further)
 
 
 _positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 changes nothing)")

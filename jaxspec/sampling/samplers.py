@@ -181,23 +181,23 @@ def follower(sampler: Sampler, vocab: int) -> Follower | None:
 
 
 def ahead(sampler: Sampler, sampling_params: Any, preceding: Preceding) -> Callable[[Draft], Draft] | None:
-    """Makes `DraftContext.ahead` of a sampler's processors; None: none of them knows of certain tokens."""
+    """Makes `DraftContext.ahead` of a sampler's processors; None: none of them knows of tokens to come."""
     processors = sampler.processors if isinstance(sampler, Chain) else ()
-    index = next((index for index, process in enumerate(processors) if process.certain is not None), None)
+    index = next((index for index, process in enumerate(processors) if process.ahead is not None), None)
     if index is None or preceding.memory is None:
         return None
-    advance, certain, memory = processors[index].advance, processors[index].certain, preceding.memory[index]
-    assert advance is not None and certain is not None
+    advance, look_ahead, memory = processors[index].advance, processors[index].ahead, preceding.memory[index]
+    assert advance is not None and look_ahead is not None
 
     def run(draft: Draft) -> Draft:
         def step(carry: tuple[Any, Any, Any], entry: tuple[Int[Array, ""], Int[Array, " B"]]) -> Any:
             memory, goes_on, follows = carry
             slot, drafted = entry
-            only = certain(sampling_params, memory)
-            # The drafter's own token stands if all before it do, and it is not ruled out by a certain one.
+            likely, is_certain = look_ahead(sampling_params, memory)
+            # The drafter's own token stands if all before it do, and if another is not certain.
             own = jnp.logical_and(follows, slot < draft.length)
-            token = jnp.where(only >= 0, only, drafted).astype(drafted.dtype)
-            goes_on = jnp.logical_and(goes_on, jnp.logical_or(only >= 0, own))
+            token = jnp.where(jnp.logical_and(own, jnp.logical_not(is_certain)), drafted, likely).astype(drafted.dtype)
+            goes_on = jnp.logical_and(goes_on, jnp.logical_or(own, likely >= 0))
             follows = jnp.logical_and(own, token == drafted)
             return (advance(sampling_params, memory, token), goes_on, follows), (token, goes_on)
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,13 @@ from jaxspec.core import programs, token_ids
 from jaxspec.structured import byte_dfa, schemas, spelling
 from jaxspec.structured.byte_dfa import ByteDfa
 from jaxspec.structured.patterns import Pattern
+from jaxspec.structured.spelling import Spelling
 
 PAIRS = 2**23  # of a state and a token that are read at once
 SHOWN = 2**27  # pairs from which on a bar is shown
 MOST = 2**15  # states: what a table's entries and the time it takes allow
 FAR = 2**30  # a distance that no text has
+STRAIGHT = 64  # bytes that are looked ahead for a likely token
 VERSION = 1  # of what is kept on disk
 
 
@@ -38,24 +41,28 @@ class Automaton(NamedTuple):
         classes: the class of each token.
         step: the next state after a token of each class; -1: it may not stand there.
         accepting: states in which a text may end.
+        likely: the token that a draft goes on with after each state, because the text does not branch there: names,
+            quotes and brackets. -1: there is none.
     """
 
     classes: Int[np.ndarray, " vocab"]
     step: Int[np.ndarray, "states classes"]
     accepting: Bool[np.ndarray, " states"]
+    likely: Int[np.ndarray, " states"]
 
     def without(self, ids: tuple[int, ...]) -> Automaton:
         """Returns the automaton of texts without some tokens."""
         classes = self.classes.copy()
         classes[[index for index in ids if index < len(classes)]] = 0
         left = np.isin(np.arange(self.step.shape[1]), classes[classes > 0])
-        return self._replace(classes=classes, step=np.where(left, self.step, -1))
+        likely = np.where(np.isin(self.likely, ids), -1, self.likely)
+        return self._replace(classes=classes, step=np.where(left, self.step, -1), likely=likely)
 
     def distances(self) -> Int[np.ndarray, " states"]:
         """Counts the fewest tokens that follow from each state, the end token included; `FAR` where no text ends.
 
         >>> step = np.array([[-1, 1], [-1, 2], [-1, -1]])
-        >>> Automaton(np.array([0, 1]), step, np.array([False, False, True])).distances().tolist()
+        >>> Automaton(np.array([0, 1]), step, np.array([False, False, True]), None).distances().tolist()
         [3, 2, 1]
         """
         distance = np.where(self.accepting, 1, FAR)
@@ -90,7 +97,8 @@ def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
     dfa = byte_dfa.of(pattern)
     if len(dfa.step) > MOST:
         raise ValueError(f"{pattern} has {len(dfa.step):,} states, expected at most {MOST:,}: {advice(pattern)}")
-    automaton = build(dfa, spelling.of(tokenizer, vocab))
+    spelled = spelling.of(tokenizer, vocab)
+    automaton = build(dfa, spelled, functools.partial(_first_token, tokenizer))
     if automaton.distances()[0] >= FAR:
         raise ValueError(f"{pattern} matches no text of this tokenizer's tokens: expected one that some text matches")
     if file is not None:
@@ -98,10 +106,15 @@ def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
     return automaton
 
 
-def build(dfa: ByteDfa, spelled: spelling.Spelling) -> Automaton:
+def build(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | None] = lambda text: None) -> Automaton:
     """Reads every token from every state of an automaton over bytes.
 
     The new automaton's state 0 is before the first token, whose text may lack a space; the others are the bytes' own.
+
+    Args:
+        dfa: the automaton over bytes.
+        spelled: the bytes of each token.
+        first_token: the first token of a text as the tokenizer writes it; None: it is not known.
     """
     texts = sorted({text for text in (*spelled.inside, *spelled.first) if text})
     number = {text: row for row, text in enumerate(texts)} | {None: len(texts), b"": len(texts) + 1}
@@ -131,7 +144,54 @@ def build(dfa: ByteDfa, spelled: spelling.Spelling) -> Automaton:
     step = np.concatenate([at_first[members][None], table]).astype(np.int32)
     step = np.where(step >= 0, step + 1, -1)
     step = np.concatenate([np.full((states + 1, 1), -1, np.int32), step], axis=1)
-    return _reachable(Automaton(classes[1:].astype(np.int32), step, np.append(False, dfa.accepting)))
+    likely = _likely(dfa, spelled, first_token)
+    return _reachable(Automaton(classes[1:].astype(np.int32), step, np.append(False, dfa.accepting), likely))
+
+
+def _likely(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | None]) -> Int[np.ndarray, " states"]:
+    """Finds the token with which the text goes on before the first token, and after each state.
+
+    Of the tokens that fit it is the one that the tokenizer begins the text with; if that does not fit, the longest.
+    """
+    likely = np.full(len(dfa.step) + 1, -1, np.int32)
+    for place, (state, column) in enumerate([(0, spelled.first), *((n, spelled.inside) for n in range(len(dfa.step)))]):
+        text = _straight(dfa, state)
+        token = first_token(text.decode(errors="ignore")) if text else None
+        if token is not None and token < len(column) and (begins := column[token]) and text.startswith(begins):
+            likely[place] = token
+            continue
+        numbers = _numbers(column)
+        sizes = (size for size in range(len(text), 0, -1) if text[:size] in numbers)
+        if (size := next(sizes, None)) is not None:
+            likely[place] = numbers[text[:size]]
+    return likely
+
+
+def _straight(dfa: ByteDfa, state: int) -> bytes:
+    """Returns the bytes that follow a state until the text may branch or end; of a space that may stand, it stands."""
+    text = bytearray()
+    while not dfa.accepting[state] and len(text) < STRAIGHT:
+        after = np.flatnonzero(dfa.step[state] >= 0)
+        if len(after) == 2 and after[0] == ord(" "):
+            behind = dfa.step[dfa.step[state, after[0]]]
+            is_optional = np.array_equal(np.flatnonzero(behind >= 0), after[1:])
+            after = after[:1] if is_optional and behind[after[1]] == dfa.step[state, after[1]] else after
+        if len(after) != 1:
+            break
+        text.append(int(after[0]))
+        state = int(dfa.step[state, after[0]])
+    return bytes(text)
+
+
+@functools.lru_cache(maxsize=16)
+def _numbers(column: tuple[bytes | None, ...]) -> dict[bytes, int]:
+    """Returns the token of each text; of several the last, since the first may be single bytes."""
+    return {text: token for token, text in enumerate(column) if text}
+
+
+def _first_token(tokenizer: Any, text: str) -> int | None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids[0] if ids else None
 
 
 def _reachable(automaton: Automaton) -> Automaton:
@@ -146,7 +206,9 @@ def _reachable(automaton: Automaton) -> Automaton:
         new = after[(after >= 0) & ~seen[after]]
     place = np.cumsum(seen) - 1
     step = np.where(step >= 0, place[step], -1)[seen].astype(np.int32)
-    return Automaton(automaton.classes, step, automaton.accepting[seen])
+    likely = automaton.likely[seen]
+    leads = step[np.arange(len(step)), automaton.classes[np.maximum(likely, 0)]] >= 0
+    return Automaton(automaton.classes, step, automaton.accepting[seen], np.where(leads, likely, -1).astype(np.int32))
 
 
 class _Level(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxspec.core import Preceding, Processor, Prompt, token_rows
 from jaxspec.core.token_rows import Shared
@@ -33,6 +33,7 @@ class Tables(NamedTuple):
         mask: the mask of the tokens that lead no farther than each of these distances.
         words: the masks. Bit j of word w is the token j W + w, so that unpacking moves no entry past another.
         certain: the only token of each mask; -1 where there are several.
+        likely: the token that drafts go on with after each state; -1 where there is none.
     """
 
     edges: Int[Array, " E"]
@@ -43,6 +44,7 @@ class Tables(NamedTuple):
     mask: Int[Array, "S L"]
     words: UInt[Array, "M W"]
     certain: Int[Array, " M"]
+    likely: Int[Array, " S"]
 
 
 class Values(NamedTuple):
@@ -105,17 +107,18 @@ def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Prece
     return jnp.where(allowed > 0, logits, -jnp.inf)
 
 
-def _certain(sampling_params: Any, place: Place) -> Int[Array, " B"]:
+def _ahead(sampling_params: Any, place: Place) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     tables = sampling_params.structured.tables.value
-    return tables.certain[_mask_of(tables, place)]
+    only = tables.certain[_mask_of(tables, place)]
+    return jnp.where(only >= 0, only, tables.likely[place.state]), only >= 0
 
 
-structured = Processor(_apply, _init, _advance, certain=_certain)
+structured = Processor(_apply, _init, _advance, ahead=_ahead)
 """Rules out the tokens after which a row's text cannot match its pattern within its limit."""
 
 __test__ = {
     "_mask_of": """
-    >>> tables = Tables(None, None, None, None, jnp.array([[1, 3]]), jnp.array([[5, 6]]), None, None)
+    >>> tables = Tables(None, None, None, None, jnp.array([[1, 3]]), jnp.array([[5, 6]]), None, None, None)
     >>> [int(_mask_of(tables, Place(jnp.array(0), jnp.array(left)))) for left in (2, 3, 4)]
     [5, 5, 6]
     """

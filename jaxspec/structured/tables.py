@@ -17,7 +17,7 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.processor import Tables, Values
 
 MOST = 2**29  # bytes of the tables of one batch
-SIZES = Tables(2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6)  # least sizes of the first axes; powers of two follow
+SIZES = Tables(2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6, 2**6)  # least sizes of the first axes; powers of two follow
 LEVELS = 4  # the same of distances
 FREE = 0  # the state of a row whose text is free
 
@@ -40,7 +40,8 @@ class Pool:
         free = np.full((1, width), 2**32 - 1, np.uint32)
         zero = np.zeros(1, np.int32)
         # One state that every token leads back to, and a mask that allows all.
-        self._parts = [Tables(zero, zero, zero, np.zeros((1, vocab), np.int32), zero[None], zero[None], free, zero - 1)]
+        classes, none = np.zeros((1, vocab), np.int32), zero - 1
+        self._parts = [Tables(zero, zero, zero, classes, zero[None], zero[None], free, none, none)]
 
     def add(self, pattern: Pattern | None, banned: tuple[int, ...], limit: int) -> int:
         """Returns the first state of a row, whose pattern is added if it is new.
@@ -131,6 +132,7 @@ def _part(
         mask.reshape(states, levels).astype(np.int32),
         words,
         certain,
+        part.likely,
     )
     return tables, int(distance[0])
 

@@ -80,7 +80,7 @@ def test_the_distribution_is_that_of_the_masked_target(name):
     assert total_variation(distribution, expected) < EXACT
 
 
-RULES = {"block": rules.block(), "coupled": rules.coupled(), "exact_match": rules.exact_match()}
+RULES = {"block": rules.block(), "exact_match": rules.exact_match()}
 TREE_RULES = {"traversal": rules.traversal(), "k_seq": rules.k_seq()}
 
 
@@ -91,6 +91,14 @@ def test_every_rule_keeps_the_masked_distribution(name):
     options = dict(regex=REGEX, max_new_tokens=LIMIT, temperature=1.0, key=jax.random.key(0), eos_ids=(1,))
     prepared = prepare(TARGET, PROMPT, drafter=drafter, gamma=2, rule={**RULES, **TREE_RULES}[name], **options)
     assert certify_prepared(prepared, steps=3) < EXACT
+
+
+@pytest.mark.slow
+def test_the_coupled_rule_emits_what_plain_sampling_emits_with_the_same_key():
+    options = dict(regex=REGEX, max_new_tokens=8, temperature=1.0, key=jax.random.key(3), eos_ids=(1,), num_samples=64)
+    plain = jaxspec.generate(TARGET, PROMPT, **options)
+    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=3, rule=rules.coupled(), **options)
+    assert out.texts == plain.texts and len(set(out.texts)) > 8
 
 
 # Random models over the characters of JSON, which would write anything else.

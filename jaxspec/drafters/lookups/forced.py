@@ -1,7 +1,7 @@
-"""Drafts where only one token is allowed: over the names, quotes and brackets of structured output, without a model.
+"""Drafts the text that a pattern prescribes: names, quotes and brackets of structured output, without a model.
 
-SGLang calls it jump-forward decoding (Zheng et al., arXiv 2312.07104, section 4). There the text is tokenised anew after
-each jump; here the tokens are those that the automaton allows, so that the text keeps the target's distribution.
+SGLang calls it jump-forward decoding (Zheng et al., arXiv 2312.07104, section 4). There the prescribed text is put in and
+tokenised anew. Here it is a draft, so that the target's own choice of tokens stands and the text keeps its distribution.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from jaxspec.drafters.common import lookup_drafter
 
 
 def forced() -> core.BoundDrafter:
-    """Proposes the tokens that are certain, since `choices`, `regex` or `json_schema` allow no other.
+    """Proposes what `choices`, `regex` or `json_schema` prescribe, where the text does not branch.
 
-    Every drafter of chains of point masses does so; this one does nothing else. Where several tokens are allowed it
-    proposes none. It costs a few look-ups of integers for each token.
+    Prescribed text is proposed in the tokens that the tokenizer would write it with. Where the text may branch it
+    proposes nothing. It costs a few look-ups of integers for each token. Other drafters of point masses, such as
+    `prompt_lookup`, go on in the same way where they have nothing themselves.
 
     Example:
         >>> import jax, jaxspec
