@@ -282,6 +282,7 @@ _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
 WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
 KINDS = {
     "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
+    "forced": DrafterSpelling("forced"),
     "online_ngram": DrafterSpelling("online_ngram"),
     "token_recycling": DrafterSpelling("token_recycling"),
     "suffix": DrafterSpelling("suffix"),

@@ -34,7 +34,17 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
     "Drafting": ("draft", "draft_dtype", "gamma", "policy", "rule", "tree", "nodes", "check"),
     "Sampling": (
         *("temperature", "draft_temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "ban", "seed", "num_samples", "max_new_tokens", "stop"),
+        *(
+            "frequency_penalty",
+            "ban",
+            "choices",
+            "regex",
+            "json_schema",
+            "seed",
+            "num_samples",
+            "max_new_tokens",
+            "stop",
+        ),
         *("beams", "length_penalty", "early_stopping"),
     ),
     "Costs": ("alpha", "c", "v", "c_hat", "row_tokens"),
@@ -219,9 +229,35 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, entry in OPTIONS.items()
         if entry.kind is not None
     ]
-    return group("sampling", members, lambda v: {name: value for name, value in v.items() if value is not None})(
-        command
-    )
+    for name, (metavar, help, _) in PATTERNS.items():
+        members.append(_option(name, Annotated[str | None, text(metavar, help)], None))
+    return group("sampling", members, _sampling)(command)
+
+
+def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of sampling that are set, patterns as `generate` takes them."""
+    options = {name: value for name, value in values.items() if value is not None}
+    return options | {name: read(options[name]) for name, (_, _, read) in PATTERNS.items() if name in options}
+
+
+def _schema(written: str) -> str:
+    """Reads a schema: the text itself, or that of a file.
+
+    >>> _schema('{"type": "null"}')
+    '{"type": "null"}'
+    """
+    if written.lstrip().startswith("{"):
+        return written
+    from jaxspec import files
+
+    return files.read_text(written)
+
+
+PATTERNS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # option: its value, its help, its reader
+    "choices": ("A,B", "The text is one of these.", lambda written: list(values(written, "--choices"))),
+    "regex": ("REGEX", "The whole text matches it.", str),
+    "json_schema": ("FILE", "A JSON schema that the text is valid for, or the schema itself.", _schema),
+}
 
 
 def _option(name: str, hint: Any, default: Any) -> inspect.Parameter:

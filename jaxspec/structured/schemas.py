@@ -124,7 +124,9 @@ class _Reader:
             if name in left:
                 parts = left.pop(name)
                 if name == "allOf" and len(parts) != 1:
-                    raise ValueError(f"json_schema has allOf of {len(parts)} schemas at {at}: expected one, so merge them")
+                    raise ValueError(
+                        f"json_schema has allOf of {len(parts)} schemas at {at}: expected one, so merge them"
+                    )
                 if name == "oneOf" and not self._are_disjoint(parts, at):
                     raise ValueError(f"json_schema has oneOf at {at}, of which two may hold for one text: use anyOf")
                 return _any_of(self.read(part, f"{at}/{name}/{n}", seen) for n, part in enumerate(parts))
@@ -177,7 +179,9 @@ class _Reader:
                 raise ValueError(f"json_schema has {len(parts)} prefixItems at {at}: expected as many items")
             read = [self.read(part, f"{at}/prefixItems/{n}", seen) for n, part in enumerate(parts)]
             return rf"\[{f',{SPACE}'.join(read)}\]"
-        return _listed(r"\[", SCALAR if items is True else self.read(items, f"{at}/items", seen), r"\]", least, most, at)
+        return _listed(
+            r"\[", SCALAR if items is True else self.read(items, f"{at}/items", seen), r"\]", least, most, at
+        )
 
     def _object(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
         rest = left.pop("additionalProperties", True)

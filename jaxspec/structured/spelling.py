@@ -100,7 +100,9 @@ def _check(tokenizer: Any, spelling: Spelling) -> None:
     usable = [index for index, text in enumerate(spelling.inside) if text is not None]
     for _ in range(TRIALS if usable else 0):
         tokens = draw.choices(usable, k=4)
-        expected = b"".join([spelling.first[tokens[0]] or b"", *(spelling.inside[index] or b"" for index in tokens[1:])])
+        expected = b"".join(
+            [spelling.first[tokens[0]] or b"", *(spelling.inside[index] or b"" for index in tokens[1:])]
+        )
         try:
             text = expected.decode()
         except UnicodeDecodeError:  # half a character is decoded as a sign of its own

@@ -17,7 +17,9 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.processor import Tables, Values
 
 MOST = 2**29  # bytes of the tables of one batch
-SIZES = Tables(2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6, 2**6)  # least sizes of the first axes; powers of two follow
+SIZES = Tables(
+    2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6, 2**6
+)  # least sizes of the first axes; powers of two follow
 LEVELS = 4  # the same of distances
 FREE = 0  # the state of a row whose text is free
 
@@ -92,7 +94,9 @@ class Pool:
     @property
     def _end(self) -> Tables:
         """Counts the entries of each table; of `offset` the states, of `words` the masks."""
-        return Tables(*(np.int64(sum(len(part[index]) for part in self._parts)) for index in range(len(Tables._fields))))
+        return Tables(
+            *(np.int64(sum(len(part[index]) for part in self._parts)) for index in range(len(Tables._fields)))
+        )
 
 
 def values(pool: Pool, rows: Sequence[tuple[Pattern | None, tuple[int, ...], int]]) -> Values:

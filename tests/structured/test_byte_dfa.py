@@ -9,7 +9,23 @@ import pytest
 
 from jaxspec.structured import byte_dfa
 
-REGEXES = ["a( b| c)*( a)?", "(ab|abcd)c?", "[0-9]+(\\.[0-9]+)?", "ä+é?b", "a{2,3}|", "[^a]b", "(?:a|b)*abb", "a?b?c?", "^a|b$", "\\.\\*", "\\d\\w?", "\\W.", "[^\\s1]+", "(?s).a", "a*?b"]
+REGEXES = [
+    "a( b| c)*( a)?",
+    "(ab|abcd)c?",
+    "[0-9]+(\\.[0-9]+)?",
+    "ä+é?b",
+    "a{2,3}|",
+    "[^a]b",
+    "(?:a|b)*abb",
+    "a?b?c?",
+    "^a|b$",
+    "\\.\\*",
+    "\\d\\w?",
+    "\\W.",
+    "[^\\s1]+",
+    "(?s).a",
+    "a*?b",
+]
 ALPHABET = "ab c.*é1"
 
 

@@ -55,7 +55,9 @@ def masked_by_hand(target, pattern, limit, temperature=1.0):
     for depth in range(limit):
         longer = {}
         for text, chance in chances.items():
-            row = np.asarray(target.lm.prefill(target.params, _prompt_with(text), Room(16))[0].logits[0, -1], np.float64)
+            row = np.asarray(
+                target.lm.prefill(target.params, _prompt_with(text), Room(16))[0].logits[0, -1], np.float64
+            )
             following = sorted({x[depth] for x in allowed if x[:depth] == text and len(x) > depth})
             weights = np.exp(row[following] / temperature - np.max(row[following] / temperature))
             for token, share in zip(following, weights / weights.sum(), strict=True):
@@ -124,7 +126,13 @@ SCHEMAS = [
     {"type": "object", "properties": {"x": {"type": "string", "maxLength": 3}, "e": {"enum": [1, "é", None]}}},
     {"anyOf": [{"type": "number"}, {"type": "object", "additionalProperties": {"type": "boolean"}}]},
 ]
-PATTERNS = [r"[0-9]{3}(\.[0-9]+)?", r"(true|false)( (true|false))*", r"-?(0|[1-9][0-9]*)", r"\{\"a\": ?[a-f]+\}", "é+x?"]
+PATTERNS = [
+    r"[0-9]{3}(\.[0-9]+)?",
+    r"(true|false)( (true|false))*",
+    r"-?(0|[1-9][0-9]*)",
+    r"\{\"a\": ?[a-f]+\}",
+    "é+x?",
+]
 
 
 @pytest.mark.slow

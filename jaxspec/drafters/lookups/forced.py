@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 
-
 import jax.numpy as jnp
 
 from jaxspec import core
