@@ -199,8 +199,8 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     described = form.get("json_schema") if kind == "json_schema" else None
     if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
         raise ValueError(
-            f"response_format is {form!r:.80}: expected a type among text, json_object and json_schema, and with the last "
-            'json_schema={"schema": ...}'
+            f"response_format is {form!r:.80}: expected a type among text, json_object and json_schema, with the last "
+            'also json_schema={"schema": ...}'
         )
     return {"response_format": None, "json_schema": described["schema"]}
 

@@ -298,7 +298,7 @@ def advice(pattern: Pattern) -> str:
 
 
 def _file(pattern: Pattern, tokenizer: Any, vocab: int) -> Path | None:
-    """Returns where an automaton is kept: by the pattern and the tokens. None for a small one, which is built at once."""
+    """Returns where an automaton is kept, by pattern and tokens; None for a small one, which is built at once."""
     if vocab < 2**14:
         return None
     words = "\0".join(word or "" for word in token_ids.words(tokenizer))

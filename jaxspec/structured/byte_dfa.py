@@ -8,6 +8,7 @@ expressions keep it busy for ever.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from re import _constants, _parser  # type: ignore[attr-defined] # private, and the same from Python 3.11 to 3.14
@@ -199,7 +200,7 @@ class _Network:
             row = np.full(256, -1, np.int32)
             edges = [edge for place in places for edge in self._edges[place]]
             cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
-            for low, end in zip(cuts, cuts[1:], strict=False):
+            for low, end in itertools.pairwise(cuts):
                 targets = {after for first_byte, last_byte, after in edges if first_byte <= low <= last_byte}
                 if targets:
                     after = frozenset().union(*map(reached, targets))

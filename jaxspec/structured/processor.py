@@ -1,6 +1,6 @@
 """The logits processor of structured output: an automaton that lives on the device, a state for each row.
 
-A mask is a row of bits, one for each token. So a position reads vocabulary / 8 bytes and looks up nothing token by token.
+A mask is a row of bits, one for each token. So a position reads vocabulary / 8 bytes, and looks up no token by itself.
 The states of all automata of a batch have one numbering, and their tables are shared by its rows.
 
 A row must end within its limit. From a state the tokens are told apart by how far the text is from an end after them;

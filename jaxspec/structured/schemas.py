@@ -72,7 +72,7 @@ def regex_of(text: str) -> str:
     '(?:true|false)'
     >>> regex_of('{"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 5}}}')
     Traceback (most recent call last):
-    ValueError: json_schema has multipleOf at #/properties/age, which is not supported there: leave it out, or give regex
+    ValueError: json_schema has multipleOf at #/properties/age, which is not supported there: leave it out, or use regex
     """
     root = json.loads(text)
     expression = _Reader(root).read(root, "#", ())
@@ -104,7 +104,7 @@ class _Reader:
         expression = self._expression(left, at, seen)
         if left:
             raise ValueError(
-                f"json_schema has {min(left)} at {at}, which is not supported there: leave it out, or give regex"
+                f"json_schema has {min(left)} at {at}, which is not supported there: leave it out, or use regex"
             )
         return expression
 

@@ -111,6 +111,6 @@ def _check(tokenizer: Any, spelling: Spelling) -> None:
             cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
             advice = "set clean_up_tokenization_spaces=False on it" if cleans else "expected one that joins its tokens"
             raise ValueError(
-                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}: structured output needs "
-                f"text that is put together of tokens, so {advice}"
+                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}. Structured output is "
+                f"put together of tokens: {advice}"
             )

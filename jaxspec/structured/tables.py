@@ -63,8 +63,8 @@ class Pool:
             raise ValueError(f"{pattern} matches no text without the banned tokens: allow some of them")
         if shortest > limit:
             raise ValueError(
-                f"max_new_tokens is {limit}, and the shortest text for {pattern} has {shortest} tokens with its end token: "
-                f"expected at least {shortest}"
+                f"max_new_tokens is {limit}, and the shortest text for {pattern} has {shortest} tokens with its end "
+                f"token: expected at least {shortest}"
             )
         if (pattern, banned) not in self._first:
             new = _numbered_on(part, self._end)

@@ -67,7 +67,7 @@ def init_program(decoder: Decoder, headroom: int, vocab: int) -> ScriptedCall:
 
 @functools.lru_cache
 def step_program(decoder: Decoder, vocab: int) -> ScriptedCall:
-    """Makes the program of `decoder.step`, on rows of State without keys; `shared`: the weights, and what rows share."""
+    """Makes the program of `decoder.step`, on rows of State without keys; `shared`: weights, and what rows share."""
 
     def call(keys: Keys, shared: Any, rows: Any) -> Any:
         weights, tables = shared

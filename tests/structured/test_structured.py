@@ -105,7 +105,7 @@ def test_the_coupled_rule_emits_what_plain_sampling_emits_with_the_same_key():
 
 # Random models over the characters of JSON, which would write anything else.
 CHARACTERS = ["<unk>", "</s>", *'{}[]",:0123456789.eE+-truefalsnx \\']
-CHARACTERS = list(dict.fromkeys(CHARACTERS)) + ['":', ' "', "true", "null", '{"', "é"]
+CHARACTERS = [*dict.fromkeys(CHARACTERS), '":', ' "', "true", "null", '{"', "é"]
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Drafts the text that a pattern prescribes: names, quotes and brackets of structured output, without a model.
 
-SGLang calls it jump-forward decoding (Zheng et al., arXiv 2312.07104, section 4). There the prescribed text is put in and
-tokenised anew. Here it is a draft, so that the target's own choice of tokens stands and the text keeps its distribution.
+SGLang calls it jump-forward decoding (Zheng et al., arXiv 2312.07104, section 4). There the prescribed text is put in
+and tokenised anew. Here it is a draft: the target's own choice of tokens stands, and the text keeps its distribution.
 """
 
 from __future__ import annotations
