@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.core import Cache, Params
-from jaxspec.core.token_rows import Shared
+from jaxspec.core.token_rows import AllRows
 
 DATA, MODEL = "data", "model"
 AXES = {DATA, MODEL}  # of a mesh
@@ -191,11 +191,11 @@ def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
     """
 
     def leaf(x: Any) -> Any:
-        if isinstance(x, Shared):
-            return Shared(rows(x.value, None, mesh))
+        if isinstance(x, AllRows):
+            return AllRows(rows(x.value, None, mesh))
         return _sharding(("batch",) if x.shape[:1] == (batch,) else (), x.shape, {}, mesh)
 
-    return jax.tree.map(leaf, tree, is_leaf=lambda node: isinstance(node, Shared))
+    return jax.tree.map(leaf, tree, is_leaf=lambda node: isinstance(node, AllRows))
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:

@@ -47,6 +47,7 @@ TESTED_BY = {
     "policies/": "policies/test_policies.py",
     "rules/": "rules/test_conformance.py",
     "sampling/": "sampling/test_chain.py",
+    "structured/": "structured/test_structured.py",
     "testing/": "testing/test_certificate.py",
     "training/": "training/test_training.py",
     "training/head_loss.py": "training/test_heads.py",

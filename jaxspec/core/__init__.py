@@ -102,7 +102,7 @@ from jaxspec.core.policy import (
     PolicyShouldContinue,
     PolicyUpdate,
 )
-from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, ProcessorInit
+from jaxspec.core.processor import BoundProcessor, Processor, ProcessorAdvance, ProcessorAhead, ProcessorInit
 from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
 
 __all__ = [
@@ -157,6 +157,7 @@ __all__ = [
     "Prefill",
     "Processor",
     "ProcessorAdvance",
+    "ProcessorAhead",
     "ProcessorInit",
     "Prompt",
     "Propose",

@@ -59,7 +59,7 @@ class Processor:
         wide: whether the memory is as wide as the vocabulary. Then positions get no copies of it: `preceding.memory`
             is that of the committed row, leaves [batch, ...], and `apply` reads `preceding.draft_tokens`. `advance` is
             given the token -1 for rows to which nothing is added.
-        ahead: see the protocol. Drafts run ahead over such tokens. None: it does not know of any.
+        ahead: the function of the protocol. Drafts run ahead over such tokens. None: it does not know of any.
 
     Example:
         >>> def alternate(values, logits, preceding):  # bans token 0 after an odd number of new tokens

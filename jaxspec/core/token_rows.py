@@ -19,7 +19,7 @@ NO_TOKEN = -1  # stands where there is no token, and equals none
 BEFORE_ROW = -2  # stands before a row's first token where that must not equal NO_TOKEN either
 
 
-class Shared(NamedTuple):
+class AllRows(NamedTuple):
     """A value that all rows of a batch share, such as tables; among leaves that are batch-first it is none.
 
     `map_rows`, and what is made of it, hands it on as it is.
@@ -31,33 +31,33 @@ class Shared(NamedTuple):
 def map_rows(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Maps the leaves of a tree that are batch-first; what rows share is that of the last tree.
 
-    >>> map_rows(lambda x: x[1:], {"rows": np.arange(3), "table": Shared(np.arange(2))})["table"].value.tolist()
+    >>> map_rows(lambda x: x[1:], {"rows": np.arange(3), "table": AllRows(np.arange(2))})["table"].value.tolist()
     [0, 1]
     """
 
     def each(leaf: Any, *leaves: Any) -> Any:
-        return (leaf, *leaves)[-1] if isinstance(leaf, Shared) else function(leaf, *leaves)
+        return (leaf, *leaves)[-1] if isinstance(leaf, AllRows) else function(leaf, *leaves)
 
-    return jax.tree.map(each, tree, *others, is_leaf=lambda node: isinstance(node, Shared))
+    return jax.tree.map(each, tree, *others, is_leaf=lambda node: isinstance(node, AllRows))
 
 
 def take_out_shared(tree: Any) -> tuple[Any, list[Any]]:
     """Returns a tree all of whose leaves are batch-first, and what its rows share; `put_in_shared` undoes it.
 
-    >>> rows, shared = take_out_shared({"rows": 1, "table": Shared(2)})
+    >>> rows, shared = take_out_shared({"rows": 1, "table": AllRows(2)})
     >>> rows, shared, put_in_shared(rows, shared)
-    ({'rows': 1, 'table': Shared(value=None)}, [2], {'rows': 1, 'table': Shared(value=2)})
+    ({'rows': 1, 'table': AllRows(value=None)}, [2], {'rows': 1, 'table': AllRows(value=2)})
     """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Shared))
-    shared = [leaf.value for leaf in leaves if isinstance(leaf, Shared)]
-    return jax.tree.unflatten(structure, [Shared(None) if isinstance(x, Shared) else x for x in leaves]), shared
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, AllRows))
+    shared = [leaf.value for leaf in leaves if isinstance(leaf, AllRows)]
+    return jax.tree.unflatten(structure, [AllRows(None) if isinstance(x, AllRows) else x for x in leaves]), shared
 
 
 def put_in_shared(tree: Any, shared: Sequence[Any]) -> Any:
     """Puts values that rows share where `take_out_shared` took them from."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Shared))
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, AllRows))
     values = iter(shared)
-    return jax.tree.unflatten(structure, [Shared(next(values)) if isinstance(x, Shared) else x for x in leaves])
+    return jax.tree.unflatten(structure, [AllRows(next(values)) if isinstance(x, AllRows) else x for x in leaves])
 
 
 def bucket(length: int) -> int:

@@ -127,7 +127,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
         stop: strings that end a row, as in `generate`.
         begin: makes the state after prefill; see `loop.run`.
     """
-    stopper = stopping.checked(stop, prepared.target)
+    stopper = stopping.checked(stop, prepared.target, prepared.request)
     ran = stopping.run(prepared, stopper, begin) if stopper.strings else loop.run(prepared, begin)
     outcome = sharding.fetch(ran)
     if outcome.failed.any():
@@ -256,7 +256,7 @@ def pieces(
         keep: called with the state after each round, before its piece is yielded. The next round consumes it.
         begin: makes the state after prefill.
     """
-    return _pieces(prepared, stopping.checked(stop, prepared.target), keep, begin)
+    return _pieces(prepared, stopping.checked(stop, prepared.target, prepared.request), keep, begin)
 
 
 def _pieces(

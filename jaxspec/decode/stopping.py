@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core import Finish, Model, RoundInfo, State, token_ids
+from jaxspec.core import Finish, Model, Request, RoundInfo, State, token_ids
 from jaxspec.decode import log_probs, loop
 from jaxspec.decode.request import Prepared
 
@@ -36,12 +36,15 @@ class Stop(NamedTuple):
             twice: as it is, and with a mark for each of these tokens.
         marks: the mark of each special token that they name, by id.
         special: ids of all special tokens.
+        joins: whether the text is that of each token, put together, whatever the tokenizer would clean up of it: a text
+            that matches a pattern.
     """
 
     tokenizer: Any
     strings: tuple[str, ...]
     marks: dict[int, str]
     special: frozenset[int]
+    joins: bool = False
 
 
 def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
@@ -61,8 +64,11 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
     return Stop(tokenizer, tuple(dict.fromkeys([*strings, *marked])), marks, frozenset(special.values()))
 
 
-def checked(stop: Any, target: Model) -> Stop:
-    """Makes what a user gave as stop strings ready to be looked for: None, one, or several."""
+def checked(stop: Any, target: Model, request: Request | None = None) -> Stop:
+    """Makes what a user gave as stop strings ready to be looked for: None, one, or several.
+
+    With a request whose rows have patterns the text is put together of tokens (`Stop.joins`).
+    """
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
         raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
@@ -72,7 +78,8 @@ def checked(stop: Any, target: Model) -> Stop:
     if any(not string for string in strings):
         raise ValueError("stop has an empty string: it would end every row at once")
     token_ids.check_unicode(strings, "stop")
-    return stop_of(target.tokenizer, strings)
+    joins = request is not None and getattr(request.sampling_params, "structured", None) is not None
+    return stop_of(target.tokenizer, strings)._replace(joins=joins)
 
 
 def run(prepared: Prepared, stop: Stop, begin: loop.Begin | None = None) -> loop.Outcome:
@@ -151,9 +158,10 @@ def finish(stop: Stop, reason: int, tokens: Sequence[int]) -> str:
     return (Finish.STOP if stopped else Finish(reason)).name.lower()
 
 
-def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Text of token ids, without special tokens."""
-    return tokenizer.decode(list(tokens), skip_special_tokens=True)
+def decode(tokenizer: Any, tokens: Sequence[int], joins: bool = False) -> str:
+    """Text of token ids, without special tokens; `joins` as in `Stop`."""
+    cleaning = {"clean_up_tokenization_spaces": False} if joins else {}
+    return tokenizer.decode(list(tokens), skip_special_tokens=True, **cleaning)
 
 
 def text_of(stop: Stop, tokens: Sequence[int]) -> str:
@@ -172,7 +180,7 @@ def stable_text(stop: Stop, tokens: Sequence[int]) -> str:
     while end and _is_open(stop, tokens[end - 1]):
         end -= 1
     text = _marked(stop, tokens[:end])
-    if getattr(stop.tokenizer, "clean_up_tokenization_spaces", False):
+    if getattr(stop.tokenizer, "clean_up_tokenization_spaces", False) and not stop.joins:
         text = UNCLEANED.sub("", text)
     return MARKED.sub("", stable_prefix(text, stop.strings))
 
@@ -185,10 +193,10 @@ def _is_open(stop: Stop, token: int) -> bool:
 
 def _marked(stop: Stop, tokens: Sequence[int]) -> str:
     """The text of tokens, with a mark where a special token stands that a stop string names."""
-    text = decode(stop.tokenizer, tokens)
+    text = decode(stop.tokenizer, tokens, stop.joins)
     places = [index for index, token in enumerate(tokens) if token in stop.marks]
     # Where a special token stands in the text is found by decoding what precedes it: decoders drop it.
-    before = [_common(text, decode(stop.tokenizer, tokens[:index])) for index in places]
+    before = [_common(text, decode(stop.tokenizer, tokens[:index], stop.joins)) for index in places]
     # From the end, so that earlier positions stay where they are.
     for index, at in zip(reversed(places), reversed(before), strict=True):
         text = text[:at] + stop.marks[tokens[index]] + text[at:]

@@ -440,7 +440,8 @@ class _Job:
         return self._prepared.widths(len(request.row.tokens))[0]
 
     def _stop_of(self, row: _Live) -> stopping.Stop:
-        return self._stop if row.request.stop is None else row.request.stop
+        stop = self._stop if row.request.stop is None else row.request.stop
+        return stop._replace(joins=row.request.row.pattern is not None)
 
     def _collect(self, slots: Slots, live: dict[int, _Live], report: Report) -> list[int]:
         """Takes out the rows that are done, and returns their slots."""

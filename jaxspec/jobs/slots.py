@@ -257,7 +257,7 @@ class Slots:
         if self._pool is None:
             return None
         fields = [self._sampling if row.sampling is None else row.sampling for row in rows]
-        biases = [None if own is None else own.get("bias") for own in fields]
+        biases = [None if values_of_row is None else values_of_row.get("bias") for values_of_row in fields]
         entries = [
             entry
             for row, bias in zip(rows, biases, strict=True)

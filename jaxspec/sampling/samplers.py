@@ -195,10 +195,12 @@ def ahead(sampler: Sampler, sampling_params: Any, preceding: Preceding) -> Calla
             slot, drafted = entry
             likely, is_certain = look_ahead(sampling_params, memory)
             # The drafter's own token stands if all before it do, and if another is not certain.
-            own = jnp.logical_and(follows, slot < draft.length)
-            token = jnp.where(jnp.logical_and(own, jnp.logical_not(is_certain)), drafted, likely).astype(drafted.dtype)
-            goes_on = jnp.logical_and(goes_on, jnp.logical_or(own, likely >= 0))
-            follows = jnp.logical_and(own, token == drafted)
+            is_own = jnp.logical_and(follows, slot < draft.length)
+            token = jnp.where(jnp.logical_and(is_own, jnp.logical_not(is_certain)), drafted, likely).astype(
+                drafted.dtype
+            )
+            goes_on = jnp.logical_and(goes_on, jnp.logical_or(is_own, likely >= 0))
+            follows = jnp.logical_and(is_own, token == drafted)
             return (advance(sampling_params, memory, token), goes_on, follows), (token, goes_on)
 
         everywhere = jnp.ones(draft.length.shape, bool)

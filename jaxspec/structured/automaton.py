@@ -30,6 +30,7 @@ PAIRS = 2**23  # of a state and a token that are read at once
 SHOWN = 2**27  # pairs from which on a bar is shown
 MOST = 2**15  # states: what a table's entries and the time it takes allow
 FAR = 2**30  # a distance that no text has
+SMALL = 2**14  # vocabularies whose automata are built in no time
 STRAIGHT = 64  # bytes that are looked ahead for a likely token
 VERSION = 1  # of what is kept on disk
 
@@ -80,7 +81,7 @@ def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
 
     Args:
         pattern: the pattern.
-        tokenizer: of transformers.
+        tokenizer: the tokenizer, of transformers.
         vocab: number of ids of the model.
 
     Raises:
@@ -94,7 +95,7 @@ def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
     file = _file(pattern, tokenizer, vocab)
     if file is not None and (kept := _read(file)) is not None:
         return kept
-    dfa = byte_dfa.of(pattern)
+    dfa = _read_bytes(pattern)
     if len(dfa.step) > MOST:
         raise ValueError(f"{pattern} has {len(dfa.step):,} states, expected at most {MOST:,}: {advice(pattern)}")
     spelled = spelling.of(tokenizer, vocab)
@@ -139,13 +140,19 @@ def build(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | No
     # Once more, for one token of each class: where it leads.
     members = member[1:] - 1
     chosen = sorted({texts[inside[token]] for token in members})
-    place = {text: row for row, text in enumerate(chosen)}
-    table = _walk(dfa.step, _trie(chosen), np.arange(states))[:, [place[texts[inside[token]]] for token in members]]
+    row_of = {text: row for row, text in enumerate(chosen)}
+    table = _walk(dfa.step, _trie(chosen), np.arange(states))[:, [row_of[texts[inside[token]]] for token in members]]
     step = np.concatenate([at_first[members][None], table]).astype(np.int32)
     step = np.where(step >= 0, step + 1, -1)
     step = np.concatenate([np.full((states + 1, 1), -1, np.int32), step], axis=1)
     likely = _likely(dfa, spelled, first_token)
     return _reachable(Automaton(classes[1:].astype(np.int32), step, np.append(False, dfa.accepting), likely))
+
+
+def _read_bytes(pattern: Pattern) -> ByteDfa:
+    if pattern.choices is not None:
+        return byte_dfa.from_choices(pattern.choices)
+    return byte_dfa.from_regex(pattern.regex or "")
 
 
 def _likely(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | None]) -> Int[np.ndarray, " states"]:
@@ -154,16 +161,16 @@ def _likely(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | 
     Of the tokens that fit it is the one that the tokenizer begins the text with; if that does not fit, the longest.
     """
     likely = np.full(len(dfa.step) + 1, -1, np.int32)
-    for place, (state, column) in enumerate([(0, spelled.first), *((n, spelled.inside) for n in range(len(dfa.step)))]):
+    for index, (state, column) in enumerate([(0, spelled.first), *((n, spelled.inside) for n in range(len(dfa.step)))]):
         text = _straight(dfa, state)
         token = first_token(text.decode(errors="ignore")) if text else None
         if token is not None and token < len(column) and (begins := column[token]) and text.startswith(begins):
-            likely[place] = token
+            likely[index] = token
             continue
         numbers = _numbers(column)
         sizes = (size for size in range(len(text), 0, -1) if text[:size] in numbers)
         if (size := next(sizes, None)) is not None:
-            likely[place] = numbers[text[:size]]
+            likely[index] = numbers[text[:size]]
     return likely
 
 
@@ -196,16 +203,16 @@ def _first_token(tokenizer: Any, text: str) -> int | None:
 
 def _reachable(automaton: Automaton) -> Automaton:
     """Leaves out states that no text reaches, and ways to states from which no text ends."""
-    near = automaton.distances() < FAR
-    step = np.where((automaton.step >= 0) & near[automaton.step], automaton.step, -1)
+    may_end = automaton.distances() < FAR
+    step = np.where((automaton.step >= 0) & may_end[automaton.step], automaton.step, -1)
     seen = np.zeros(len(step), bool)
     new = np.array([0])
     while len(new):
         seen[new] = True
         after = np.unique(step[new])
         new = after[(after >= 0) & ~seen[after]]
-    place = np.cumsum(seen) - 1
-    step = np.where(step >= 0, place[step], -1)[seen].astype(np.int32)
+    renumbered = np.cumsum(seen) - 1
+    step = np.where(step >= 0, renumbered[step], -1)[seen].astype(np.int32)
     likely = automaton.likely[seen]
     leads = step[np.arange(len(step)), automaton.classes[np.maximum(likely, 0)]] >= 0
     return Automaton(automaton.classes, step, automaton.accepting[seen], np.where(leads, likely, -1).astype(np.int32))
@@ -230,9 +237,9 @@ def _trie(texts: list[bytes]) -> tuple[int, list[_Level]]:
     same[1:] = True
     parents = None
     for depth in range(longest):
-        there = length > depth
-        same[1:] &= (letters[1:, depth] == letters[:-1, depth]) & there[:-1]
-        begins = there & ~same
+        is_longer = length > depth
+        same[1:] &= (letters[1:, depth] == letters[:-1, depth]) & is_longer[:-1]
+        begins = is_longer & ~same
         node = np.cumsum(begins) - 1  # of each text
         rows = np.flatnonzero(begins)
         ends = np.full(len(rows), -1, np.int64)
@@ -299,7 +306,7 @@ def advice(pattern: Pattern) -> str:
 
 def _file(pattern: Pattern, tokenizer: Any, vocab: int) -> Path | None:
     """Returns where an automaton is kept, by pattern and tokens; None for a small one, which is built at once."""
-    if vocab < 2**14:
+    if vocab < SMALL:
         return None
     words = "\0".join(word or "" for word in token_ids.words(tokenizer))
     special = sorted((index, token.content, token.special) for index, token in tokenizer.added_tokens_decoder.items())

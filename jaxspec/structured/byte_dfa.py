@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxspec.structured.patterns import Pattern
-
 MOST = 2**15  # states
 MOST_PLACES = 2**19  # of an expression, once its repetitions are written out
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 has no bytes for
@@ -38,11 +36,6 @@ class ByteDfa(NamedTuple):
 
     step: Int[np.ndarray, "states 256"]
     accepting: Bool[np.ndarray, " states"]
-
-
-def of(pattern: Pattern) -> ByteDfa:
-    """Returns a pattern's automaton, with as few states as there can be."""
-    return from_choices(pattern.choices) if pattern.choices is not None else from_regex(pattern.regex or "")
 
 
 @functools.lru_cache(maxsize=64)
@@ -82,7 +75,7 @@ def from_regex(regex: str) -> ByteDfa:
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"regex is {regex!r:.200}: expected a regular expression of Python's ({error})") from None
     network = _Network(parsed.state.flags, regex)
-    first = network.place()
+    first = network.new_node()
     last = network.sequence(parsed, first)
     return _minimal(*network.subsets(first, last))
 
@@ -92,13 +85,13 @@ class _Network:
 
     def __init__(self, flags: int, regex: str):
         self._flags, self._regex = flags, regex
-        self._edges: list[list[tuple[int, int, int]]] = []  # of each place: first and last byte, the place after it
+        self._edges: list[list[tuple[int, int, int]]] = []  # of each node: first and last byte, the node after it
         self._free: list[list[int]] = []
         if flags & REFUSED:
             raise self._refused("the flags i and L")
 
-    def place(self) -> int:
-        """Makes a place."""
+    def new_node(self) -> int:
+        """Makes a node."""
         self._edges.append([])
         self._free.append([])
         if len(self._free) > MOST_PLACES:
@@ -106,7 +99,7 @@ class _Network:
         return len(self._free) - 1
 
     def sequence(self, parsed: Any, start: int) -> int:
-        """Adds the parts of an expression one after the other, and returns the place after them."""
+        """Adds the parts of an expression one after the other, and returns the node after them."""
         for name, value in parsed:
             start = self._part(str(name), value, start)
         return start
@@ -118,19 +111,20 @@ class _Network:
                 raise self._refused("flags of a group")
             return self.sequence(inner, start)
         if name == "BRANCH":
-            end = self.place()
+            end = self.new_node()
             for branch in value[1]:
                 self._free[self.sequence(branch, self._moved(start))].append(end)
             return end
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            return self._repeated(*value, start)
+            least, most, inner = value
+            return self._repeated(least, most, inner, start)
         return self._character(self._ranges(name, value), start)
 
     def _moved(self, start: int) -> int:
-        """Makes a place that is reached from another for free."""
-        place = self.place()
-        self._free[start].append(place)
-        return place
+        """Makes a node that is reached from another for free."""
+        node = self.new_node()
+        self._free[start].append(node)
+        return node
 
     def _repeated(self, least: int, most: Any, inner: Any, start: int) -> int:
         for _ in range(least):
@@ -139,7 +133,7 @@ class _Network:
             start = self._moved(start)
             self._free[self.sequence(inner, self._moved(start))].append(start)
             return self._moved(start)
-        end = self.place()
+        end = self.new_node()
         for _ in range(most - least):
             self._free[start].append(end)
             start = self.sequence(inner, start)
@@ -170,35 +164,35 @@ class _Network:
 
     def _character(self, ranges: Ranges, start: int) -> int:
         """Adds one character: ways over its bytes, which share their ends."""
-        end = self.place()
+        end = self.new_node()
         rest: dict[Any, int] = {(): end}
         for low, high in ranges:
             for steps in _bytes_of(low, high):
                 for index in range(len(steps) - 1, 0, -1):
                     if steps[index:] not in rest:
-                        rest[steps[index:]] = place = self.place()
-                        self._edges[place].append((*steps[index], rest[steps[index + 1 :]]))
+                        rest[steps[index:]] = node = self.new_node()
+                        self._edges[node].append((*steps[index], rest[steps[index + 1 :]]))
                 self._edges[start].append((*steps[0], rest[steps[1:]]))
         return end
 
     def subsets(self, first: int, last: int) -> tuple[Int[np.ndarray, "states 256"], Bool[np.ndarray, " states"]]:
-        """Makes the automaton whose states are sets of places (Rabin and Scott, 1959)."""
+        """Makes the automaton whose states are sets of nodes (Rabin and Scott, 1959)."""
 
         @functools.cache
-        def reached(place: int) -> frozenset[int]:
-            """The places that are reached for free and have an edge, and the last one."""
-            seen, new = {place}, [place]
+        def reached(node: int) -> frozenset[int]:
+            """The nodes that are reached for free and have an edge, and the last one."""
+            seen, new = {node}, [node]
             while new:
                 further = [after for before in new for after in self._free[before] if after not in seen]
                 seen.update(further)
                 new = list(dict.fromkeys(further))
-            return frozenset(found for found in seen if self._edges[found] or found == last)
+            return frozenset(end for end in seen if self._edges[end] or end == last)
 
         number = {reached(first): 0}
         order, rows = [reached(first)], list[Any]()
-        for places in order:  # which grows
+        for nodes in order:  # which grows
             row = np.full(256, -1, np.int32)
-            edges = [edge for place in places for edge in self._edges[place]]
+            edges = [edge for node in nodes for edge in self._edges[node]]
             cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
             for low, end in itertools.pairwise(cuts):
                 targets = {after for first_byte, last_byte, after in edges if first_byte <= low <= last_byte}
@@ -213,7 +207,7 @@ class _Network:
                 raise ValueError(
                     f"regex is {self._regex!r:.200}, with more than {MOST:,} states: bound its repetitions lower"
                 )
-        return np.stack(rows), np.array([last in places for places in order])
+        return np.stack(rows), np.array([last in nodes for nodes in order])
 
     def _refused(self, part: str) -> ValueError:
         return ValueError(f"regex is {self._regex!r:.200}, with {part}: expected characters, groups, | and repetitions")
@@ -299,9 +293,9 @@ def _minimal(step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " 
     order = [group[0], *(number for number in range(count) if number not in (group[0], group[dead]))]
     if group[0] == group[dead]:
         raise ValueError("the regex matches no text: expected one that some text matches")
-    place = np.full(count, -1, np.int32)
-    place[order] = np.arange(len(order))
+    number = np.full(count, -1, np.int32)
+    number[order] = np.arange(len(order))
     member = np.zeros(count, np.int64)
     member[group] = np.arange(len(group))
     chosen = member[order]
-    return ByteDfa(place[group[step[chosen]]].astype(np.int32), np.append(accepting, False)[chosen])
+    return ByteDfa(number[group[step[chosen]]].astype(np.int32), np.append(accepting, False)[chosen])

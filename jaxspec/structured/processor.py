@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxspec.core import Preceding, Processor, Prompt, token_rows
-from jaxspec.core.token_rows import Shared
+from jaxspec.core.token_rows import AllRows
 
 
-class Tables(NamedTuple):
+class Automata(NamedTuple):
     """The automata of a batch.
 
     Attributes:
@@ -36,65 +36,65 @@ class Tables(NamedTuple):
         likely: the token that drafts go on with after each state; -1 where there is none.
     """
 
-    edges: Int[Array, " E"]
-    offset: Int[Array, " S"]
-    owner: Int[Array, " S"]
-    classes: Int[Array, "automata V"]
-    bound: Int[Array, "S L"]
-    mask: Int[Array, "S L"]
-    words: UInt[Array, "M W"]
-    certain: Int[Array, " M"]
-    likely: Int[Array, " S"]
+    edges: Int[Any, " E"]
+    offset: Int[Any, " S"]
+    owner: Int[Any, " S"]
+    classes: Int[Any, "automata V"]
+    bound: Int[Any, "S L"]
+    mask: Int[Any, "S L"]
+    words: UInt[Any, "M W"]
+    certain: Int[Any, " M"]
+    likely: Int[Any, " S"]
 
 
 class Values(NamedTuple):
     """The values of the processor.
 
     Attributes:
-        tables: `Tables`, for all rows.
+        tables: `Automata`, for all rows.
         state: the first state of each row.
         limit: most new tokens of each row.
     """
 
-    tables: Shared
-    state: Int[Array, " B"]
-    limit: Int[Array, " B"]
+    tables: AllRows
+    state: Int[Any, " B"]
+    limit: Int[Any, " B"]
 
 
-class Place(NamedTuple):
+class RowState(NamedTuple):
     """The memory of a row: its state, and the tokens that it may still get."""
 
     state: Int[Array, " *rows"]
     left: Int[Array, " *rows"]
 
 
-def _after(tables: Tables, place: Place, token: Int[Array, " *rows"]) -> Place:
+def _after(tables: Automata, row_state: RowState, token: Int[Array, " *rows"]) -> RowState:
     """Reads a token; one that may not stand there leaves the state as it is, since no row ever goes on after it."""
-    edge = tables.offset[place.state] + tables.classes[tables.owner[place.state], token]
-    return Place(tables.edges[edge], place.left - 1)
+    edge = tables.offset[row_state.state] + tables.classes[tables.owner[row_state.state], token]
+    return RowState(tables.edges[edge], row_state.left - 1)
 
 
-def _mask_of(tables: Tables, place: Place) -> Int[Array, " *rows"]:
-    """Finds the mask of each place: of the tokens after which a text can still end in time."""
-    within = tables.bound[place.state] < place.left[..., None]
+def _mask_of(tables: Automata, row_state: RowState) -> Int[Array, " *rows"]:
+    """Finds the mask of each position: of the tokens after which a text can still end in time."""
+    within = tables.bound[row_state.state] < row_state.left[..., None]
     level = jnp.maximum(jnp.sum(within, axis=-1, dtype=jnp.int32) - 1, 0)
-    return jnp.take_along_axis(tables.mask[place.state], level[..., None], axis=-1)[..., 0]
+    return jnp.take_along_axis(tables.mask[row_state.state], level[..., None], axis=-1)[..., 0]
 
 
-def _init(sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> Place:
+def _init(sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> RowState:
     values = sampling_params.structured
     tables, count = values.tables.value, row.length - start
 
-    def step(index: Int[Array, ""], place: Place) -> Place:
-        after = _after(tables, place, token_rows.tokens_at(row.tokens, start + index))
-        return Place(*(jnp.where(index < count, new, old) for new, old in zip(after, place, strict=True)))
+    def step(index: Int[Array, ""], row_state: RowState) -> RowState:
+        after = _after(tables, row_state, token_rows.tokens_at(row.tokens, start + index))
+        return RowState(*(jnp.where(index < count, new, old) for new, old in zip(after, row_state, strict=True)))
 
     # A row without new tokens takes no step.
-    return jax.lax.fori_loop(0, jnp.max(count), step, Place(values.state, values.limit))
+    return jax.lax.fori_loop(0, jnp.max(count), step, RowState(values.state, values.limit))
 
 
-def _advance(sampling_params: Any, place: Place, token: Int[Array, " B"]) -> Place:
-    return _after(sampling_params.structured.tables.value, place, token)
+def _advance(sampling_params: Any, row_state: RowState, token: Int[Array, " B"]) -> RowState:
+    return _after(sampling_params.structured.tables.value, row_state, token)
 
 
 def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
@@ -107,10 +107,10 @@ def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Prece
     return jnp.where(allowed > 0, logits, -jnp.inf)
 
 
-def _ahead(sampling_params: Any, place: Place) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+def _ahead(sampling_params: Any, row_state: RowState) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     tables = sampling_params.structured.tables.value
-    only = tables.certain[_mask_of(tables, place)]
-    return jnp.where(only >= 0, only, tables.likely[place.state]), only >= 0
+    only = tables.certain[_mask_of(tables, row_state)]
+    return jnp.where(only >= 0, only, tables.likely[row_state.state]), only >= 0
 
 
 structured = Processor(_apply, _init, _advance, ahead=_ahead)
@@ -118,8 +118,8 @@ structured = Processor(_apply, _init, _advance, ahead=_ahead)
 
 __test__ = {
     "_mask_of": """
-    >>> tables = Tables(None, None, None, None, jnp.array([[1, 3]]), jnp.array([[5, 6]]), None, None, None)
-    >>> [int(_mask_of(tables, Place(jnp.array(0), jnp.array(left)))) for left in (2, 3, 4)]
+    >>> tables = Automata(None, None, None, None, jnp.array([[1, 3]]), jnp.array([[5, 6]]), None, None, None)
+    >>> [int(_mask_of(tables, RowState(jnp.array(0), jnp.array(left)))) for left in (2, 3, 4)]
     [5, 5, 6]
     """
 }

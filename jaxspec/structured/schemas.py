@@ -232,9 +232,9 @@ def _types(left: dict[str, Any], at: str) -> list[str]:
     """Takes out the types that a schema allows."""
     types = left.pop("type", [])
     types = [types] if isinstance(types, str) else list(types)
-    known = ("null", "boolean", "string", "integer", "number", "array", "object")
-    if unknown := [name for name in types if name not in known]:
-        raise ValueError(f"json_schema has the type {unknown[0]!r} at {at}: expected one of {', '.join(known)}")
+    json_types = ("null", "boolean", "string", "integer", "number", "array", "object")
+    if unknown := [name for name in types if name not in json_types]:
+        raise ValueError(f"json_schema has the type {unknown[0]!r} at {at}: expected one of {', '.join(json_types)}")
     return types
 
 
@@ -312,8 +312,8 @@ def _pattern(pattern: Any, at: str) -> str:
     """Returns the inside of a string's pattern, in which no character stands that JSON would escape."""
     from jaxspec.structured.byte_dfa import from_regex
 
-    whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
-    if not whole or pattern.endswith("\\$"):
+    is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
+    if not is_whole or pattern.endswith("\\$"):
         raise ValueError(f"json_schema has the pattern {pattern!r} at {at}: expected ^...$, for the whole string")
     reads = from_regex(pattern[1:-1]).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
     if reads.any():

@@ -30,7 +30,7 @@ def of(tokenizer: Any, vocab: int) -> Spelling:
     """Spells the tokens of a tokenizer.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: the tokenizer, of transformers.
         vocab: number of ids of the model; those that the tokenizer lacks spell nothing.
 
     Raises:
@@ -75,17 +75,22 @@ def _decoders(tokenizer: Any) -> dict[str, Any]:
 def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes | None]]:
     """Spells tokens by decoding each after another one and alone: of tokenizers whose form is not known."""
     ids = sorted({index for index in tokenizer.get_vocab().values() if index < vocab} - _special(tokenizer))
-    before = next((index for index in ids if tokenizer.decode([index]).isascii()), None)
+    before = next((index for index in ids if _decode(tokenizer, [index]).isascii()), None)
     inside: list[bytes | None] = [None] * vocab
     first: list[bytes | None] = [None] * vocab
     if before is None:
         return inside, first
-    head = tokenizer.decode([before])
+    head = _decode(tokenizer, [before])
     for index in ids:
-        text = tokenizer.decode([before, index])
-        first[index] = tokenizer.decode([index]).encode()
+        text = _decode(tokenizer, [before, index])
+        first[index] = _decode(tokenizer, [index]).encode()
         inside[index] = text[len(head) :].encode() if text.startswith(head) else None
     return inside, first
+
+
+def _decode(tokenizer: Any, tokens: list[int]) -> str:
+    """Decodes as `decode.stopping.decode` does for a text that matches a pattern."""
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _special(tokenizer: Any) -> set[int]:
@@ -107,10 +112,8 @@ def _check(tokenizer: Any, spelling: Spelling) -> None:
             text = expected.decode()
         except UnicodeDecodeError:  # half a character is decoded as a sign of its own
             continue
-        if (decoded := tokenizer.decode(tokens, skip_special_tokens=True)) != text:
-            cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
-            advice = "set clean_up_tokenization_spaces=False on it" if cleans else "expected one that joins its tokens"
+        if (decoded := _decode(tokenizer, tokens)) != text:
             raise ValueError(
-                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}. Structured output is "
-                f"put together of tokens: {advice}"
+                f"the tokenizer decodes {tokens} to {decoded!r}, and its tokens spell {text!r}: structured output "
+                "needs one that puts texts together of its tokens"
             )

@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt
 from rich import filesize
 
-from jaxspec.core.token_rows import Shared
+from jaxspec.core.token_rows import AllRows
 from jaxspec.structured import automaton
 from jaxspec.structured.automaton import FAR
 from jaxspec.structured.patterns import Pattern
-from jaxspec.structured.processor import Tables, Values
+from jaxspec.structured.processor import Automata, Values
 
 MOST = 2**29  # bytes of the tables of one batch
-SIZES = Tables(
+SIZES = Automata(
     2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6, 2**6
 )  # least sizes of the first axes; powers of two follow
 LEVELS = 4  # the same of distances
@@ -43,7 +43,7 @@ class Pool:
         zero = np.zeros(1, np.int32)
         # One state that every token leads back to, and a mask that allows all.
         classes, none = np.zeros((1, vocab), np.int32), zero - 1
-        self._parts = [Tables(zero, zero, zero, classes, zero[None], zero[None], free, none, none)]
+        self._parts = [Automata(zero, zero, zero, classes, zero[None], zero[None], free, none, none)]
 
     def add(self, pattern: Pattern | None, banned: tuple[int, ...], limit: int) -> int:
         """Returns the first state of a row, whose pattern is added if it is new.
@@ -80,54 +80,54 @@ class Pool:
         return self._first[pattern, banned]
 
     @functools.cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> Automata:
         """The tables, each axis filled up to the next size."""
         levels = _size(max(part.bound.shape[1] for part in self._parts), LEVELS)
         bound, mask = (
             np.concatenate([_wide(getattr(part, name), levels, fill) for part in self._parts])
             for name, fill in (("bound", FAR), ("mask", 0))
         )
-        joined = Tables(*(np.concatenate(column) for column in zip(*map(_one_width, self._parts), strict=True)))
+        joined = Automata(*(np.concatenate(column) for column in zip(*map(_one_width, self._parts), strict=True)))
         joined = joined._replace(bound=bound, mask=mask)
-        return Tables(*(_long(x, _size(len(x), least)) for x, least in zip(joined, SIZES, strict=True)))
+        return Automata(*(_long(x, _size(len(x), least)) for x, least in zip(joined, SIZES, strict=True)))
 
     @property
-    def _end(self) -> Tables:
+    def _end(self) -> Automata:
         """Counts the entries of each table; of `offset` the states, of `words` the masks."""
-        return Tables(
-            *(np.int64(sum(len(part[index]) for part in self._parts)) for index in range(len(Tables._fields)))
+        return Automata(
+            *(np.int64(sum(len(part[index]) for part in self._parts)) for index in range(len(Automata._fields)))
         )
 
 
 def values(pool: Pool, rows: Sequence[tuple[Pattern | None, tuple[int, ...], int]]) -> Values:
     """Returns the processor's values for some rows, on the host; a row's are the arguments of `Pool.add`."""
     states = np.array([pool.add(*row) for row in rows], np.int32)
-    return Values(Shared(pool.tables), states, np.array([limit for _, _, limit in rows], np.int32))
+    return Values(AllRows(pool.tables), states, np.array([limit for _, _, limit in rows], np.int32))
 
 
 @functools.lru_cache(maxsize=64)
 def _part(
     pattern: Pattern, tokenizer: Any, vocab: int, ends: tuple[int, ...], banned: tuple[int, ...]
-) -> tuple[Tables, int]:
+) -> tuple[Automata, int]:
     """Makes the tables of one pattern, and says how many tokens its shortest text has."""
     part = automaton.of(pattern, tokenizer, vocab).without((*ends, *banned))
     distance = part.distances()
     states, kinds = part.step.shape
-    near = np.where(part.step >= 0, distance[part.step], FAR)
+    after = np.where(part.step >= 0, distance[part.step], FAR)
     # An end token stands where a text may end, and none follows it: class `kinds`.
-    near = np.concatenate([near, np.where(part.accepting, 0, FAR)[:, None]], axis=1)
-    bounds = [np.unique(row[row < FAR]) for row in near]
+    after = np.concatenate([after, np.where(part.accepting, 0, FAR)[:, None]], axis=1)
+    bounds = [np.unique(row[row < FAR]) for row in after]
     levels = max(1, *map(len, bounds))
     bound = np.stack([_wide(row[None], levels, FAR)[0] for row in bounds])
     # A mask for each distance of each state; equal ones are there once.
-    allowed = near[:, None, :] <= np.minimum(bound, FAR - 1)[:, :, None]
+    allowed = after[:, None, :] <= np.minimum(bound, FAR - 1)[:, :, None]
     packed, mask = np.unique(np.packbits(allowed.reshape(states * levels, -1), axis=1), axis=0, return_inverse=True)
     of_token = part.classes.copy()
     of_token[list(ends)] = kinds
     by_class = np.unpackbits(packed, axis=1, count=kinds + 1).astype(bool)
     words, certain = _packed(by_class, of_token)
     stays = np.arange(states)[:, None]  # after a token that may not stand there, or an end token
-    tables = Tables(
+    tables = Automata(
         np.where(part.step >= 0, part.step, stays).reshape(-1).astype(np.int32),
         np.arange(states, dtype=np.int32) * kinds,
         np.zeros(states, np.int32),
@@ -141,7 +141,7 @@ def _part(
     return tables, int(distance[0])
 
 
-def _numbered_on(part: Tables, end: Tables) -> Tables:
+def _numbered_on(part: Automata, end: Automata) -> Automata:
     """Numbers the states, edges, automata and masks of a part on from those before it."""
     counts = dict(edges=end.offset, offset=end.edges, owner=end.classes, mask=end.words)
     return part._replace(**{name: getattr(part, name) + np.int32(count) for name, count in counts.items()})
@@ -170,7 +170,7 @@ def _packed(
     return words, certain
 
 
-def _one_width(part: Tables) -> Tables:
+def _one_width(part: Automata) -> Automata:
     """Leaves out what has another width in each part; it is put together apart."""
     return part._replace(bound=part.bound[:, :1], mask=part.mask[:, :1])
 

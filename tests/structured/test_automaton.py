@@ -1,0 +1,132 @@
+"""Automata over tokens say of every token what the automaton over bytes says of its text."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.structured import automaton, byte_dfa, schemas, spelling
+from jaxspec.structured.automaton import FAR
+from jaxspec.structured.patterns import Pattern
+from jaxspec.structured.tables import Pool, TooLarge
+from jaxspec.testing import table_model, word_tokenizer
+from jaxspec.weights.loading import find
+from jaxspec.weights.orbax import tokenizer_of
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "é": {"enum": ["a", 1]}, "n": {"type": "integer"}},
+    "required": ["name"],
+}
+PATTERNS = {
+    "a schema": Pattern(regex=schemas.regex_of(json.dumps(SCHEMA)), schema=json.dumps(SCHEMA)),
+    "a number": Pattern(regex=r"-?[0-9]+(\.[0-9]+)?"),
+    "words": Pattern(regex=r" ?\w+( \w+){0,3}"),
+    "choices": Pattern(choices=("the library", "a tool", "über")),
+}
+
+
+def after(dfa, state, text):
+    for byte in text:
+        state = dfa.step[state, byte] if state >= 0 else -1
+    return int(state)
+
+
+@pytest.mark.parametrize("tokenizer", ["debian-t5-small", "debian-gpt-small"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_tokens_lead_where_their_bytes_lead(name, tokenizer):
+    """SentencePiece, whose first token loses its space, and byte-level BPE, whose tokens may be parts of characters."""
+    pattern, tokenizer, vocab = PATTERNS[name], tokenizer_of(find(tokenizer)), 8192
+    tokens, texts = automaton.of(pattern, tokenizer, vocab), spelling.of(tokenizer, vocab)
+    dfa = automaton._read_bytes(pattern)
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        state, before, row = 0, 0, []
+        for place in range(10):
+            column = texts.inside if place else texts.first
+            leads = tokens.step[state][tokens.classes]
+            for token in draw.integers(0, vocab, 50):
+                if column[token] is None:
+                    assert leads[token] < 0
+                elif column[token]:
+                    assert (leads[token] >= 0) == (after(dfa, before, column[token]) >= 0), (row, token)
+            allowed = np.flatnonzero(leads >= 0)
+            if not len(allowed):
+                break
+            token = int(draw.choice(allowed))
+            row.append(token)
+            state, before = leads[token], after(dfa, before, column[token])
+            assert bool(tokens.accepting[state]) == (bool(dfa.accepting[before]) and column[token] != b"")
+        text = b"".join((texts.inside if place else texts.first)[token] for place, token in enumerate(row))
+        if row and tokens.accepting[state]:
+            assert tokenizer.decode(row) == text.decode()
+
+
+def test_distances_are_those_of_the_shortest_texts_and_bans_count():
+    tokenizer = word_tokenizer(["<unk>", "</s>", "a", "b", "c"])
+    tokens = automaton.of(Pattern(choices=("a b c", "a c")), tokenizer, 5)
+    assert tokens.distances()[0] == 3
+    assert tokens.without((1,)).distances()[0] == 3
+    assert tokens.without((4,)).distances()[0] == FAR
+
+
+def test_a_draft_goes_on_with_what_does_not_branch():
+    tokenizer = word_tokenizer(["<unk>", "</s>", "a", "b", "c"])
+    tokens = automaton.of(Pattern(regex="a b( c| a)"), tokenizer, 5)
+    state, row = 0, []
+    while (token := int(tokens.likely[state])) >= 0:
+        row.append(token)
+        state = tokens.step[state, tokens.classes[token]]
+    assert row == [2, 3]
+
+
+def test_a_text_that_matches_is_not_cleaned_up():
+    tokenizer = word_tokenizer(["<unk>", "</s>", "a", ".", "b"])
+    tokenizer.clean_up_tokenization_spaces = True
+    model = table_model(jax.random.key(1), 5)._replace(tokenizer=tokenizer)
+    assert jaxspec.generate(model, [[2]], choices=["a . b"], max_new_tokens=4).texts == ["a . b"]
+    (row,) = jaxspec.generate_many(model, [{"prompt": [2], "choices": ["a . b"]}], max_new_tokens=4, slots=1)
+    assert row.text == "a . b"
+
+
+def test_a_tokenizer_whose_text_is_not_put_together_is_refused():
+    tokenizer = word_tokenizer(["<unk>", "</s>", "a", "b"])
+    decode = tokenizer.decode
+    tokenizer.decode = lambda tokens, **options: decode(tokens, **options).replace("b b", "bb")
+    with pytest.raises(ValueError, match="one that puts texts together of its tokens"):
+        spelling.of(tokenizer, 4)
+
+
+def test_a_pattern_that_is_too_large_says_which_part_is():
+    schema = json.dumps({"properties": {"a": {"type": "null"}, "text": {"type": "string", "maxLength": 20_000}}})
+    with pytest.raises(ValueError, match="bound"):
+        byte_dfa.from_regex(schemas.regex_of(schema))
+
+
+def test_tables_have_a_bound(monkeypatch):
+    monkeypatch.setattr("jaxspec.structured.tables.MOST", 10_000)
+    pool = Pool(tokenizer_of(find("debian-gpt-small")), 8192, (0,))
+    with pytest.raises(TooLarge, match="its property 'name' alone has"):
+        pool.add(PATTERNS["a schema"], (), 100)
+
+
+def test_what_was_built_is_read_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("jaxspec.structured.automaton.SMALL", 0)
+    tokenizer = word_tokenizer(["<unk>", "</s>", "a", "b", "c"])
+    automaton.of.cache_clear()
+    built = automaton.of(Pattern(regex="a( b)+"), tokenizer, 5)
+    (file,) = tmp_path.rglob("*.npz")
+    automaton.of.cache_clear()
+    monkeypatch.setattr("jaxspec.structured.automaton.build", None)
+    for made, kept in zip(built, automaton.of(Pattern(regex="a( b)+"), tokenizer, 5), strict=True):
+        np.testing.assert_array_equal(made, kept)
+    automaton.of.cache_clear()
+    file.write_bytes(b"half")
+    with pytest.raises(TypeError):  # it is built again, which cannot be here
+        automaton.of(Pattern(regex="a( b)+"), tokenizer, 5)
+    automaton.of.cache_clear()
