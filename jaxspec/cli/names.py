@@ -78,10 +78,15 @@ def check_options(drafter: bool, **options: Any) -> None:
     import jax.numpy as jnp
 
     from jaxspec.decode.request import prepare
+    from jaxspec.structured import byte_dfa, patterns
     from jaxspec.testing import table_model_from
 
+    (pattern,) = patterns.patterns_of(options, 1)
+    if pattern is not None:  # read as far as that needs no tokenizer
+        byte_dfa.of(pattern)
     table = table_model_from(jnp.zeros((2, 2)))
-    prepare(table, [[0]], drafter=table if drafter else None, **options)
+    others = {name: value for name, value in options.items() if name not in patterns.NAMES}
+    prepare(table, [[0]], drafter=table if drafter else None, **others)
 
 
 def policy(text: str, **costs: Any) -> BoundPolicy:

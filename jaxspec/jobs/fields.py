@@ -183,10 +183,10 @@ def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least
 
 
 def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads OpenAI's name for structured output, as the field that is obeyed.
+    """Reads the schema in OpenAI's field for structured output; None: any text.
 
     >>> _response_format({"response_format": {"type": "json_object"}})
-    {'response_format': None, 'json_schema': {'type': 'object'}}
+    {'response_format': {'type': 'object'}}
     """
     form = fields.get("response_format")
     if form is None:
@@ -195,14 +195,14 @@ def _response_format(fields: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return {"response_format": None}
     if kind == "json_object":
-        return {"response_format": None, "json_schema": {"type": "object"}}
+        return {"response_format": {"type": "object"}}
     described = form.get("json_schema") if kind == "json_schema" else None
     if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
         raise ValueError(
             f"response_format is {form!r:.80}: expected a type among text, json_object and json_schema, with the last "
             'also json_schema={"schema": ...}'
         )
-    return {"response_format": None, "json_schema": described["schema"]}
+    return {"response_format": described["schema"]}
 
 
 def _sampling(name: str, value: Any) -> Any:
