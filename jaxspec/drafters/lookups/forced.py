@@ -25,7 +25,7 @@ def forced() -> core.BoundDrafter:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model, word_tokenizer
         >>> tokenizer = word_tokenizer(["<unk>", "</s>", "the", "old", "dog"])
-        >>> model = table_model(jax.random.key(6), vocab=5)._replace(tokenizer=tokenizer)
+        >>> model = table_model(jax.random.key(2), vocab=5)._replace(tokenizer=tokenizer)
         >>> options = dict(choices=["the old old dog", "dog"], max_new_tokens=5)
         >>> out = jaxspec.generate(model, "the", drafter=forced(), gamma=4, **options)
         >>> out.texts, out.stats.rounds.tolist()
