@@ -82,8 +82,8 @@ def check_options(drafter: bool, **options: Any) -> None:
     from jaxspec.testing import table_model_from
 
     (pattern,) = patterns.patterns_of(options, 1)
-    if pattern is not None:  # read as far as that needs no tokenizer
-        byte_dfa.of(pattern)
+    if pattern is not None and pattern.regex is not None:  # read as far as that needs no tokenizer
+        byte_dfa.from_regex(pattern.regex)
     table = table_model_from(jnp.zeros((2, 2)))
     others = {name: value for name, value in options.items() if name not in patterns.NAMES}
     prepare(table, [[0]], drafter=table if drafter else None, **others)

@@ -713,7 +713,7 @@ def test_requests_in_the_form_of_openai_are_answered_in_it(loading, zoo, tmp_pat
         request("b", {"prompt": "a file", "max_tokens": 4, "n": 2, "temperature": 1}, "/v1/completions"),
         request("c", image),
         request("d", {"input": "a"}, "/v1/embeddings"),
-        request("e", chat | {"response_format": {"type": "json_object"}}),
+        request("e", chat | {"guided_grammar": "root"}),
         request("f", chat | {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}),
     ]
     arguments = lines_of(tmp_path, *rows)
@@ -727,7 +727,7 @@ def test_requests_in_the_form_of_openai_are_answered_in_it(loading, zoo, tmp_pat
     assert a["jaxspec"][0]["fields"] == {"url": "/v1/chat/completions", "model": "m"}
     assert [choice["index"] for choice in b["response"]["body"]["choices"]] == [0, 1]
     assert b["response"]["body"]["object"] == "text_completion" and "text" in b["response"]["body"]["choices"][1]
-    said = ["a part of type 'image_url'", "url is '/v1/embeddings'", "the field 'response_format' is not obeyed"]
+    said = ["a part of type 'image_url'", "url is '/v1/embeddings'", "the field 'guided_grammar' is not obeyed"]
     assert all(word in line["error"]["message"] for word, line in zip(said, (c, d, e), strict=True))
     assert all(line["response"] is None for line in (c, d, e))
     assert f["response"]["body"]["usage"]["prompt_tokens"] > 3  # the template has written the tools

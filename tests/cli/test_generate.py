@@ -1,6 +1,7 @@
 """`jaxspec generate`: what it prints, as text and as JSON, and what it refuses, with tables for models."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -78,6 +79,18 @@ def test_penalties_and_bans_reach_the_library(zoo, report):
     )  # fmt: skip
     assert reported["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()] != report(PROMPT)["tokens"]
     assert not {3, 4} & set(reported["tokens"][0])
+
+
+def test_texts_match_the_pattern_of_an_option(zoo, report, tmp_path):
+    options = dict(drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12)
+    out = jaxspec.generate(zoo["debian-t5-large"], [PROMPT], choices=["das und", "der"], **options)
+    assert report(PROMPT, "--choices", "das und,der")["texts"] == out.texts
+    file = tmp_path / "schema.json"
+    file.write_text('{"const": 7}', "utf-8")  # of which the vocabulary has no token
+    assert re.fullmatch("das( und)+", report(PROMPT, "--regex", "das( und)+")["texts"][0])
+    for schema in (str(file), file.read_text("utf-8")):
+        with pytest.raises(AssertionError, match="matches no text of this tokenizer's tokens"):
+            report(PROMPT, "--json-schema", schema)
 
 
 def test_a_chat_is_what_the_template_makes_of_a_prompt(zoo, report, monkeypatch):
@@ -303,6 +316,10 @@ def test_without_a_prompt_plain_decoding_is_timed_beside_it(options, said, invok
         (["a", "--min-p", "2", "-t", "1"], "--min-p is 2"),
         (["a", "--repetition-penalty", "0"], "--repetition-penalty is 0"),
         (["a", "--ban", "99"], "--ban has 99"),
+        (["a", "--regex", "a(?=b)"], "--regex is 'a(?=b)', with"),
+        (["a", "--json-schema", '{"not": {}}'], "--json-schema has not at #"),
+        (["a", "--json-schema", "/no/such/file"], "/no/such/file: No such file"),
+        (["a", "--beams", "2", "--choices", "a"], "does not read --choices: leave it out"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
         (["a", "--check"], "--check is of drafters that read hidden states, as head:DIR: --draft is debian-t5-draft"),

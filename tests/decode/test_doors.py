@@ -45,7 +45,7 @@ BAD = {
     "a name for a target": (dict(target="gpt2"), r"target is 'gpt2', a name: pass jaxspec\.load", ("rollout",)),
     "no language model": (dict(target=TARGET._replace(lm=len)), "first argument is no LanguageModel", ("rollout",)),
     "another library's option": (dict(max_length=3), "'max_length': it is called max_new_tokens", OPTIONS),
-    "structured output": (dict(guided_json="{}"), "no structured output yet", OPTIONS),
+    "structured output": (dict(guided_json="{}"), "give choices, regex or json_schema", OPTIONS),
     "no rows": (dict(prompts=Prompt(jnp.zeros((0, 2), int), jnp.zeros(0, int))), "got no prompts", PROMPTS),
     "an id that is no token": (dict(prompts=ONE._replace(tokens=jnp.array([[1, 6]]))), "token id 6: expec", PROMPTS),
     "an empty prompt": (dict(prompts=ONE._replace(length=jnp.array([0]))), "prompt 0 is empty", PROMPTS),

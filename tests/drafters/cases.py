@@ -83,6 +83,7 @@ CASES = {
     "prompt_lookup": Case(
         drafters.prompt_lookup(2), drafters.prompt_lookup(2), policies=ALL, usual_policies=("adaptive",)
     ),
+    "forced": Case(drafters.forced(), exhaustive=True),  # nothing is; tests/structured has patterns
     "retrieval": Case(drafters.retrieval(STORE, longest=3, shortest=2), drafters.retrieval(LARGE_STORE), policies=ALL),
     "online_ngram": Case(
         drafters.online_ngram(3, top=2, slots=7), drafters.online_ngram(3, top=2, slots=7), policies=ALL
