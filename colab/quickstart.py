@@ -178,6 +178,22 @@ for name, result in (("always 4", out), ("while confident", careful)):
 assert per_round["while confident"] < per_round["always 4"]
 
 # %% [markdown]
+# ## Text of a given form
+#
+# With `regex`, `json_schema` or `choices` every text matches, at any temperature. Target and drafter are masked alike, so drafts
+# serve here as before. Here the target would begin otherwise: the expression makes it say "Das Paket" and a colon.
+
+# %%
+import re
+
+form = r"Das Paket (enthält|bietet): [A-Za-zäöüÄÖÜß -]+\."
+matching = jaxspec.generate(target, prompts, drafter=draft, regex=form, **settings)
+for text in matching.texts:
+    print(text)
+
+assert all(re.fullmatch(form, text) for text in matching.texts)
+
+# %% [markdown]
 # ## A tree
 #
 # Where the drafter is unsure, several candidates for a position are better than one. `drafters.tree` drafts, say, three
