@@ -75,23 +75,23 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_752,  # costs of recurrent layers by the draft
-    "cli": 4_053,  # --adapter
-    "core": 4_034,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
-    "decode": 4_522,
+    "cli": 4_090,  # --adapter
+    "core": 4_134,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
+    "decode": 4_537,
     "draft_heads": 4_765,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
-    "drafters": 4_405,
+    "drafters": 4_451,
     "files": 643,
-    "jobs": 1_941,
+    "jobs": 2_024,
     "nets": 4_664,  # mixtures of experts; replays; xIELU, norms by heads, queries scaled by positions
     "policies": 604,
     "rules": 1_490,
-    "sampling": 843,
-    "structured": 900,
-    "testing": 2_097,
-    "top": 817,
+    "sampling": 923,
+    "structured": 1_567,
+    "testing": 2_103,
+    "top": 820,
     "trace": 454,
     "training": 2_776,  # a lesson of a kind's own
-    "vocab": 650,
+    "vocab": 618,
     "weights": 7_154,  # stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for

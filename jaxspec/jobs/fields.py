@@ -45,7 +45,7 @@ REFUSED = {  # name: why, or what to do; and the value that asks for nothing, as
     **_refused(ALL_ROWS, "drafter", "gamma", "rule", "policy", "eos_ids", "prefix", log_probs=False, top_log_probs=0),
     **_refused("log probabilities are an option of the job: log_probs", logprobs=False, top_logprobs=0),
     **_refused("end tokens are an option of the job: eos_ids", "eos_token_id", "stop_token_ids", ignore_eos=False),
-    **{name: (inputs.NOT_HERE[name], None) for name in inputs.STRUCTURED},
+    **{name: (inputs.NOT_HERE[name], None) for name in inputs.STRUCTURED if name not in OTHER_NAMES},
     **_refused("tools are offered, not forced", "functions", "function_call", tool_choice="auto"),
     **_refused("tools are offered, not forced", parallel_tool_calls=True),
     **_refused("jaxspec.beam_search searches", num_beams=1, use_beam_search=False),
