@@ -75,7 +75,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_752,  # costs of recurrent layers by the draft
-    "cli": 4_090,  # --adapter
+    "cli": 4_095,  # --adapter
     "core": 4_134,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_537,
     "draft_heads": 4_765,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
@@ -86,7 +86,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "policies": 604,
     "rules": 1_490,
     "sampling": 923,
-    "structured": 1_567,
+    "structured": 1_573,
     "testing": 2_103,
     "top": 820,
     "trace": 454,
