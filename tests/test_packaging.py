@@ -86,7 +86,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "policies": 604,
     "rules": 1_490,
     "sampling": 923,
-    "structured": 1_573,
+    "structured": 1_589,
     "testing": 2_103,
     "top": 820,
     "trace": 454,

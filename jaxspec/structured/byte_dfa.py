@@ -42,8 +42,9 @@ class ByteDfa(NamedTuple):
 def from_choices(choices: tuple[str, ...]) -> ByteDfa:
     """Returns the automaton of some strings.
 
-    >>> from_choices(("ab", "b")).step.max(), from_choices(("ab", "b")).accepting.sum()
-    (2, 1)
+    >>> dfa = from_choices(("ab", "b"))
+    >>> dfa.step.shape, dfa.accepting.tolist().count(True)
+    ((3, 256), 1)
     """
     step, ends = [{}], set()  # a tree of the strings' beginnings
     for choice in choices:
@@ -65,8 +66,8 @@ def from_regex(regex: str) -> ByteDfa:
         ValueError: the expression cannot be read, is not regular, matches nothing, or has too many states.
 
     >>> dfa = from_regex("[0-9]{2}")
-    >>> dfa.step.shape, dfa.step[0, ord("7")], dfa.step[0, ord("x")]
-    ((3, 256), 1, -1)
+    >>> dfa.step.shape, dfa.step[0, [ord("7"), ord("x")]].tolist()
+    ((3, 256), [1, -1])
     """
     regex = regex.removeprefix("^")
     regex = regex if regex.endswith("\\$") else regex.removesuffix("$")  # the whole text matches in any case

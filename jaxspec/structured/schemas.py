@@ -68,8 +68,8 @@ def regex_of(text: str) -> str:
     Raises:
         ValueError: a keyword that is not supported, by its place in the schema; or an expression that is too long.
 
-    >>> regex_of('{"type": "boolean"}')
-    '(?:true|false)'
+    >>> regex_of('{"const": "a"}')
+    '(?:"a")'
     >>> regex_of('{"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 5}}}')
     Traceback (most recent call last):
     ValueError: json_schema has multipleOf at #/properties/age, which is not supported there: leave it out, or use regex
@@ -123,6 +123,8 @@ class _Reader:
         for name in ("anyOf", "oneOf", "allOf"):
             if name in left:
                 parts = left.pop(name)
+                if not isinstance(parts, list) or not parts:
+                    raise ValueError(f"json_schema has {name} {parts!r:.40} at {at}: expected a list of schemas")
                 if name == "allOf" and len(parts) != 1:
                     raise ValueError(
                         f"json_schema has allOf of {len(parts)} schemas at {at}: expected one, so merge them"
@@ -165,7 +167,10 @@ class _Reader:
         return integers(least, most)
 
     def _number(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        positive = left.get("minimum") == 0 and left.pop("minimum") == 0  # other bounds are refused
+        least = left.get("minimum")
+        positive = least == 0 and not isinstance(least, bool)
+        if positive:  # other bounds are refused
+            del left["minimum"]
         return f"{'' if positive else '-?'}{WHOLE}{FRACTION}"
 
     def _array(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
@@ -230,12 +235,16 @@ class _Reader:
 
 def _types(left: dict[str, Any], at: str) -> list[str]:
     """Takes out the types that a schema allows."""
-    types = left.pop("type", [])
+    if (types := left.pop("type", None)) is None:
+        return []
     types = [types] if isinstance(types, str) else list(types)
+    if not types:
+        raise ValueError(f"json_schema allows no type at {at}: expected at least one")
     json_types = ("null", "boolean", "string", "integer", "number", "array", "object")
     if unknown := [name for name in types if name not in json_types]:
         raise ValueError(f"json_schema has the type {unknown[0]!r} at {at}: expected one of {', '.join(json_types)}")
-    return types
+    # An integer is a number; a bound must hold for both, and is read once.
+    return [name for name in types if not (name == "integer" and "number" in types)]
 
 
 def _is_a(value: Any, name: str) -> bool:
@@ -305,7 +314,10 @@ def _literal(value: Any) -> str:
         return rf"\{{{f',{SPACE}'.join(f'{_literal(name)}:{SPACE}{_literal(x)}' for name, x in value.items())}\}}"
     if isinstance(value, list):
         return rf"\[{f',{SPACE}'.join(map(_literal, value))}\]"
-    return re.escape(json.dumps(value, ensure_ascii=False))
+    try:
+        return re.escape(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        raise ValueError(f"json_schema has the constant {value}, which JSON cannot write") from None
 
 
 def _pattern(pattern: Any, at: str) -> str:

@@ -126,12 +126,14 @@ def _part(
     of_token[list(ends)] = kinds
     by_class = np.unpackbits(packed, axis=1, count=kinds + 1).astype(bool)
     words, certain = _packed(by_class, of_token)
-    stays = np.arange(states)[:, None]  # after a token that may not stand there, or an end token
+    stays = np.arange(states)[:, None]  # after a token that may not stand there
+    # After an end token the text is free (-1), so that nothing is certain there and no draft goes on.
+    edges = np.concatenate([np.where(part.step >= 0, part.step, stays), np.full((states, 1), -1)], axis=1)
     tables = Automata(
-        np.where(part.step >= 0, part.step, stays).reshape(-1).astype(np.int32),
-        np.arange(states, dtype=np.int32) * kinds,
+        edges.reshape(-1).astype(np.int32),
+        np.arange(states, dtype=np.int32) * (kinds + 1),
         np.zeros(states, np.int32),
-        part.classes[None].astype(np.int32),
+        of_token[None].astype(np.int32),
         bound.astype(np.int32),
         mask.reshape(states, levels).astype(np.int32),
         words,
@@ -143,8 +145,9 @@ def _part(
 
 def _numbered_on(part: Automata, end: Automata) -> Automata:
     """Numbers the states, edges, automata and masks of a part on from those before it."""
-    counts = dict(edges=end.offset, offset=end.edges, owner=end.classes, mask=end.words)
-    return part._replace(**{name: getattr(part, name) + np.int32(count) for name, count in counts.items()})
+    counts = dict(offset=end.edges, owner=end.classes, mask=end.words)
+    edges = np.where(part.edges < 0, FREE, part.edges + np.int32(end.offset)).astype(np.int32)
+    return part._replace(edges=edges, **{name: getattr(part, name) + np.int32(n) for name, n in counts.items()})
 
 
 def _packed(

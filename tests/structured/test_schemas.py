@@ -98,6 +98,11 @@ def test_every_text_is_valid(name):
         ({"not": {}}, "not at #, which is not supported"),
         ({"enum": [1], "type": "string"}, "no value at #"),
         ({"type": "object", "minProperties": 2}, "minProperties 2"),
+        ({"anyOf": []}, "expected a list of schemas"),
+        ({"type": []}, "no type at #"),
+        ({"const": float("nan")}, "which JSON cannot write"),
+        ({"type": ["integer", "number"], "minimum": 5}, "minimum at #, which is not supported"),
+        ({"type": "number", "minimum": False}, "minimum at #, which is not supported"),
         ({"properties": {"a": False}}, "False at #/properties/a: expected an object"),
     ],
 )

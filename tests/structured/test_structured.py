@@ -139,7 +139,7 @@ PATTERNS = [
 @pytest.mark.parametrize("name", ["none", "a model", "prompt_lookup", "forced", "a tree"])
 def test_every_text_matches_its_pattern(name):
     """Rows of other patterns and limits in one batch, at several temperatures; none is cut."""
-    import jsonschema
+    jsonschema = pytest.importorskip("jsonschema")
 
     model = table_model(jax.random.key(3), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
     draft = table_model(jax.random.key(4), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
@@ -185,6 +185,11 @@ def test_drafts_leave_greedy_texts_as_they_are_and_run_ahead():
         assert out.texts == plain.texts
         rounds[getattr(drafter, "name", "a model")] = int(out.stats.rounds.sum())
     assert rounds["forced"] < int(plain.stats.rounds.sum())
+
+
+def test_no_draft_goes_on_past_an_end_token():
+    out = jaxspec.generate(TARGET, [[2]], choices=["a b c"], drafter=drafters.forced(), gamma=6, max_new_tokens=9)
+    assert (out.texts, int(out.stats.drafted[0]), int(out.stats.accepted[0])) == (["a b c"], 3, 3)
 
 
 def test_bias_penalties_and_bans_act_within_what_is_allowed():
