@@ -298,6 +298,7 @@ def test_examples_hold(path):
         ),
         ("read_bandwidth", "debian-t5-small", "a step"),
         ("speculators_parity", "--only DSpark", "DSpark"),
+        ("structured", "--target debian-gpt-base --count 1 --repeats 1 --max-new-tokens 40", "same texts: yes"),
         ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
         pytest.param(  # what it does is tested in analysis/test_tree.py
             *("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
