@@ -4,10 +4,10 @@
     python -m benchmarks.structured
 
 CPUs; on two cores some ten minutes. Greedy texts of Gemma 3 270M in float32, or of `--target`, one prompt at a time,
-with a schema of four fields. In turn, `--repeats` times: plain decoding without and with the mask, forced text alone, prompt
-lookup, `--draft` if it is given, and transformers, whose logits are masked on the host by the same automaton in every
-step. The masked texts must be the same and valid JSON, else this ends with 1. Rates are tokens a second, prompts read
-included; ratios are over plain decoding with the mask.
+with a schema of four fields. In turn, `--repeats` times: plain decoding without and with the mask, forced text alone,
+prompt lookup, `--draft` if it is given, and transformers, whose logits are masked on the host by the same automaton in
+every step. The masked texts must be the same and valid JSON, else this ends with 1. Rates are tokens a second, with the
+reading of prompts; ratios are over plain decoding with the mask.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prepared, Prompts, devices, prepare, reported_tokens
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import NAMES
+from jaxspec.structured import patterns
+from jaxspec.structured.processor import RowState, after, allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,8 @@ def beam_search(
             its present length, than the worst of them; "never" when it cannot become better.
         log_probs: whether to report the log probability of every token. Such programs are compiled apart.
         top_log_probs: at the place of each token report, too, so many of the most probable ones; 0 is log_probs=True.
-        **options: none: a search does not sample. Sampling options of `generate` are refused by name.
+        **options: choices, regex and json_schema, as in `generate`; scores stay those of the model's own distribution.
+            A search does not sample: other sampling options are refused by name.
 
     Raises:
         ValueError, TypeError: input that cannot be searched from, sampling options, more beams than the vocabulary has
@@ -155,10 +158,12 @@ def beam_search(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.4.
     """
-    if sampled := [name for name in options if name in (*NAMES, "key", "rule", "policy")]:
+    if sampled := [
+        name for name in options if name in (*NAMES, "key", "rule", "policy") and name not in patterns.NAMES
+    ]:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
-    inputs.check_names(options, [*(beam_search.__kwdefaults__ or ())])
-    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
+    inputs.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
+    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids, **options)
     shared |= dict(log_probs=log_probs, top_log_probs=top_log_probs)
     prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
     if drafter is not None:
@@ -178,6 +183,7 @@ def beam_search(
         prepared.request.eos,
         jnp.asarray(length_penalty, jnp.float32),
         jnp.asarray(MODES.index(early_stopping), jnp.int32),
+        prepared.request.sampling_params.structured,
     )
     draft_beams = 0 if draft is None else draft_beams
     top = reported_tokens(log_probs, top_log_probs, target.lm.vocab_size)
@@ -234,6 +240,28 @@ class DraftTree(NamedTuple):
 
     tokens: Int[Array, "B D"]
     parent: Int[Array, "B D"]
+    # of the patterns after each fed token [B, F], the beams' last tokens first; None where hypotheses are free
+    states: RowState | None
+
+
+def _of_beams(beams: Beams, goal: Goal) -> RowState | None:
+    """Follows the patterns over the running beams' tokens [B, K]; None where hypotheses are free."""
+    if goal.structured is None:
+        return None
+    automata, shape = goal.structured.tables.value, beams.scores.shape
+
+    def step(index: Int[Array, ""], states: RowState) -> RowState:
+        token = jax.lax.dynamic_index_in_dim(beams.tokens, index, axis=2, keepdims=False)
+        real = (index < beams.steps)[:, None]
+        return jax.tree.map(functools.partial(jnp.where, real), after(automata, states, token), states)
+
+    start = (jnp.broadcast_to(x[:, None], shape) for x in (goal.structured.state, goal.structured.limit))
+    return jax.lax.fori_loop(0, jnp.max(beams.steps), step, RowState(*start))
+
+
+def _mask(goal: Goal, states: RowState | None, vocab: int) -> Bool[Array, "B n V"] | None:
+    """Returns the tokens that may follow each node; None where all may."""
+    return None if states is None else allowed(goal.structured.tables.value, states, vocab)
 
 
 def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size) -> tuple[core.Forward, core.Cache]:
@@ -276,20 +304,24 @@ def _search(
         # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last
         # tokens of the beams and the D draft tokens by level.
         last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
-        drafted, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
+        states = _of_beams(state.beams, goal)
+        drafted, draft_cache = DraftTree(last[:, :0], last[:, :0], states), state.caches.draft
         if draft is not None:
             with jax.named_scope("draft"):
                 cache = draft.rewind(draft_cache, base + size.retained)
                 # The parents of all slots before the draft: of H retained entries, and of the K last tokens.
                 above = jnp.concatenate([state.parent, state.above], axis=1)
-                drafted, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, above, goal.eos, target)
+                drafted, draft_cache = _draft(
+                    draft, size, weights.draft, cache, state.beams, above, states, goal, target
+                )
         fed = jnp.concatenate([last, drafted.tokens], axis=1)
         parent = jnp.concatenate([state.parent, state.above, drafted.parent], axis=1)
         with jax.named_scope("target"):
             # Fed tokens are written behind all H entries, used or not, so that their slots are the same in every round.
             cache = target.rewind(state.caches.target, base + size.retained)
             forward, cache = target.extend(weights.target, cache, fed, parent)
-            log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
+            mask = _mask(goal, drafted.states, target.vocab_size)
+            log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best), allowed=mask)
         with jax.named_scope("steps"):
             beams, walk = _steps(state.beams, log_probs, tokens, drafted, size, goal)
         with jax.named_scope("commit"):
@@ -340,9 +372,11 @@ def _first_step(
         forward, cache = _prefill(target, weights.target, prompt, size)
         caches = core.Caches(cache, () if draft is None else _prefill(draft, weights.draft, prompt, size)[1])
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
-    log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best))
-    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
     beams = bookkeeping.start(batch, size.beams, size.new, size.top)
+    states = _of_beams(beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1]), goal)  # of no token
+    mask = _mask(goal, states, target.vocab_size)
+    log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best), allowed=mask)
+    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
     # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
     failed = jnp.isnan(log_probs[:, 0, 0])
@@ -358,27 +392,36 @@ def _draft(
     cache: core.Cache,
     beams: Beams,
     parent: Int[Array, "B H+K"],
-    eos: Int[Array, "B E"],
+    states: RowState | None,
+    goal: Goal,
     target: core.LanguageModel,
 ) -> tuple[DraftTree, core.Cache]:
     """The draft model's beam search from the running beams, without end tokens, which no beam goes on after.
 
+    `states` are those of the patterns after the beams' last tokens.
+
     Its last level is not fed: what follows those tokens is not drafted, and seldom are they all accepted.
     """
     scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.retained
-    tokens, parents = [], [parent]
+    tokens, parents, all_states = [], [parent], [states]
     for level in range(size.gamma):
         # A level of the tree a pass: its K or D tokens follow nodes of the level before.
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
         logits = sampling.match_vocab(forward.logits, target.vocab_size)
-        log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=eos)
+        mask = _mask(goal, states, target.vocab_size)
+        log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=goal.eos, allowed=mask)
         candidates = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
         scores, fed = candidates.scores, candidates.tokens
         tokens.append(fed)
+        if states is not None:
+            before = RowState(*(jnp.take_along_axis(x, candidates.origins, axis=1) for x in states))
+            states = after(goal.structured.tables.value, before, fed)
+            all_states.append(states)
         # Origins count the tokens of a level; slots count from the beginning of the cache's tree.
         parents.append(first + candidates.origins)
         first = size.retained + size.beams + level * size.draft_beams
-    return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1)), cache
+    every = None if states is None else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *all_states)
+    return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1), every), cache
 
 
 class Walk(NamedTuple):
@@ -412,7 +455,7 @@ def _steps(
         at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
         # The same step as plain beam search's, on logits of the verified tree: hypotheses cannot differ from its.
         candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, size.best)
-        after, origins, chosen = bookkeeping.advance(beams, candidates, goal)
+        stepped, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == all_fed, alive[:, :, None]), axis=1)
@@ -423,7 +466,7 @@ def _steps(
             jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
         )
         # Prompts that left the tree, or are done, keep the beams of their last step.
-        beams = bookkeeping.where(going, after, beams)
+        beams = bookkeeping.where(going, stepped, beams)
         # A prompt goes on while the draft tree holds the last token of all of its running beams.
         if depth < size.gamma:
             follows = draft.parent[:, None, :] == size.retained + above[:, :, None]

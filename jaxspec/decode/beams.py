@@ -8,7 +8,7 @@ Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V voc
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,7 @@ class Goal(NamedTuple):
     # when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no better than
     # the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K hypotheses.
     stops: Int[Array, ""]
+    structured: Any = None  # the patterns of hypotheses, `structured.processor.Values`; None: they are free
 
 
 class Candidates(NamedTuple):
@@ -98,11 +99,15 @@ def num_candidates(beams: int, ends: int) -> int:
 
 
 def best_tokens(
-    logits: Float[Array, "B n V"], count: int, without: Int[Array, "B E"] | None = None
+    logits: Float[Array, "B n V"],
+    count: int,
+    without: Int[Array, "B E"] | None = None,
+    allowed: Bool[Array, "B n V"] | None = None,
 ) -> tuple[Float[Array, "B n k"], Int[Array, "B n k"]]:
     """The log probabilities of the most probable tokens after each node, and the tokens.
 
-    There are `count`, or as many as there can be; those of `without` are left out.
+    There are `count`, or as many as there can be; those of `without` are left out, and those that are not `allowed`.
+    Their probability counts nonetheless, as in transformers.
 
     >>> best_tokens(jnp.log(jnp.array([[[0.25, 0.5, 0.25]]])), 2)[1].tolist()
     [[[1, 0]]]
@@ -113,6 +118,8 @@ def best_tokens(
     if without is not None:
         token = jnp.arange(logits.shape[-1], dtype=without.dtype)[None, None, :]
         logits = jnp.where(jnp.any(token == without[:, :, None], axis=1)[:, None], -jnp.inf, logits)
+    if allowed is not None:
+        logits = jnp.where(allowed, logits, -jnp.inf)
     tokens = noise.largest(logits, min(count, logits.shape[-1]))
     return jnp.take_along_axis(logits, tokens, axis=-1) - most - total, tokens
 

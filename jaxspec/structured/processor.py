@@ -68,7 +68,7 @@ class RowState(NamedTuple):
     left: Int[Array, " *rows"]
 
 
-def _after(tables: Automata, row_state: RowState, token: Int[Array, " *rows"]) -> RowState:
+def after(tables: Automata, row_state: RowState, token: Int[Array, " *rows"]) -> RowState:
     """Reads a token; one that may not stand there leaves the state as it is, since no row ever goes on after it."""
     edge = tables.offset[row_state.state] + tables.classes[tables.owner[row_state.state], token]
     return RowState(tables.edges[edge], row_state.left - 1)
@@ -81,30 +81,34 @@ def _mask_of(tables: Automata, row_state: RowState) -> Int[Array, " *rows"]:
     return jnp.take_along_axis(tables.mask[row_state.state], level[..., None], axis=-1)[..., 0]
 
 
+def allowed(automata: Automata, row_state: RowState, vocab: int) -> Bool[Array, "B T V"]:
+    """Unpacks the mask of each position."""
+    words = automata.words[_mask_of(automata, row_state)]  # B T W
+    shifts = jnp.arange(32, dtype=jnp.uint32)[None, None, :, None]
+    bits = (words[:, :, None, :] >> shifts) & jnp.uint32(1)
+    return bits.reshape(*row_state.state.shape, -1)[..., :vocab] > 0
+
+
 def _init(sampling_params: Any, row: Prompt, start: Int[Array, " B"], vocab: int) -> RowState:
     values = sampling_params.structured
     tables, count = values.tables.value, row.length - start
 
     def step(index: Int[Array, ""], row_state: RowState) -> RowState:
-        after = _after(tables, row_state, token_rows.tokens_at(row.tokens, start + index))
-        return RowState(*(jnp.where(index < count, new, old) for new, old in zip(after, row_state, strict=True)))
+        moved = after(tables, row_state, token_rows.tokens_at(row.tokens, start + index))
+        return RowState(*(jnp.where(index < count, new, old) for new, old in zip(moved, row_state, strict=True)))
 
     # A row without new tokens takes no step.
     return jax.lax.fori_loop(0, jnp.max(count), step, RowState(values.state, values.limit))
 
 
 def _advance(sampling_params: Any, row_state: RowState, token: Int[Array, " B"]) -> RowState:
-    return _after(sampling_params.structured.tables.value, row_state, token)
+    return after(sampling_params.structured.tables.value, row_state, token)
 
 
 def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Preceding | None) -> Float[Array, "B T V"]:
     assert preceding is not None
     tables = sampling_params.structured.tables.value
-    words = tables.words[_mask_of(tables, preceding.memory)]  # B T W
-    shifts = jnp.arange(32, dtype=jnp.uint32)[None, None, :, None]
-    bits = (words[:, :, None, :] >> shifts) & jnp.uint32(1)
-    allowed = bits.reshape(*logits.shape[:2], -1)[..., : logits.shape[-1]]
-    return jnp.where(allowed > 0, logits, -jnp.inf)
+    return jnp.where(allowed(tables, preceding.memory, logits.shape[-1]), logits, -jnp.inf)
 
 
 def _ahead(sampling_params: Any, row_state: RowState) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:

@@ -242,3 +242,32 @@ def test_rows_of_other_patterns_share_a_program():
     out = jaxspec.generate(TARGET, [[2], [3]], choices=[["c c", "b"], ["a"]], **options)
     assert out.texts[1] == "a" and out.texts[0] in ("c c", "b")
     assert loop.generation.num_programs() == before
+
+
+def test_beams_are_the_most_probable_texts_that_match():
+    """With as many beams as there are beginnings the search finds all of them, by the model's own probabilities."""
+    options = dict(regex=REGEX, max_new_tokens=LIMIT, eos_ids=(1,), beams=5, length_penalty=0.0, early_stopping="never")
+
+    @functools.cache
+    def after(text):
+        forward, _ = TARGET.lm.prefill(TARGET.params, _prompt_with(text), Room(16))
+        return np.asarray(jax.nn.log_softmax(forward.logits[0, -1].astype(jnp.float32)))
+
+    chances = {
+        text: sum(float(after(text[:place])[token]) for place, token in enumerate(text))
+        for text in texts_of(REGEX, LIMIT)
+    }
+    best = sorted(chances, key=lambda text: -chances[text])
+    for drafter in (None, DRAFT):
+        out = jaxspec.beam_search(TARGET, PROMPT, drafter=drafter, **options)
+        found = [tuple(row[:n].tolist()) for row, n in zip(out.tokens[0], out.lengths[0], strict=True) if n]
+        assert found[0] == best[0] and set(found) <= set(chances)
+        np.testing.assert_allclose(out.scores[0][: len(found)], [chances[text] for text in found], atol=1e-5)
+        assert found == sorted(found, key=lambda text: -chances[text])
+
+
+def test_fewer_texts_than_beams_are_fewer_hypotheses():
+    options = dict(choices=["a b", "c"], max_new_tokens=4, eos_ids=(1,), beams=4)
+    for drafter in (None, DRAFT):
+        out = jaxspec.beam_search(TARGET, PROMPT, drafter=drafter, **options)
+        assert sorted(out.texts[0]) == ["a b", "c"]
