@@ -310,9 +310,8 @@ def _file(pattern: Pattern, tokenizer: Any, vocab: int) -> Path | None:
         return None
     words = "\0".join(word or "" for word in token_ids.words(tokenizer))
     special = sorted((index, token.content, token.special) for index, token in tokenizer.added_tokens_decoder.items())
-    digest = hashlib.sha256(
-        repr((VERSION, pattern, vocab, special, words)).encode("utf-8", "surrogatepass")
-    ).hexdigest()
+    content = repr((VERSION, pattern, vocab, special, words, spelling.decoders_of(tokenizer)))
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     return programs.folder().parent / "structured" / f"{digest}.npz"
 
 

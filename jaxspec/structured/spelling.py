@@ -41,7 +41,7 @@ def of(tokenizer: Any, vocab: int) -> Spelling:
     >>> spelling.inside, spelling.first
     ((None, None, b' the', b' old', None), (None, None, b'the', b'old', None))
     """
-    decoders = _decoders(tokenizer)
+    decoders = decoders_of(tokenizer)
     if "ByteLevel" in decoders or (decoders and set(decoders) <= PIECES):
         texts: dict[int, bytes] = dict(token_ids.spelled(tokenizer, vocab, byte_level="ByteLevel" in decoders))
         inside = [texts.get(index) for index in range(vocab)]
@@ -61,7 +61,7 @@ def of(tokenizer: Any, vocab: int) -> Spelling:
     return spelling
 
 
-def _decoders(tokenizer: Any) -> dict[str, Any]:
+def decoders_of(tokenizer: Any) -> dict[str, Any]:
     """Returns the names of the parts that a tokenizer decodes with, and whether or when each removes a space."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if decoder is None:
