@@ -30,9 +30,8 @@ class DraftContext(NamedTuple):
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
         finished: rows of the call that have ended, in the rounds inside of a draft, too; None: not known.
-        ahead: goes through a chain of point masses. It puts a token that is the only one allowed in the place of
-            another, whose followers it leaves out, and goes on after the last token with likely ones. None: it knows
-            of none.
+        ahead: goes through a chain of point masses. It puts a likely token in the place of one that is ruled out, whose
+            followers it leaves out, and goes on after the last token with likely ones. None: it knows of none.
     """
 
     keys: Keys

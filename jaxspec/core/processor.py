@@ -36,10 +36,12 @@ class ProcessorAdvance(Protocol):
 
 
 class ProcessorAhead(Protocol):
-    def __call__(self, values: Any, memory: Any, /) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        """Finds a token that is likely to come next in each row, -1 where there is none, and whether it is certain.
+    def __call__(
+        self, values: Any, memory: Any, drafted: Int[Array, " batch"], /
+    ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
+        """Finds a token that is likely to come next in each row, -1 where there is none.
 
-        It is certain where the processor allows no other.
+        Also says whether the processor rules out the token that was drafted.
         """
         ...
 

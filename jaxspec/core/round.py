@@ -140,8 +140,10 @@ def run_round(
     with jax.named_scope("draft"):
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
-        # A chain that is a function of what precedes it may be changed; one that was drawn has to be judged as it is.
-        if context.ahead is not None and draft.parent is None and draft.log_probs is None:
+        # A chain that is a function of what precedes it may be changed; one that was drawn has to be judged as it is,
+        # and one whose drafting was a part of the target's pass ends where that did.
+        is_fixed = draft.parent is None and draft.log_probs is None and drafter.complete_target_pass is None
+        if context.ahead is not None and is_fixed:
             draft = context.ahead(draft)
         # A user's drafter may draft past a row's limit, or ids that the target's embedding lacks: both end here.
         draft = truncate(draft, context.max_draft, target.vocab_size)

@@ -420,8 +420,8 @@ def _draft(
         # Origins count the tokens of a level; slots count from the beginning of the cache's tree.
         parents.append(first + candidates.origins)
         first = size.retained + size.beams + level * size.draft_beams
-    every = None if states is None else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *all_states)
-    return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1), every), cache
+    tree_states = None if states is None else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *all_states)
+    return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1), tree_states), cache
 
 
 class Walk(NamedTuple):

@@ -30,6 +30,7 @@ from jaxspec.decode.output import WIDE, Generation, Piece
 from jaxspec.decode.request import Prepared, Prompts, devices, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
+from jaxspec.structured.tables import FREE
 
 
 def generate(
@@ -136,8 +137,10 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    rows = [] if prepared.target.tokenizer is None else zip(tokens, outcome.length, strict=True)
-    texts = [stopping.text_of(stopper, row[:n].tolist()) for row, n in rows]
+    rows = (
+        [] if prepared.target.tokenizer is None else zip(tokens, outcome.length, _stops(stopper, prepared), strict=True)
+    )
+    texts = [stopping.text_of(stop_of_row, row[:n].tolist()) for row, n, stop_of_row in rows]
     trace = output.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
     finish = [
         stopping.finish(stopper, reason, row[:n].tolist())
@@ -154,6 +157,14 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
         reported.window(outcome.log_probs, 0, width),
         prepared.target.tokenizer,
     )
+
+
+def _stops(stopper: stopping.Stop, prepared: Prepared) -> list[stopping.Stop]:
+    """The stop strings of each row, whose text is put together of its tokens if it has a pattern."""
+    structured = getattr(prepared.request.sampling_params, "structured", None)
+    if structured is None:
+        return [stopper] * len(prepared.request.max_new_tokens)
+    return [stopper._replace(joins=state != FREE) for state in np.asarray(structured.state).tolist()]
 
 
 def prefix(

@@ -131,6 +131,7 @@ class PromptReader:
         self._pattern = pattern_of(options)
         # A pattern is tried by itself before its prompt is taken in.
         self._new_pool = functools.partial(pool_of, target, end_ids(target, options.get("eos_ids")))
+        self._tried = set[Any]()
         self._source = enumerate(prompts)
         self._read = deque[JobPrompt]()
         self._exhausted, self._places = False, itertools.count()
@@ -240,8 +241,10 @@ class PromptReader:
         if pattern is not None:
             row = row._replace(pattern=pattern)
             bias = (self.defaults if row.sampling is None else row.sampling).get("bias")
-            for entry in pattern_rows([pattern], bias, np.array([row.max_new_tokens])):
+            (entry,) = pattern_rows([pattern], bias, np.array([row.max_new_tokens]))
+            if entry not in self._tried:
                 self._new_pool().add(*entry)  # what cannot be is the prompt's own error
+                self._tried.add(entry)
             needs = {**needs, "regex": [None]}
         return request._replace(row=row, stop=stop, needs=needs, samples=samples)
 

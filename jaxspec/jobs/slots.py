@@ -134,8 +134,11 @@ class Slots:
 
     def takes(self, row: Row) -> bool:
         """Says whether there is room for the tables of a row's pattern, and makes them."""
+        if self._pool is None:
+            return True
         try:
-            self._structured_of([row])
+            for entry in self._entries_of([row]):
+                self._pool.add(*entry)
         except TooLarge:
             return False
         return True
@@ -254,16 +257,17 @@ class Slots:
 
     def _structured_of(self, rows: Sequence[Row]) -> Any:
         """The values of structured output, on the host: a slot's tables are donated with its state."""
-        if self._pool is None:
-            return None
+        return None if self._pool is None else values(self._pool, self._entries_of(rows))
+
+    def _entries_of(self, rows: Sequence[Row]) -> list[Any]:
+        """The arguments of `Pool.add` for some rows."""
         fields = [self._sampling if row.sampling is None else row.sampling for row in rows]
         biases = [None if values_of_row is None else values_of_row.get("bias") for values_of_row in fields]
-        entries = [
+        return [
             entry
             for row, bias in zip(rows, biases, strict=True)
             for entry in pattern_rows([row.pattern], bias, np.array([row.max_new_tokens]))
         ]
-        return values(self._pool, entries)
 
     @property
     def _common(self) -> dict[str, Any]:

@@ -363,7 +363,10 @@ def pattern_rows(
     """Returns the arguments of `structured.tables.Pool.add` for each row; banned tokens are no part of its text."""
     if bias is None:
         return [(pattern, (), int(most)) for pattern, most in zip(rows, limit, strict=True)]
-    banned = [tuple(np.flatnonzero(np.isneginf(row)).tolist()) for row in bias]
+    banned = [
+        () if pattern is None else tuple(np.flatnonzero(np.isneginf(row)).tolist())
+        for pattern, row in zip(rows, bias, strict=True)
+    ]
     return [(pattern, ids, int(most)) for pattern, ids, most in zip(rows, banned, limit, strict=True)]
 
 

@@ -193,14 +193,12 @@ def ahead(sampler: Sampler, sampling_params: Any, preceding: Preceding) -> Calla
         def step(carry: tuple[Any, Any, Any], entry: tuple[Int[Array, ""], Int[Array, " B"]]) -> Any:
             memory, goes_on, follows = carry
             slot, drafted = entry
-            likely, is_certain = look_ahead(sampling_params, memory)
-            # The drafter's own token stands if all before it do, and if another is not certain.
-            is_own = jnp.logical_and(follows, slot < draft.length)
-            token = jnp.where(jnp.logical_and(is_own, jnp.logical_not(is_certain)), drafted, likely).astype(
-                drafted.dtype
-            )
-            goes_on = jnp.logical_and(goes_on, jnp.logical_or(is_own, likely >= 0))
-            follows = jnp.logical_and(is_own, token == drafted)
+            likely, is_ruled_out = look_ahead(sampling_params, memory, drafted)
+            # The drafter's own token stands if all before it do, and if it may.
+            follows = jnp.logical_and(jnp.logical_and(follows, slot < draft.length), jnp.logical_not(is_ruled_out))
+            token = jnp.where(follows, drafted, likely).astype(drafted.dtype)
+            goes_on = jnp.logical_and(goes_on, token >= 0)
+            token = jnp.maximum(token, 0)
             return (advance(sampling_params, memory, token), goes_on, follows), (token, goes_on)
 
         everywhere = jnp.ones(draft.length.shape, bool)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import os
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,6 @@ from jaxspec.structured.spelling import Spelling
 
 PAIRS = 2**23  # of a state and a token that are read at once
 SHOWN = 2**27  # pairs from which on a bar is shown
-MOST = 2**15  # states: what a table's entries and the time it takes allow
 FAR = 2**30  # a distance that no text has
 SMALL = 2**14  # vocabularies whose automata are built in no time
 STRAIGHT = 64  # bytes that are looked ahead for a likely token
@@ -95,9 +96,10 @@ def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
     file = _file(pattern, tokenizer, vocab)
     if file is not None and (kept := _read(file)) is not None:
         return kept
-    dfa = _read_bytes(pattern)
-    if len(dfa.step) > MOST:
-        raise ValueError(f"{pattern} has {len(dfa.step):,} states, expected at most {MOST:,}: {advice(pattern)}")
+    try:
+        dfa = _read_bytes(pattern)
+    except byte_dfa.TooManyStates:
+        raise ValueError(f"{pattern} has more than {byte_dfa.MOST:,} states: {advice(pattern)}") from None
     spelled = spelling.of(tokenizer, vocab)
     automaton = build(dfa, spelled, functools.partial(_first_token, tokenizer))
     if automaton.distances()[0] >= FAR:
@@ -130,9 +132,9 @@ def build(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | No
         for start in range(0, states, chunk):
             origins = np.arange(start, min(start + chunk, states))
             for origin, row in zip(origins, _walk(dfa.step, trie, origins), strict=True):
-                hashes[:-2] += np.where(row >= 0, _mixed(row + 1, int(origin) + 1), np.uint64(0))
+                hashes[:-2] += np.where(row >= 0, byte_dfa.mixed(row + 1, int(origin) + 1), np.uint64(0))
             bar.advance(task, len(origins))
-    keys = np.where(at_first >= 0, _mixed(at_first + 1, 0), np.uint64(0)) + hashes[inside]
+    keys = np.where(at_first >= 0, byte_dfa.mixed(at_first + 1, 0), np.uint64(0)) + hashes[inside]
     keys[inside == len(texts)] = 0
     kinds, member, classes = np.unique(np.append(np.uint64(0), keys), return_index=True, return_inverse=True)
     classes = classes.reshape(-1)
@@ -146,7 +148,9 @@ def build(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | No
     step = np.where(step >= 0, step + 1, -1)
     step = np.concatenate([np.full((states + 1, 1), -1, np.int32), step], axis=1)
     likely = _likely(dfa, spelled, first_token)
-    return _reachable(Automaton(classes[1:].astype(np.int32), step, np.append(False, dfa.accepting), likely))
+    return _reachable(
+        Automaton(classes[1:].astype(np.int32), step, np.append(dfa.accepting[:1], dfa.accepting), likely)
+    )
 
 
 def _read_bytes(pattern: Pattern) -> ByteDfa:
@@ -161,13 +165,16 @@ def _likely(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | 
     Of the tokens that fit it is the one that the tokenizer begins the text with; if that does not fit, the longest.
     """
     likely = np.full(len(dfa.step) + 1, -1, np.int32)
+    # The token of each text; of several the last, since the first may be single bytes.
+    tokens = [{text: token for token, text in enumerate(column) if text} for column in (spelled.first, spelled.inside)]
     for index, (state, column) in enumerate([(0, spelled.first), *((n, spelled.inside) for n in range(len(dfa.step)))]):
-        text = _straight(dfa, state)
-        token = first_token(text.decode(errors="ignore")) if text else None
+        if not (text := _straight(dfa, state)):
+            continue
+        token = first_token(text.decode(errors="ignore"))
         if token is not None and token < len(column) and (begins := column[token]) and text.startswith(begins):
             likely[index] = token
             continue
-        numbers = _numbers(column)
+        numbers = tokens[index > 0]
         sizes = (size for size in range(len(text), 0, -1) if text[:size] in numbers)
         if (size := next(sizes, None)) is not None:
             likely[index] = numbers[text[:size]]
@@ -188,12 +195,6 @@ def _straight(dfa: ByteDfa, state: int) -> bytes:
         text.append(int(after[0]))
         state = int(dfa.step[state, after[0]])
     return bytes(text)
-
-
-@functools.lru_cache(maxsize=16)
-def _numbers(column: tuple[bytes | None, ...]) -> dict[bytes, int]:
-    """Returns the token of each text; of several the last, since the first may be single bytes."""
-    return {text: token for token, text in enumerate(column) if text}
 
 
 def _first_token(tokenizer: Any, text: str) -> int | None:
@@ -283,25 +284,21 @@ def _walk(
     return ends
 
 
-def _mixed(values: Int[np.ndarray, " n"], salt: int) -> UInt[np.ndarray, " n"]:
-    """Mixes numbers with a salt to 64 bits (splitmix64), so that sums tell columns apart."""
-    x = values.astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def advice(pattern: Pattern) -> str:
     """Says which part of a pattern makes it large."""
     if pattern.schema is None:
         return "bound its repetitions lower"
     sizes = {}
     for name, part in schemas.parts_of(pattern.schema).items():
-        sizes[name] = len(byte_dfa.from_regex(schemas.regex_of(part)).step)
+        try:
+            sizes[name] = len(byte_dfa.from_regex(schemas.regex_of(part)).step)
+        except byte_dfa.TooManyStates:
+            sizes[name] = byte_dfa.MOST + 1
     if not sizes:
         return "bound its lists and strings lower"
     largest = max(sizes, key=lambda name: sizes[name])
-    return f"its property {largest!r} alone has {sizes[largest]:,}, so bound its lists and strings lower"
+    size = f"more than {byte_dfa.MOST:,}" if sizes[largest] > byte_dfa.MOST else f"{sizes[largest]:,}"
+    return f"its property {largest!r} alone has {size} states, so bound its lists and strings lower"
 
 
 def _file(pattern: Pattern, tokenizer: Any, vocab: int) -> Path | None:
@@ -317,9 +314,10 @@ def _file(pattern: Pattern, tokenizer: Any, vocab: int) -> Path | None:
 
 def _read(file: Path) -> Automaton | None:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             return Automaton(**{name: arrays[name] for name in Automaton._fields})
-    except (OSError, ValueError, KeyError, EOFError):  # not there, or not whole: it is built again
+    # It is not there, or not whole: then it is built again.
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
 
 
@@ -329,8 +327,8 @@ def _write(file: Path, automaton: Automaton) -> None:
     np.savez_compressed(buffer, **automaton._asdict())
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(buffer.getvalue())
-        part.replace(file)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
+            part.write(buffer.getvalue())
+        Path(part.name).replace(file)
     except OSError:
         return

@@ -15,7 +15,7 @@ from re import _constants, _parser  # type: ignore[attr-defined] # private, and 
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt
 
 MOST = 2**15  # states
 MOST_PLACES = 2**19  # of an expression, once its repetitions are written out
@@ -24,6 +24,10 @@ LAST = 0x10FFFF
 REFUSED = re.IGNORECASE | re.LOCALE
 
 Ranges = list[tuple[int, int]]  # first and last, both included
+
+
+class TooManyStates(ValueError):
+    """A pattern has more states than a table may have."""
 
 
 class ByteDfa(NamedTuple):
@@ -66,8 +70,8 @@ def from_regex(regex: str) -> ByteDfa:
         ValueError: the expression cannot be read, is not regular, matches nothing, or has too many states.
 
     >>> dfa = from_regex("[0-9]{2}")
-    >>> dfa.step.shape, dfa.step[0, [ord("7"), ord("x")]].tolist()
-    ((3, 256), [1, -1])
+    >>> dfa.step.shape, (dfa.step[0, [ord("7"), ord("x")]] >= 0).tolist()
+    ((3, 256), [True, False])
     """
     regex = regex.removeprefix("^")
     regex = regex if regex.endswith("\\$") else regex.removesuffix("$")  # the whole text matches in any case
@@ -96,7 +100,7 @@ class _Network:
         self._edges.append([])
         self._free.append([])
         if len(self._free) > MOST_PLACES:
-            raise ValueError(f"regex is {self._regex!r:.200}, which is too large: bound its repetitions lower")
+            raise TooManyStates(f"regex is {self._regex!r:.200}, which is too large: bound its repetitions lower")
         return len(self._free) - 1
 
     def sequence(self, parsed: Any, start: int) -> int:
@@ -108,9 +112,12 @@ class _Network:
     def _part(self, name: str, value: Any, start: int) -> int:
         if name == "SUBPATTERN":
             _, added, removed, inner = value
-            if added or removed:
+            if added & ~re.ASCII or removed:
                 raise self._refused("flags of a group")
-            return self.sequence(inner, start)
+            flags, self._flags = self._flags, self._flags | added
+            end = self.sequence(inner, start)
+            self._flags = flags
+            return end
         if name == "BRANCH":
             end = self.new_node()
             for branch in value[1]:
@@ -205,7 +212,7 @@ class _Network:
                     row[low:end] = number[after]
             rows.append(row)
             if len(order) > MOST:
-                raise ValueError(
+                raise TooManyStates(
                     f"regex is {self._regex!r:.200}, with more than {MOST:,} states: bound its repetitions lower"
                 )
         return np.stack(rows), np.array([last in nodes for nodes in order])
@@ -270,6 +277,15 @@ def _between(low: bytes, high: bytes) -> Iterator[tuple[tuple[int, int], ...]]:
     yield from above
 
 
+def mixed(values: Int[np.ndarray, "*shape"], salt: Any) -> UInt[np.ndarray, "*shape"]:
+    """Mixes numbers with salts to 64 bits (splitmix64), so that sums tell rows of numbers apart."""
+    salts = np.asarray(salt).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = values.astype(np.uint64) + salts
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def _dense(step: list[dict[int, int]]) -> Int[np.ndarray, "states 256"]:
     table = np.full((len(step), 256), -1, np.int32)
     for state, row in enumerate(step):
@@ -283,10 +299,13 @@ def _minimal(step: Int[np.ndarray, "states 256"], accepting: Bool[np.ndarray, " 
     dead = len(step)
     step = np.concatenate([np.where(step < 0, dead, step), np.full((1, 256), dead, np.int32)])
     group = np.append(accepting, False).astype(np.int64)
+    # Bytes that lead to the same states from everywhere are looked at once, [states + 1, kinds of bytes].
+    by_kind = np.unique(step, axis=1)
+    salts = np.arange(1, by_kind.shape[1] + 1)
     count = 0
     while True:
-        rows = np.concatenate([group[:, None], group[step]], axis=1)
-        _, group = np.unique(rows, axis=0, return_inverse=True)
+        rows = mixed(group[:, None], 0)[:, 0] + mixed(group[by_kind], salts).sum(axis=1)
+        _, group = np.unique(rows, return_inverse=True)
         group = group.reshape(-1)
         if (new := int(group.max()) + 1) == count:
             break

@@ -111,10 +111,14 @@ def _apply(sampling_params: Any, logits: Float[Array, "B T V"], preceding: Prece
     return jnp.where(allowed(tables, preceding.memory, logits.shape[-1]), logits, -jnp.inf)
 
 
-def _ahead(sampling_params: Any, row_state: RowState) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+def _ahead(
+    sampling_params: Any, row_state: RowState, drafted: Int[Array, " B"]
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     tables = sampling_params.structured.tables.value
-    only = tables.certain[_mask_of(tables, row_state)]
-    return jnp.where(only >= 0, only, tables.likely[row_state.state]), only >= 0
+    mask = _mask_of(tables, row_state)
+    only, width = tables.certain[mask], tables.words.shape[1]
+    bit = tables.words[mask, drafted % width] >> (drafted // width).astype(jnp.uint32) & jnp.uint32(1)
+    return jnp.where(only >= 0, only, tables.likely[row_state.state]), bit == 0
 
 
 structured = Processor(_apply, _init, _advance, ahead=_ahead)

@@ -75,7 +75,10 @@ def regex_of(text: str) -> str:
     ValueError: json_schema has multipleOf at #/properties/age, which is not supported there: leave it out, or use regex
     """
     root = json.loads(text)
-    expression = _Reader(root).read(root, "#", ())
+    try:
+        expression = _Reader(root).read(root, "#", ())
+    except (AttributeError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ValueError(f"json_schema is {text:.80}, which is no JSON schema ({error}): check its keywords") from None
     if len(expression) > LONGEST:
         raise ValueError(f"json_schema makes an expression of {len(expression):,} characters: {_largest(text)}")
     return expression
@@ -115,6 +118,8 @@ class _Reader:
             return self.read(self._referred(name, at), name, (*seen, name))
         if "const" in left or "enum" in left:
             values = [left.pop("const")] if "const" in left else left.pop("enum")
+            if not isinstance(values, list):
+                raise ValueError(f"json_schema has enum {values!r:.40} at {at}: expected a list of values")
             types = _types(left, at)
             fitting = [value for value in values if not types or any(_is_a(value, name) for name in types)]
             if not fitting:
@@ -327,13 +332,17 @@ def _pattern(pattern: Any, at: str) -> str:
     is_whole = isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")
     if not is_whole or pattern.endswith("\\$"):
         raise ValueError(f"json_schema has the pattern {pattern!r} at {at}: expected ^...$, for the whole string")
-    reads = from_regex(pattern[1:-1]).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
+    # JSON schemas are of ECMA 262, whose \\d and \\w are ASCII's.
+    inside = f"(?a:{pattern[1:-1]})"
+    if "(?P" in pattern:
+        raise ValueError(f"json_schema has the pattern {pattern!r} at {at}, with a named group: leave out its name")
+    reads = from_regex(inside).step[:, [*range(32), ord('"'), ord("\\")]] >= 0
     if reads.any():
         raise ValueError(
             f"json_schema has the pattern {pattern!r} at {at}, which allows a quotation mark, a backslash or a control "
             r'character. Leave them out: [^"\\\x00-\x1f] in place of .'
         )
-    return pattern[1:-1]
+    return inside
 
 
 def integers(least: int | None, most: int | None) -> str:

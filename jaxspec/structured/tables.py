@@ -28,6 +28,13 @@ class TooLarge(ValueError):
     """Automata do not fit into the tables of one batch."""
 
 
+def _too_large(pattern: Pattern, size: int) -> TooLarge:
+    return TooLarge(
+        f"{pattern} makes tables of {filesize.decimal(size)}, expected at most {filesize.decimal(MOST)}: "
+        f"{automaton.advice(pattern)}; or give fewer patterns at once"
+    )
+
+
 class Pool:
     """Automata that share tables. Others may be added; states keep their numbers.
 
@@ -37,7 +44,8 @@ class Pool:
 
     def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
         self._tokenizer, self._vocab, self._ends = tokenizer, vocab, ends
-        self._first = dict[tuple[Pattern, tuple[int, ...]], int]()  # state
+        # The first state of each pattern, and the tokens of its shortest text.
+        self._first = dict[tuple[Pattern, tuple[int, ...]], tuple[int, int]]()
         width = -(-vocab // 32)
         free = np.full((1, width), 2**32 - 1, np.uint32)
         zero = np.zeros(1, np.int32)
@@ -58,7 +66,9 @@ class Pool:
         """
         if pattern is None:
             return FREE
-        part, shortest = _part(pattern, self._tokenizer, self._vocab, self._ends, banned)
+        state, shortest = self._first.get((pattern, banned), (None, 0))
+        if state is None:
+            part, shortest = _part(pattern, self._tokenizer, self._vocab, self._ends, banned)
         if shortest >= FAR:
             raise ValueError(f"{pattern} matches no text without the banned tokens: allow some of them")
         if shortest > limit:
@@ -66,18 +76,16 @@ class Pool:
                 f"max_new_tokens is {limit}, and the shortest text for {pattern} has {shortest} tokens with its end "
                 f"token: expected at least {shortest}"
             )
-        if (pattern, banned) not in self._first:
+        if state is None:
             new = _numbered_on(part, self._end)
             size = sum(x.nbytes for tables in (*self._parts, new) for x in tables)
             if size > MOST:
-                raise TooLarge(
-                    f"{pattern} makes tables of {filesize.decimal(size)}, expected at most {filesize.decimal(MOST)}: "
-                    f"{automaton.advice(pattern)}; or give fewer patterns at once"
-                )
-            self._first[pattern, banned] = int(self._end.offset)
+                raise _too_large(pattern, size)
+            state = int(self._end.offset)
+            self._first[pattern, banned] = state, shortest
             self._parts.append(new)
             self.__dict__.pop("tables", None)  # to be put together anew
-        return self._first[pattern, banned]
+        return state
 
     @functools.cached_property
     def tables(self) -> Automata:
@@ -122,6 +130,9 @@ def _part(
     # A mask for each distance of each state; equal ones are there once.
     allowed = after[:, None, :] <= np.minimum(bound, FAR - 1)[:, :, None]
     packed, mask = np.unique(np.packbits(allowed.reshape(states * levels, -1), axis=1), axis=0, return_inverse=True)
+    width = -(-vocab // 32)
+    if 4 * len(packed) * width > MOST:
+        raise _too_large(pattern, 4 * len(packed) * width)
     of_token = part.classes.copy()
     of_token[list(ends)] = kinds
     by_class = np.unpackbits(packed, axis=1, count=kinds + 1).astype(bool)

@@ -66,6 +66,15 @@ def test_what_is_not_regular_is_refused(regex):
         byte_dfa.from_regex(regex)
 
 
+def test_long_repetitions_take_no_time_to_speak_of():
+    assert byte_dfa.from_regex("[a-z]{1000}").step.shape == (1001, 256)
+
+
+def test_a_group_may_be_of_ascii_alone():
+    dfa = byte_dfa.from_regex("(?a:\\d)\\d")
+    assert accepts(dfa, "1\u0661") and not accepts(dfa, "\u06611")
+
+
 def test_characters_of_every_length_are_whole():
     dfa = byte_dfa.from_regex("[é-\U0001f600]")
     for code in (0xE8, 0xE9, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x1F600, 0x1F601):

@@ -271,3 +271,22 @@ def test_fewer_texts_than_beams_are_fewer_hypotheses():
     for drafter in (None, DRAFT):
         out = jaxspec.beam_search(TARGET, PROMPT, drafter=drafter, **options)
         assert sorted(out.texts[0]) == ["a b", "c"]
+
+
+@pytest.mark.slow
+def test_a_drafter_that_does_a_part_of_the_targets_pass_is_not_changed():
+    """With a policy that ends drafts early: the target goes on from what drafting has read, and from nothing else."""
+    model = jaxspec.load("debian-gpt-base")
+    options = dict(json_schema=SCHEMAS[0], max_new_tokens=24, log_probs=True)
+    plain = jaxspec.generate(model, ["This package"], **options)
+    policy = jaxspec.policies.confidence(0.999)
+    drafter = drafters.early_exit(model, 1)
+    out = jaxspec.generate(model, ["This package"], drafter=drafter, gamma=5, policy=policy, **options)
+    assert out.texts == plain.texts
+    np.testing.assert_allclose(out.log_probs.raw, plain.log_probs.raw, atol=1e-3)
+
+
+def test_an_empty_text_may_match():
+    options = dict(regex="(a)?", max_new_tokens=3, eos_ids=(1,))
+    assert jaxspec.generate(TARGET, [[2]], logit_bias={1: 50.0}, **options).texts == [""]
+    assert jaxspec.generate(TARGET, [[2]], logit_bias={1: -50.0}, **options).texts == ["a"]
