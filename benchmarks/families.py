@@ -34,7 +34,7 @@ def cells(family: Family) -> tuple[str, str, str, str]:
     """
     kinds = dict.fromkeys(kind for config in family.sizes.values() for kind in layers(config))
     types, sizes = (", ".join(f"`{name}`" for name in names) for names in (family.model_types, family.sizes))
-    return family.title, types, ", ".join(kinds), sizes
+    return family.title, types, ", ".join(kinds) or "by its `config.json`", sizes or "–"
 
 
 def layers(config: Any) -> Iterator[str]:

@@ -120,7 +120,7 @@ def test_greedy_equals_plain_with_trees_of_the_top_choices(pair):
         assert texts(out) == [plain[i] for i in chosen], chosen
 
 
-# Two of these have the form of "debian-gpt-lookahead", on targets whose programs take longest to compile.
+# This one has the form of "debian-gpt-lookahead", on a target whose programs take longest to compile.
 @pytest.mark.parametrize("name", marked(load.shipped(), exhaustive=("debian-t5-base-lookahead",)))
 def test_greedy_equals_plain_with_a_head_that_was_trained_for_its_target(name):
     """Shipped heads load without a warning that their acceptance rate is too low, which fails any test."""

@@ -332,8 +332,10 @@ def timed_loops(
     def read(nodes: int) -> tuple[core.Forward, core.Cache]:
         return _prefill(lm, model.params, prompt, token_rows.room(lm, prompt, headroom, nodes))
 
-    forward, cache = read(headroom)
-    shared = None if kv_cache.states(cache) else [cache]
+    has_states = bool(kv_cache.states(jax.eval_shape(lambda: read(headroom))[1]))
+    # The log of `headroom` tokens would be the largest of all, and no loop reads it where there are states.
+    forward, cache = read(1 if has_states else headroom)
+    shared = None if has_states else [cache]
     length = decoder_prompt(lm, prompt).length
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None

@@ -340,9 +340,14 @@ def of_sizes(
     """
     chip = roofline.machine(device)
     target_load, draft_load = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
-    c = float(roofline.draft_cost(chip, draft_load, target_load, batch)) if c is None else c
     c_hat = draft_load.parameters / target_load.parameters if c_hat is None else c_hat
-    best = plan(alpha, c, roofline.verify_cost(chip, target_load, range(most + 1), batch), c_hat=c_hat, batch=batch)
+    v = roofline.verify_cost(chip, target_load, range(most + 1), batch)
+    gammas = np.maximum(range(most + 1), 1)
+    by_gamma = roofline.draft_cost(chip, draft_load, target_load, batch, gammas) if c is None else 0.0 * gammas + c
+    # A recurrent drafter's passes cost more where drafts are longer, so each chain is priced by its own c.
+    plans = [plan(alpha, float(its_c), v, c_hat=c_hat, batch=batch) for its_c in by_gamma]
+    chains = tuple(its_plan.chains[gamma] for gamma, its_plan in enumerate(plans))
+    best = plans[plans[0]._replace(chains=chains).chain.gamma]._replace(chains=chains)
     if chip.memory is None:
         return best
     target_bytes, draft_bytes = (

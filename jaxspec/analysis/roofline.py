@@ -132,7 +132,9 @@ def published_shapes() -> dict[str, Any]:
     return {name: config for family in FAMILIES for name, config in family.sizes.items()}
 
 
-def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1) -> np.ndarray:
+def pass_time(
+    machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1, undone: ArrayLike | None = None
+) -> np.ndarray:
     """Computes the seconds of a pass over `tokens` tokens of each of `batch` rows: the slower of memory and arithmetic.
 
     Attention's own arithmetic is left out: it is small beside the weights' unless rows are very long.
@@ -141,6 +143,7 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
         machine: bandwidth and peak.
         load: the model.
         batch, tokens: arrays broadcast.
+        undone: tokens that recurrent layers do again in the pass; see `Load.row_bytes`.
 
     Example, 11 billion parameters on the paper's TPU v4: memory rules at 1 and 8 tokens, arithmetic at 512:
         >>> (1e3 * pass_time(machine("tpu-v4"), Load(11e9), tokens=[1, 8, 512])).round(1).tolist()
@@ -149,7 +152,7 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
     batch, tokens = np.asarray(batch, np.float64), np.asarray(tokens, np.float64)
     if not (np.all(batch >= 1) and np.all(tokens >= 1)):
         raise ValueError(f"batch is {batch} and tokens is {tokens}: expected at least 1 of each")
-    memory = (load.bytes_read(batch * tokens) + batch * load.row_bytes(tokens)) / machine.bandwidth
+    memory = (load.bytes_read(batch * tokens) + batch * load.row_bytes(tokens, undone)) / machine.bandwidth
     arithmetic = 2 * load.per_token * batch * tokens / machine.peak(load.dtype)
     return np.maximum(memory, arithmetic)
 
@@ -165,14 +168,17 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
     return pass_time(machine, load, batch, gamma + 1) / pass_time(machine, load, batch)
 
 
-def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1) -> np.ndarray:
+def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1, gamma: ArrayLike = 1) -> np.ndarray:
     """Computes c, a one-token pass of the drafter in those of the target.
+
+    In recurrent layers a drafter's pass does gamma + 2 tokens again: its round may take back a whole draft.
 
     Example, T5-small against T5-XXL by their sizes (the paper measured 0.02, of which most is overhead):
         >>> round(float(draft_cost(machine("tpu-v4"), Load(77e6), Load(11e9))), 3)
         0.007
     """
-    return pass_time(machine, draft, batch) / pass_time(machine, target, batch)
+    again = np.asarray(gamma, np.float64) + 2
+    return pass_time(machine, draft, batch, undone=again) / pass_time(machine, target, batch)
 
 
 def spare_tokens(machine: Machine, load: Load) -> float:

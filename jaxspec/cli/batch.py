@@ -31,7 +31,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.files import digests
 from jaxspec.jobs import Completion, Progress, generate_many, openai
 from jaxspec.jobs.chunks import Chunks
-from jaxspec.jobs.files import InputShard, Output, Source, Survey, check_paths, manifest_of
+from jaxspec.jobs.files import InputShard, Output, Source, Survey, check_paths, digests_of, manifest_of
 from jaxspec.jobs.prompts import Line, PromptReader, limits_of
 from jaxspec.jobs.slots import Row, Slots
 
@@ -210,7 +210,11 @@ def _description(
     settings: BatchSettings, pair: Pair, shared: str | None, sampling: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a job's models, each as its name and the digests of its files, and its options."""
+    from jaxspec.weights import loading
+
     models: dict[str, Any] = {"target": [pair.target, drafter_names.digests_of(pair.target)]}
+    if pair.adapter is not None:
+        models["adapter"] = [pair.adapter, digests_of(loading.find_adapter(pair.adapter))]
     if pair.draft is not None:
         models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
     options_of_job = {name: value for name, value in options.flat(settings).items() if name in DESCRIBED}

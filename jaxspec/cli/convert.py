@@ -53,6 +53,8 @@ def convert(
     if form:
         one_of(form, "--format", (HUGGING_FACE, OURS))
     stored_form, stored_dtype, description = stored(front.find(source))
+    if adapter is not None:
+        description |= {"adapter": adapter}
     form = form or (OURS if stored_form == HUGGING_FACE else HUGGING_FACE)
     dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")

@@ -20,7 +20,7 @@ BEFORE_ROW = -2  # stands before a row's first token where that must not equal N
 
 
 class AllRows(NamedTuple):
-    """A value that all rows of a batch share, such as tables; among leaves that are batch-first it is none.
+    """A value that all rows of a batch share, such as tables. It has no batch axis.
 
     `map_rows`, and what is made of it, hands it on as it is.
     """

@@ -125,16 +125,15 @@ def diagnose(
     tried = list(changes(config, params, target))
     measured = [_acceptance(bound(x.config, x.params, target), prompts, tokens)[0] for x in tried]
     lines = [_line(x.description, f"{of_change:.0%}") for x, of_change in zip(tried, measured, strict=True)]
+    if (cosine := embedding_likeness(params, target)) is not None:
+        lines.append(_line("mean cosine of rows of its embedding and the target's", f"{cosine:.2f}"))
     best = max(range(len(tried)), key=measured.__getitem__, default=None)
     if best is not None and measured[best] >= max(TOO_LOW, 2 * rate):
         advice = f"look at its {tried[best].part}: {tried[best].description}"
+    elif cosine is not None and cosine < ALIKE:  # an embedding may be trained, so a change that helps says more
+        advice = "look at the tokenizer: rows of its own embedding are not those of the target's tokens"
     else:
         advice = "no change of how it is read helps: look at the tokenizer, or expect that it is another model's"
-    cosine = embedding_likeness(params, target)
-    if cosine is not None:
-        lines.append(_line("mean cosine of rows of its embedding and the target's", f"{cosine:.2f}"))
-        if cosine < ALIKE:
-            advice = "look at the tokenizer: rows of its own embedding are not those of the target's tokens"
     return "\n".join(["Tried again with changes:", _line("as it is", f"{rate:.0%}"), *lines, f"So {advice}."])
 
 

@@ -69,16 +69,23 @@ class Load(NamedTuple):
         union = sum(numbers * (1 - (1 - share) ** tokens) for share, numbers in self.experts)
         return (self.parameters + union) * BYTES[self.dtype]
 
-    def row_bytes(self, tokens: Any) -> Any:
+    def row_bytes(self, tokens: Any, undone: Any = None) -> Any:
         """Returns the bytes of a row's cache that a pass over so many tokens reads and writes; arrays broadcast.
 
-        A pass over n tokens begins by doing n + 1 tokens again in recurrent layers: as many as a round may take back
+        A pass begins by doing tokens again in recurrent layers: as many as a round may take back
         (`core.token_rows.room`). Each of these and of its own reads a state and writes it.
+
+        Args:
+            tokens: tokens that the pass is fed.
+            undone: tokens that it does again; by default one more than it is fed, as a round of the target does.
 
         >>> Load(10, cache_bytes=100.0).row_bytes(5), Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(5)
         (100.0, 268.0)
+        >>> Load(10, cache_bytes=100.0, state_bytes=8.0).row_bytes(1, undone=6)  # a drafter's, of four draft tokens
+        204.0
         """
-        return self.cache_bytes + self.state_bytes * (2 * (2 * tokens + 1) - 1 if self.state_bytes else 0)
+        undone = tokens + 1 if undone is None else undone
+        return self.cache_bytes + self.state_bytes * (2 * (tokens + undone) - 1)
 
 
 class Form(NamedTuple):

@@ -159,12 +159,18 @@ def _with_adapter(reader: Reader, adapter: str | Path, folder: Path) -> Reader:
     if form is not huggingface.FORMAT:
         text = f"adapter is given, and {folder} is a model in the format {form.name!r}"
         raise ValueError(f"{text}: expected a Hugging Face folder or hub id, as the adapter's own base is")
-    path = Path(adapter).expanduser()
-    if not path.exists() and not is_hub_id(adapter):
-        raise CheckpointError(f"adapter is {adapter!s}: expected a folder with an {lora.CONFIG}, or a hub id")
-    if not path.exists():
-        path = huggingface.download(str(adapter), files=huggingface.ADAPTER_FILES, is_adapter=True)
+    path = find_adapter(adapter)
     return reader._replace(params=lambda dtype, mesh: huggingface.restore(folder, dtype, mesh, path))
+
+
+def find_adapter(adapter: str | Path) -> Path:
+    """Returns the folder of a LoRA adapter; one of the hub is downloaded first."""
+    path = Path(adapter).expanduser()
+    if path.exists():
+        return path
+    if not is_hub_id(adapter):
+        raise CheckpointError(f"adapter is {adapter!s}: expected a folder with an {lora.CONFIG}, or a hub id")
+    return huggingface.download(str(adapter), files=huggingface.ADAPTER_FILES, is_adapter=True)
 
 
 def dtype_name(dtype: Any, option: str = "dtype", names: tuple[str, ...] = DTYPES) -> str:

@@ -272,7 +272,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
-        advice = "Copy or build the checkpoint again"
+        older = "'interleaved'" in str(error)  # of experts whose gates did not lie beside their partners
+        advice = "It is of an older jaxspec: convert the model again" if older else "Copy or build the checkpoint again"
         raise CheckpointError(f"the manifest {path} cannot be used: {error}. {advice}") from error
     return manifest
 

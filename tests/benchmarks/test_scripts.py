@@ -362,10 +362,14 @@ def test_slots_may_be_prefilled_when_they_are_free(loading):
 
 
 @pytest.mark.slow
-def test_batches_of_several_sizes_are_timed(loading, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "pair",
+    [PAIR, pytest.param(("--target", "debian-gpt-base", "--draft", "debian-gpt-small"), marks=pytest.mark.exhaustive)],
+)
+def test_batches_of_several_sizes_are_timed(loading, capsys, monkeypatch, pair):
     monkeypatch.setenv("COLUMNS", "200")
     batch_sizes.main(
-        [*PAIR, "--batches", "1,2", "--gammas", "2", "--most", "3", "--max-new-tokens", "6", "--repeats", "2"]
+        [*pair, "--batches", "1,2", "--gammas", "2", "--most", "3", "--max-new-tokens", "6", "--repeats", "2"]
     )
     printed = capsys.readouterr().out
     assert printed.count("1 of 1") == printed.count("2 of 2") == 3 and printed.count("adaptive, at most 3") == 2

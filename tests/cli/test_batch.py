@@ -24,6 +24,7 @@ from jaxspec.cli.signals import INTERRUPTED, TERMINATED
 from jaxspec.files import folders
 from jaxspec.jobs import chunks as job_chunks
 from jaxspec.jobs.files import InputShard, Output, Source
+from jaxspec.weights import loading as model_loading
 
 PROMPTS = heldout("translation", 7)
 
@@ -100,6 +101,23 @@ def test_another_job_is_not_gone_on_with(batch, change):
     result = batch("--tokens", "--resume", *change)
     assert result.exit_code == 2
     assert "is of another job" in result.stderr
+
+
+def test_an_adapter_is_a_part_of_the_job(batch, zoo, loading, tmp_path, monkeypatch):
+    """Another one, and the same folder with other weights."""
+    plain_load = model_loading.load
+    monkeypatch.setattr(model_loading, "load", lambda *names, adapter=None, **options: plain_load(*names, **options))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_text(name)
+    one, other = ("--adapter", str(tmp_path / "one")), ("--adapter", str(tmp_path / "other"))
+    assert (result := batch("--tokens", *one)).exit_code == 0, result.output
+    assert batch("--tokens", *one, "--resume").exit_code == 0
+    for changed in (other, ()):
+        result = batch("--tokens", *changed, "--resume")
+        assert result.exit_code == 2 and "is of another job (models: adapter" in " ".join(result.stderr.split())
+    (tmp_path / "one" / "adapter_model.safetensors").write_text("trained again")
+    assert batch("--tokens", *one, "--resume").exit_code == 2
 
 
 def test_wrong_lines_have_errors_and_the_others_texts(batch, tmp_path):

@@ -60,6 +60,7 @@ def test_adapters_are_merged_on_the_command_line(theirs, tmp_path):
     plain = jaxspec.load(theirs).params["layers_0"]["attention"]["query"]["weight"]
     np.testing.assert_allclose(changed - plain, 4.0, atol=1e-5)
     assert run(theirs, tmp_path / "to", "--adapter", adapter).exit_code == 0
+    assert orbax.read_manifest(tmp_path / "to").about["adapter"] == str(adapter)
     target, _ = pairs.load(pairs.Pair(str(theirs), adapter=str(adapter)))
     for params in (jaxspec.load(tmp_path / "to").params, target.params):
         jax.tree.map(np.testing.assert_array_equal, params, merged)

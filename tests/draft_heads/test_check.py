@@ -54,6 +54,11 @@ def without_ones(params):
 
 BROKEN = {  # configuration, weights, what is said
     "taps": (dataclasses.replace(CONFIG, taps=(0,)), weights(), r"look at its taps: taps \[1\] in place of \[0\]\."),
+    "taps, an embedding of its own": (
+        dataclasses.replace(CONFIG, taps=(0,)),
+        weights(embedding=NEXT),
+        r"target's +0\.00\nSo look at its taps: taps \[1\] in place of \[0\]\.",
+    ),
     "norms": (CONFIG, without_ones(weights()), "look at its norms: 1 added to the weights of norms"),
     "tokens": (CONFIG, weights(NEXT, NEXT), "look at the tokenizer: rows of its own embedding are not those"),
     "another's": (CONFIG, weights(NEXT), "no change of how it is read helps: .* it is another model's"),

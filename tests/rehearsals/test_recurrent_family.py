@@ -18,7 +18,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets
-from jaxspec.analysis import acceptance, numerics, roofline
+from jaxspec.analysis import acceptance, numerics, plan, roofline
 from jaxspec.core import chunks, layer_caches
 from jaxspec.core import kv_cache as kv
 from jaxspec.decode import causality, request
@@ -179,6 +179,20 @@ def test_plans_count_what_rounds_do_again():
         assert one - other == pytest.approx(moved)
     assert roofline.verify_cost(machine, load, 3) > roofline.verify_cost(machine, without, 3) == 1.0
     assert Load(10, cache_bytes=3.0).row_bytes(7) == 3.0
+
+
+def test_plans_count_what_a_recurrent_drafter_does_again():
+    """Each of its passes does gamma + 2 tokens again: each chain has a c of its own."""
+    load, target, machine = Load(10, cache_bytes=8.0, state_bytes=8.0), Load(1000), roofline.Machine(1.0, 1e9, 1e9)
+    costs = roofline.draft_cost(machine, load, target, gamma=[1, 4])
+    assert costs.tolist() == pytest.approx([(20 + 8 + 8 * (2 * (gamma + 3) - 1)) / 2000 for gamma in (1, 4)])
+    small, large = "qwen3.5-0.8b", "qwen3.5-4b"
+    planned = plan.of_sizes(0.8, large, small, "tpu-v5e", most=4)
+    chip, loads = roofline.machine("tpu-v5e"), [roofline.load_of_size(x, "bfloat16", 256) for x in (small, large)]
+    for gamma in range(1, 5):
+        c = roofline.draft_cost(chip, *loads, gamma=gamma)
+        assert planned.chains[gamma].drafting == pytest.approx(gamma * c)
+    assert planned.c == pytest.approx(planned.best.drafting / planned.gamma)
 
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7], [1, 8, 2, 8, 1, 8]]

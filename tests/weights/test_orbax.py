@@ -262,6 +262,7 @@ def test_a_folder_without_a_manifest_is_named(copy):
         ('dtype = "float32"\nparameters', 'dtype = "int3"\nparameters', "dtype is 'int3': expected one of"),
         ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
         ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
+        ("heads = 2\n", "heads = 2\ninterleaved = true\n", "'interleaved'.* older jaxspec: convert the model again"),
         ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
         ('name = "tiny-t5"\n', "", "lacks the key 'name'"),
         ("[about]", "[abouts]", "unknown key 'abouts': did you mean 'about'"),

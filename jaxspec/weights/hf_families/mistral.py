@@ -93,10 +93,10 @@ MINISTRAL3_SIZES = {
 }
 
 MISTRAL3 = decoders.family(
-    *("Mistral 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _keys, {}, decoders.canonical_text)
+    *("Mistral Small 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _keys, {}, decoders.canonical_text)
 )
 MINISTRAL3 = decoders.family(
     *("Ministral 3", ("ministral3",), "Ministral3ForCausalLM", read_ministral3, _ministral3_keys, MINISTRAL3_SIZES),
     more_keys=_beta,
 )
-MINISTRAL = decoders.family("Ministral", ("ministral",), "MinistralForCausalLM", read, _ministral_keys, {})
+MINISTRAL = decoders.family("Ministral 8B", ("ministral",), "MinistralForCausalLM", read, _ministral_keys, {})

@@ -88,7 +88,7 @@ _FORMS = {
 }
 
 PHI3 = decoders.family(
-    "Phi-3, Phi-4",
+    "Phi-3, Phi-3.5, Phi-4",
     ("phi3",),
     "Phi3ForCausalLM",
     read,

@@ -138,4 +138,4 @@ SIZES = {
     "qwen3.5-9b": _size(4096, 12_288, 32, 16, 32, tied=False),
     "qwen3.5-27b": _size(5120, 17_408, 64, 24, 48, tied=False),
 }
-QWEN3_5 = Family("Qwen 3.5, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)
+QWEN3_5 = Family("Qwen 3.5, Qwen 3.6, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)

@@ -87,7 +87,7 @@ STARCODER2 = decoders.family(
     renamed={"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"},
 )
 NEMOTRON = decoders.family(
-    "Nemotron-4",
+    "Nemotron-4, Minitron",
     ("nemotron",),
     "NemotronForCausalLM",
     read_nemotron,
