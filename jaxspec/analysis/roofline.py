@@ -177,8 +177,8 @@ def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1
         >>> round(float(draft_cost(machine("tpu-v4"), Load(77e6), Load(11e9))), 3)
         0.007
     """
-    again = np.asarray(gamma, np.float64) + 2
-    return pass_time(machine, draft, batch, undone=again) / pass_time(machine, target, batch)
+    undone = np.asarray(gamma, np.float64) + 2
+    return pass_time(machine, draft, batch, undone=undone) / pass_time(machine, target, batch)
 
 
 def spare_tokens(machine: Machine, load: Load) -> float:

@@ -156,7 +156,7 @@ LONG = {program for program in programs() if program[2] == 3}
 KEPT = {("block", "model", 1), ("coupled", "model", 1)}
 
 
-@pytest.mark.parametrize(("name", "kind", "gamma"), marked(programs(), slow=LONG | KEPT, exhaustive=SHORT - KEPT))
+@pytest.mark.parametrize(("name", "kind", "gamma"), marked(programs(), slow=LONG, exhaustive=SHORT - KEPT))
 def test_the_distribution_of_the_text(name, kind, gamma):
     """Exact rules are exact in each cell; inexact ones keep their promise there, and use the room that they have."""
     rule, off = RULES[name], {}
