@@ -74,15 +74,15 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_752,  # costs of recurrent layers by the draft
-    "cli": 4_095,  # --adapter
+    "analysis": 4_765,  # costs of recurrent layers by the draft
+    "cli": 4_101,  # --adapter
     "core": 4_137,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_598,
-    "draft_heads": 4_765,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
+    "draft_heads": 4_764,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
     "drafters": 4_451,
     "files": 643,
     "jobs": 2_031,
-    "nets": 4_664,  # mixtures of experts; replays; xIELU, norms by heads, queries scaled by positions
+    "nets": 4_671,  # mixtures of experts; replays; xIELU, norms by heads, queries scaled by positions
     "policies": 604,
     "rules": 1_490,
     "sampling": 924,
@@ -92,7 +92,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "trace": 454,
     "training": 2_776,  # a lesson of a kind's own
     "vocab": 618,
-    "weights": 7_154,  # stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
+    "weights": 7_161,  # stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (
