@@ -167,7 +167,7 @@ def test_every_parameter_has_one_place():
         ("gemma-3-1b", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types has chunked_attention"),
         ("gemma-3-1b", {"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 26"),
         ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
-        ("gemma-3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: only None"),
+        ("gemma-3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: only"),
         (
             "gemma-3-1b",
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 4.0}}},
