@@ -177,7 +177,7 @@ def _changes_drafts(config: Any, name: str) -> bool:
     if "windows" in name:
         return bool(config.shape.windows)
     if name.startswith("norm_"):  # EAGLE-1 has no norms
-        return bool(getattr(config, "taps", ()))
+        return bool(vars(config).get("taps"))
     return name != "confidence_reads_token"
 
 

@@ -235,7 +235,7 @@ def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return [*others, (after, LAST)] if after <= LAST else others
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)
 def _category(name: str, is_ascii: bool) -> Ranges:
     r"""Returns the characters of \d, \s, \w, or of their opposites."""
     kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")[0].lower()
