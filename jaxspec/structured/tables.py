@@ -17,10 +17,9 @@ from jaxspec.structured.patterns import Pattern
 from jaxspec.structured.processor import Automata, Values
 
 MOST = 2**29  # bytes of the tables of one batch
-SIZES = Automata(
-    2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6, 2**6
-)  # least sizes of the first axes; powers of two follow
-LEVELS = 4  # the same of distances
+# Least sizes of the tables' first axes; the next ones are powers of two.
+SIZES = Automata(2**12, 2**6, 2**6, 2**2, 2**6, 2**6, 2**6, 2**6, 2**6)
+LEVELS = 4  # least number of distances that are told apart in a state
 FREE = 0  # the state of a row whose text is free
 
 
@@ -195,9 +194,10 @@ def _size(count: int, least: int) -> int:
 
 
 def _wide(rows: Int[np.ndarray, "rows columns"], width: int, fill: int) -> Int[np.ndarray, "rows width"]:
-    """Fills rows up; a mask's row goes on with its last entry's like."""
+    """Fills rows up to a width with a value."""
     return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
 
 
 def _long(rows: np.ndarray, length: int) -> np.ndarray:
+    """Adds rows of zeros up to a length."""
     return np.pad(rows, [(0, length - len(rows))] + [(0, 0)] * (rows.ndim - 1))

@@ -66,7 +66,7 @@ def test_what_is_not_regular_is_refused(regex):
         byte_dfa.from_regex(regex)
 
 
-def test_long_repetitions_take_no_time_to_speak_of():
+def test_long_repetitions_have_a_state_for_each_character():
     assert byte_dfa.from_regex("[a-z]{1000}").step.shape == (1001, 256)
 
 
