@@ -82,7 +82,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "drafters": 4_451,
     "files": 643,
     "jobs": 2_031,
-    "nets": 4_671,  # mixtures of experts; replays; xIELU, norms by heads, queries scaled by positions
+    "nets": 4_703,  # mixtures of experts; replays; xIELU, norms by heads, queries scaled by positions
     "policies": 604,
     "rules": 1_490,
     "sampling": 924,
@@ -92,7 +92,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "trace": 454,
     "training": 2_776,  # a lesson of a kind's own
     "vocab": 618,
-    "weights": 7_161,  # stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
+    "weights": 7_181,  # stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

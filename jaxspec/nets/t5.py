@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., arXiv 1910.10683) and T5 v1.1: encoder-decoders with relative position biases.
+"""T5 (Raffel et al., arXiv 1910.10683), T5 v1.1 and umT5 (2304.09151): encoder-decoders with relative position biases.
 
 v1.1 has a gated GELU feed-forward and its own output head; 1.0 has a ReLU one and reuses the embedding as its head,
 which reads the decoder's output times dim ** -0.5. Cross-attention keys and values are computed once, in prefill.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class T5Config:
         scaled_head: whether the head reads the decoder's output times dim ** -0.5; None for what `tied_head` is, as in
             1.0 and v1.1. After construction True or False.
         buckets, max_distance: options of the relative position biases.
+        bias_by_layer: whether each layer has biases of its own (umT5); False for one table per side.
         start_token: the id that the decoder's row begins with (T5 uses its padding id).
         max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
         dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
@@ -69,6 +71,7 @@ class T5Config:
     scaled_head: bool | None = None
     epsilon: float = 1e-6
     end_tokens: tuple[int, ...] = ()
+    bias_by_layer: bool = False
 
     def __post_init__(self):
         if self.scaled_head is None:
@@ -107,6 +110,10 @@ SIZES = {  # the models of the paper's tables (v1.1) and their 1.0 ancestors
 Cross = tuple[Float[Array, "B H P D"], Float[Array, "B H P D"]]  # keys and values of an encoded prompt
 
 
+def _bias(config: T5Config, bidirectional: bool) -> RelativeBias:
+    return RelativeBias(config.heads, config.buckets, config.max_distance, bidirectional)
+
+
 class EncoderLayer(nn.Module):
     """Self-attention over the whole prompt, then the feed-forward block."""
 
@@ -117,6 +124,8 @@ class EncoderLayer(nn.Module):
         self.attention_norm, self.ff_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
         self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
+        if c.bias_by_layer:
+            self.bias = _bias(c, bidirectional=True)
 
     def __call__(self, x: Float[Array, "B P M"], mask: Mask | QueryMask, bias: Bias):
         y = self.attention_norm(x)
@@ -136,6 +145,8 @@ class T5DecoderLayer(nn.Module):
         self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.cross = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
+        if c.bias_by_layer:
+            self.bias = _bias(c, bidirectional=False)
 
     def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
         keys, values = self.cross.keys_values(encoded)
@@ -189,8 +200,8 @@ class T5(nn.Module):
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.5))
-        self.encoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=True)
-        self.decoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
+        if not c.bias_by_layer:
+            self.encoder_bias, self.decoder_bias = _bias(c, bidirectional=True), _bias(c, bidirectional=False)
         self.encoder = [EncoderLayer(c) for _ in range(c.encoder_layers)]
         self.decoder = [T5DecoderLayer(c) for _ in range(c.decoder_layers)]
         self.encoder_norm, self.decoder_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
@@ -207,10 +218,10 @@ class T5(nn.Module):
         """Computes the residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
         mask = self.real(prompt)
         encoded = self.encode(prompt, mask)
-        visible, bias = self._causal(jnp.zeros((1,), jnp.int32), tokens.shape[1], tokens.shape[1], None)
+        visible = self._causal(jnp.zeros((1,), jnp.int32), tokens.shape[1], tokens.shape[1], None)
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
         x = self.embedding(tokens)
-        return stack.without_cache(self._decoder_layers(x, visible, bias, cross, mask), x, runs)
+        return stack.without_cache(self._decoder_layers(x, visible, cross, mask), x, runs)
 
     def real(self, prompt: Prompt) -> Bool[Array, "B 1 1 P"]:
         """Tells which of a prompt's positions hold tokens."""
@@ -220,15 +231,20 @@ class T5(nn.Module):
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
         width = prompt.tokens.shape[1]
-        by_distance, start = self.encoder_bias(distances(width)), jnp.zeros((1,), jnp.int32)
+        start, x = jnp.zeros((1,), jnp.int32), self.embedding(prompt.tokens)
 
-        def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-            return mask, biases(by_distance, start + first, count, width, None)  # [B, 1, 1, P], [1, H, T, P]
+        def visible(table: RelativeBias) -> tuple[Mask | QueryMask, Bias]:
+            by_distance = table(distances(width))
 
-        visible, bias = for_queries(width, make)
-        x = self.embedding(prompt.tokens)
-        for layer in self.encoder:
-            x = layer(x, visible, bias)
+            def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+                return mask, biases(by_distance, start + first, count, width, None)  # [B, 1, 1, P], [1, H, T, P]
+
+            return for_queries(width, make)
+
+        tables = [layer.bias for layer in self.encoder] if self.config.bias_by_layer else [self.encoder_bias]
+        # One table serves all layers, or each layer has its own.
+        for layer, mask_and_bias in zip(self.encoder, itertools.cycle(map(visible, tables)), strict=False):
+            x = layer(x, *mask_and_bias)
         return self.encoder_norm(x)
 
     def prefill(
@@ -270,27 +286,40 @@ class T5(nn.Module):
     ) -> tuple[Float[Array, "B T M"], stack.Taps, T5Cache]:
         """Runs decoder layers at each row's own length, as far as the final norm."""
         at = kv.Pass(cache.decoder.length, x.shape[1], parent)
-        mask, bias = self._causal(at.length, at.step, cache.decoder.capacity, parent)
-        layers = self._decoder_layers(x, mask, bias, cache.cross, cache.cross_mask)
+        visible = self._causal(at.length, at.step, cache.decoder.capacity, parent)
+        layers = self._decoder_layers(x, visible, cache.cross, cache.cross_mask)
         x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, at)
         return x, taps, cache._replace(decoder=grown)
 
-    def _causal(self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None):
-        """Makes the mask and the biases of a decoder's pass at each row's own length, or how to make them."""
-        # One table by distance serves all layers and queries: [H, 2 capacity], where biases would be [B, H, T, S].
-        by_distance = self.decoder_bias(distances(capacity))
+    def _causal(
+        self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None
+    ) -> list[LayerInputs]:
+        """Makes the masks and the biases of a decoder's pass at each row's own length, or how to make them.
 
-        def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-            start = length + first
-            bias = biases(by_distance, start, count, capacity, parent)  # [B, H, T, S]
-            return kv.mask(start, count, capacity, parent)[:, None], bias
+        There is one for all layers, or one for each where each layer has its own biases.
+        """
 
-        return for_queries(step, make, parent)
+        def visible(table: RelativeBias) -> LayerInputs:
+            # A table by distance serves all queries: [H, 2 capacity], where biases would be [B, H, T, S].
+            by_distance = table(distances(capacity))
 
-    def _decoder_layers(self, x: Float[Array, "B T M"], mask, bias, cross: Iterable[Cross], real) -> list[stack.Layer]:
-        inputs, seen = LayerInputs(mask, None, bias), for_queries(x.shape[1], lambda *_: (real, None))[0]
-        pairs = zip(self.decoder, cross, strict=True)
-        return [functools.partial(layer, inputs=inputs, cross=(*prompt, seen)) for layer, prompt in pairs]
+            def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
+                start = length + first
+                bias = biases(by_distance, start, count, capacity, parent)  # [B, H, T, S]
+                return kv.mask(start, count, capacity, parent)[:, None], bias
+
+            mask, bias = for_queries(step, make, parent)
+            return LayerInputs(mask, None, bias)
+
+        tables = [layer.bias for layer in self.decoder] if self.config.bias_by_layer else [self.decoder_bias]
+        return [visible(table) for table in tables]
+
+    def _decoder_layers(
+        self, x: Float[Array, "B T M"], visible: list[LayerInputs], cross: Iterable[Cross], real
+    ) -> list[stack.Layer]:
+        seen = for_queries(x.shape[1], lambda *_: (real, None))[0]
+        triples = zip(self.decoder, itertools.cycle(visible), cross, strict=False)
+        return [functools.partial(layer, inputs=inputs, cross=(*kv, seen)) for layer, inputs, kv in triples]
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the decoder's final norm."""

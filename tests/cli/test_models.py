@@ -72,6 +72,8 @@ PUBLISHED = {  # those of transformers' models of the published configurations
     "byt5-xxl": 12_906_899_328,
     "mt5-small": 300_176_768,
     "mt5-xxl": 12_921_057_280,
+    "umt5-small": 306_601_984,
+    "umt5-xxl": 12_972_531_712,
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
     "llama-2-7b": 6_738_415_616,

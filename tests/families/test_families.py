@@ -55,6 +55,19 @@ PUBLISHED = {  # as the files on the hub have them, without what does not change
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
     },
+    "umt5-small": {
+        "model_type": "umt5",
+        "vocab_size": 256384,
+        "d_model": 512,
+        "d_ff": 1024,
+        "d_kv": 64,
+        "num_heads": 6,
+        "num_layers": 8,
+        "num_decoder_layers": 8,
+        "feed_forward_proj": "gated-gelu",
+        "scalable_attention": True,
+        "tie_word_embeddings": False,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "vocab_size": 50257,
@@ -150,7 +163,7 @@ def test_every_parameter_has_one_place():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama-3.1-8b", {"model_type": "mamba"}, "model_type is 'mamba': expected one of t5, mt5, gpt2, llama"),
+        ("llama-3.1-8b", {"model_type": "mamba"}, "model_type is 'mamba': expected one of t5, mt5, umt5, gpt2, llama"),
         ("llama-3.1-8b", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ("llama-3.1-8b", {"rope_scaling": {"type": "su"}}, "the rope scaling is 'su': expected one of default"),
         ("llama-3.1-8b", {"rope_scaling": {"type": "yarn"}}, "it lacks 'factor'"),

@@ -1,4 +1,6 @@
-"""T5 against transformers' PyTorch implementation, and its cache against its own full pass (trees: test_trees.py)."""
+"""T5 and umT5 against transformers, and their cache against their own full pass (trees: test_trees.py)."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +12,12 @@ from jaxspec.nets import t5
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
 V10 = t5.T5Config(61, 32, 48, 4, 8, encoder_layers=2, decoder_layers=2, activation="relu", gated=False, tied_head=True)
+UMT5 = dataclasses.replace(V11, bias_by_layer=True)
 PROMPT = Prompt(jnp.array([[5, 6, 7, 8, 9, 1], [4, 3, 1, 0, 0, 0]]), jnp.array([6, 3]))
 TOKENS = jnp.array([[0, 11, 12, 13, 14, 15, 16], [0, 21, 22, 23, 24, 25, 26]])
 
 
-@pytest.fixture(params=[V11, V10], ids=["v1.1", "1.0"])
+@pytest.fixture(params=[V11, V10, UMT5], ids=["v1.1", "1.0", "umT5"])
 def config(request):
     return request.param
 
@@ -92,11 +95,12 @@ def test_published_sizes_have_their_parameter_counts(name, count):
 
 @pytest.mark.slow
 def test_parity_with_transformers(config, compiled):
-    """Float32 logits and taps of transformers' T5 with the same weights, for both versions."""
+    """Float32 logits and taps of transformers' T5 with the same weights, for each version."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    peer = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
+    name = "UMT5" if config.bias_by_layer else "T5"
+    peer = getattr(transformers, f"{name}ForConditionalGeneration")(
+        getattr(transformers, f"{name}Config")(
             vocab_size=config.vocab_size,
             d_model=config.dim,
             d_kv=config.head_dim,
@@ -110,6 +114,8 @@ def test_parity_with_transformers(config, compiled):
             decoder_start_token_id=0,
         )
     ).eval()
+    if not config.tied_head:  # transformers ties an umT5's, whatever its configuration says
+        peer.lm_head.weight = torch.nn.Parameter(peer.lm_head.weight.clone())
     with torch.no_grad():
         for parameter in peer.parameters():
             parameter.normal_(0.0, 0.15)
@@ -157,9 +163,11 @@ def from_peer(weights, config):
         "encoder_norm": norm("encoder.final_layer_norm"),
         "decoder_norm": norm("decoder.final_layer_norm"),
     }
-    for side in ("encoder", "decoder"):
-        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        params[f"{side}_bias"] = {"table": jnp.array(weights[bias])}
+
+    def bias(side, i):
+        name = f"{side}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
+        return {"table": jnp.array(weights[name])}
+
     for i in range(config.encoder_layers):
         at = f"encoder.block.{i}.layer"
         params[f"encoder_{i}"] = {
@@ -178,6 +186,11 @@ def from_peer(weights, config):
             "ff_norm": norm(f"{at}.2.layer_norm"),
             "ff": feed_forward(f"{at}.2"),
         }
+    for side, layers in t5.stacks(config).items():
+        if not config.bias_by_layer:
+            params[f"{side}_bias"] = bias(side, 0)
+        for i in range(layers if config.bias_by_layer else 0):
+            params[f"{side}_{i}"]["bias"] = bias(side, i)
     if not config.tied_head:
         params["head"] = {"weight": jnp.array(weights["lm_head.weight"])}
     return params

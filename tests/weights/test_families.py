@@ -81,6 +81,7 @@ CASES = {  # name: architecture and configuration in transformers
         | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
+    "umt5": ("UMT5ForConditionalGeneration", T5 | {"relative_attention_num_buckets": 8, "tie_word_embeddings": False}),
     "gpt2": ("GPT2LMHeadModel", GPT2 | {"bos_token_id": None, "eos_token_id": None}),
     "gpt2-untied": (
         "GPT2LMHeadModel",
@@ -129,13 +130,13 @@ CASES = {  # name: architecture and configuration in transformers
 }
 SEQ2SEQ = tuple(case for case in CASES if "t5" in case)
 # transformers 5 ties their heads unless the file says otherwise.
-UNTIED = ("t5-v1.1", "t5-gated-relu", "t5-buckets", "mt5")
+UNTIED = ("t5-v1.1", "t5-gated-relu", "t5-buckets", "mt5", "umt5")
 
 
 # transformers 5.23 makes a T5's cache for as many layers as its encoder has, and refuses to speculate (or to use a
 # cache at all) where the decoder has more. Nothing else is refused.
 # One case of each kind of network, and of what its cache holds; greedy text by steps is compared in every case above.
-KINDS = ("t5-1.0", "t5-buckets", "gpt2", "llama-3", "mistral", "qwen3-window", "gemma2", "gemma3")
+KINDS = ("t5-1.0", "t5-buckets", "umt5", "gpt2", "llama-3", "mistral", "qwen3-window", "gemma2", "gemma3")
 ASSISTED = {case: {"num_decoder_layers": T5["num_layers"]} if case in SEQ2SEQ else {} for case in KINDS}
 
 

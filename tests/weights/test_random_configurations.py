@@ -302,6 +302,7 @@ FAMILIES = {
     "GptOssForCausalLM": gpt_oss,
     "GPT2LMHeadModel": gpt2,
     "T5ForConditionalGeneration": t5,
+    "UMT5ForConditionalGeneration": t5,
 }
 OFTEN = (
     "Qwen3MoeForCausalLM",
@@ -338,7 +339,7 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
             for x in drawn(peer):
                 x.normal_(0, 0.4)
             inputs = torch.tensor(tokens)
-            fed = {"decoder_input_ids": inputs} if architecture.startswith("T5") else {}
+            fed = {"decoder_input_ids": inputs} if peer.config.is_encoder_decoder else {}
             theirs = peer(inputs, use_cache=False, **fed).logits.numpy()
         peer.save_pretrained(tmp_path / str(number))
         ours = logits(jaxspec.load(tmp_path / str(number)), tokens)

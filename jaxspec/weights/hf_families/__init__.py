@@ -32,6 +32,7 @@ __all__ = ["FAMILIES", "Family", "FamilyError", "Tensor", "describe", "of"]
 FAMILIES: tuple[Family, ...] = (
     t5.T5,
     t5.MT5,
+    t5.UMT5,
     gpt.GPT2,
     llama.LLAMA,
     mistral.MISTRAL,

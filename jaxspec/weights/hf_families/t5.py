@@ -1,7 +1,8 @@
-"""T5 1.0 and v1.1 (arXiv 1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934) and ByT5 (2105.13626): one network."""
+"""T5 1.0 and v1.1 (arXiv 1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934), ByT5 (2105.13626), umT5 (2304.09151)."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from jaxspec.nets.t5 import SIZES as PAPER
@@ -61,12 +62,18 @@ def read_mt5(table: dict) -> T5Config:
     return read({"feed_forward_proj": "gated-gelu", **table, "scale_decoder_outputs": False})
 
 
+def read_umt5(table: dict) -> T5Config:
+    """Reads the network of an umT5, each of whose layers has its own biases."""
+    return dataclasses.replace(read({"feed_forward_proj": "gated-gelu", **table}), bias_by_layer=True)
+
+
 def write(config: T5Config) -> dict[str, Any]:
     """Writes the config.json of a network. It has no place for `max_positions`."""
     kinds = {value: key for key, value in FEED_FORWARD.items()}
+    name = "umt5" if config.bias_by_layer else "t5"
     return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
+        "architectures": [f"{name.upper()}ForConditionalGeneration"],
+        "model_type": name,
         "is_encoder_decoder": True,
         **write_keys(config, KEYS),
         "feed_forward_proj": kinds[config.activation, config.gated],
@@ -83,11 +90,14 @@ def names(config: T5Config) -> dict[str, Tensor]:
     ff = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         tensors[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
-        tensors[f"{side}_bias/table"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        if not config.bias_by_layer:
+            tensors[f"{side}_bias/table"] = f"{side}.block.0.{_BIAS}"
         # PyTorch numbers the blocks of a layer; its last one is the feed-forward block.
         blocks = [("attention", "SelfAttention"), ("cross", "EncDecAttention")][: 1 if side == "encoder" else 2]
         for i in range(layers):
             layer, tensor = f"{side}_{i}", f"{side}.block.{i}.layer"
+            if config.bias_by_layer:
+                tensors[f"{layer}/bias/table"] = f"{side}.block.{i}.{_BIAS}"
             for j, (block, name) in enumerate(blocks):
                 tensors[f"{layer}/{block}_norm/scale"] = f"{tensor}.{j}.layer_norm.weight"
                 for matrix, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
@@ -99,6 +109,7 @@ def names(config: T5Config) -> dict[str, Tensor]:
 
 
 SHARED = "shared.weight"
+_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 COPIES = {"encoder.embed_tokens.weight": SHARED, "decoder.embed_tokens.weight": SHARED}
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -135,6 +146,13 @@ MT5_SIZES = {
     "mt5-xxl": _mt5(4096, 10_240, 64, 24),
 }
 
+UMT5_SIZES = {
+    name.replace("mt5", "umt5"): dataclasses.replace(config, vocab_size=256_384, bias_by_layer=True)
+    for name, config in MT5_SIZES.items()
+    if name != "mt5-large"  # which was never published
+}
+
 UNWRITTEN = ("dtype", "end_tokens", "max_positions")
 T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES, UNWRITTEN)
 MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES, UNWRITTEN)
+UMT5 = Family("umT5", ("umt5",), read_umt5, write, names, canonical, UMT5_SIZES, COPIES, UNWRITTEN)
