@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec.cli.main import app
 from jaxspec.cli.main import command as command_of
-from jaxspec.nets import t5
+from jaxspec.nets import encoder_decoder, t5
 from jaxspec.weights import orbax
 from jaxspec.weights.loading import shipped
 
@@ -207,7 +207,7 @@ def test_parameters_in_the_text_of_pages_are_the_manifests():
 def test_pages_agree_on_what_the_default_drafter_has_of_its_target():
     manifest = orbax.read_manifest(shipped()["debian-t5-draft"])
     parts = jax.eval_shape(lambda: t5.init(manifest.model, jax.random.key(0)))
-    theirs = sum(x.size for x in jax.tree.leaves(t5.encoder_params(parts)))
+    theirs = sum(x.size for x in jax.tree.leaves(encoder_decoder.encoder_params(parts)))
     extra = manifest.parameters - theirs
     for page, words in {
         "README.md": f"{extra / 1e6:.0f}M of its own",

@@ -39,7 +39,7 @@ def share_encoder(draft: Model, target: Model) -> Model:
         >>> config = t5.T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=2)
         >>> target = Model(t5.language_model(config), t5.init(config, jax.random.key(0)), config=config)
         >>> config = dataclasses.replace(config, decoder_layers=1)
-        >>> params = t5.init(config, jax.random.key(1)) | t5.encoder_params(target.params)
+        >>> params = t5.init(config, jax.random.key(1)) | target.lm.encoder.params(target.params)
         >>> draft = share_encoder(Model(t5.language_model(config), params, config=config), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
         >>> out = jaxspec.generate(target, prompt, drafter=draft, gamma=3, max_new_tokens=9)

@@ -10,7 +10,7 @@ import jax
 
 import jaxspec
 from jaxspec.core import Params, token_ids
-from jaxspec.nets import net_of, t5
+from jaxspec.nets import encoder_decoder, net_of
 from jaxspec.nets.resize import resize
 from jaxspec.training import early_exit
 from jaxspec.training.data import Batches, Tasks, batches, counts, examples, few
@@ -80,7 +80,7 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     if recipe.distil is None or not recipe.distil.share_encoder:
         return {}
     teacher = trim.untrimmed(load(recipe.distil.teacher))
-    if teacher.lm.encoder is None or not t5.same_encoder(teacher.config, recipe.model):
+    if teacher.lm.encoder is None or not encoder_decoder.same_encoder(teacher.config, recipe.model):
         raise RecipeError(
             f"{recipe.name}: distil.share_encoder, and the teacher {recipe.distil.teacher} is {teacher.config}: "
             "expected a T5 of the recipe's shape, but for the number of decoder_layers and the head"

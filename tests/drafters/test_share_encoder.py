@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec import Model, drafters, training
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.nets import t5
+from jaxspec.nets import encoder_decoder, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from jaxspec.vocab.remap import MappedParams
@@ -34,7 +34,7 @@ def t5_of(config, seed, encoder=None):
 
 
 TARGET = t5_of(DEEP, 0)
-DRAFT = t5_of(dataclasses.replace(DEEP, decoder_layers=1), 1, t5.encoder_params(TARGET.params))
+DRAFT = t5_of(dataclasses.replace(DEEP, decoder_layers=1), 1, encoder_decoder.encoder_params(TARGET.params))
 OTHER = t5_of(DRAFT.config, 2)
 
 
@@ -46,7 +46,7 @@ def without_encoder(params):
         return tuple(map(without_encoder, params))
     if not isinstance(params, dict):
         return params
-    layers = {name: x for name, x in t5.encoder_params(params).items() if name != "embedding"}
+    layers = {name: x for name, x in encoder_decoder.encoder_params(params).items() if name != "embedding"}
     return params | jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), layers)
 
 
@@ -108,7 +108,7 @@ def test_parameters_are_the_targets_arrays_though_int8_scales_differ():
     target, draft = (m._replace(params=quantisation.quantise(m.params)) for m in (TARGET, DRAFT))
     rounded = jax.tree.map(lambda x: x * (1 + 1e-7) if x.dtype == jnp.float32 else x, draft.params)
     shared = drafters.share_encoder(draft._replace(params=rounded), target)
-    leaves = [jax.tree.leaves(t5.encoder_params(m.params)) for m in (shared, target)]
+    leaves = [jax.tree.leaves(encoder_decoder.encoder_params(m.params)) for m in (shared, target)]
     assert all(a is b for a, b in zip(*leaves, strict=True))
 
 
@@ -137,7 +137,7 @@ def test_a_drafter_with_the_encoder_of_another_target_is_refused():
 def test_exact_by_enumeration(kind):
     config = dataclasses.replace(DEEP, vocab_size=3)
     target = t5_of(config, 0)
-    draft = t5_of(dataclasses.replace(config, decoder_layers=1), 1, t5.encoder_params(target.params))
+    draft = t5_of(dataclasses.replace(config, decoder_layers=1), 1, encoder_decoder.encoder_params(target.params))
     prompt = jaxspec.Prompt(jnp.array([[1, 2, 2]]), jnp.array([3]))
     drafter = MAKE[kind](drafters.share_encoder(draft, target))
     options = dict(drafter=drafter, gamma=2, steps=3, prompt=prompt, sampler=at_temperature(3, True))  # one program
@@ -158,4 +158,4 @@ def test_a_draft_that_learns_online_keeps_the_encoder():
         state, _ = learner.update(state, TARGET, PROMPT, out)
     for name, was in DRAFT.params.items():
         same = jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), was, state.params[name]))
-        assert same == (name in t5.encoder_params(DRAFT.params)), name
+        assert same == (name in encoder_decoder.encoder_params(DRAFT.params)), name

@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import drafters, rules
 from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
-from jaxspec.nets import decoder, t5
+from jaxspec.nets import decoder, encoder_decoder, t5
 from jaxspec.testing import certify, table_model
 from jaxspec.training import online, top_tokens
 from jaxspec.training.data import TrainingBatch
@@ -103,7 +103,7 @@ def test_a_trimmed_head_learns_and_its_ids_stay(shared, tmp_path):
     """The default drafter has such a head: its ids are integers. Resumed, it goes on alike, bit for bit."""
     two = dataclasses.replace(ENCDEC, decoder_layers=2)
     target = Model(t5.language_model(two), t5.init(two, jax.random.key(0)), config=two)
-    params = t5.init(ENCDEC, jax.random.key(1)) | (t5.encoder_params(target.params) if shared else {})
+    params = t5.init(ENCDEC, jax.random.key(1)) | (encoder_decoder.encoder_params(target.params) if shared else {})
     draft = jaxspec.trim_vocabulary(Model(t5.language_model(ENCDEC), params, config=ENCDEC), ids=[1, 2, 5, 9])
     draft = drafters.share_encoder(draft, target) if shared else draft
     prompts = Prompt(np.array([[3, 5], [4, 0]], np.int32), np.array([2, 1], np.int32))

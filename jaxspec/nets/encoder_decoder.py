@@ -1,0 +1,339 @@
+"""What encoder-decoders share: layers with cross-attention, their cache, prefill, and the record of such a network.
+
+A network is a subclass of `EncoderDecoder`: `nets.t5` and `nets.bart` are examples. The encoder runs once, in prefill,
+and so do the keys and values of cross-attention. Rounds then run the decoder alone.
+
+Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, H heads, D head dimension, M model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room, chunks
+from jaxspec.core import kv_cache as kv
+from jaxspec.nets import stack
+from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
+from jaxspec.nets.mismatch import Init, named_mismatch
+from jaxspec.nets.network import Network
+from jaxspec.sharding import Axes
+
+Cross = tuple[Float[Array, "B H P D"], Float[Array, "B H P D"]]  # keys and values of an encoded prompt
+
+
+class EncoderDecoderCache(NamedTuple):
+    """The decoder's cache, and what prefill computed once.
+
+    Attributes:
+        decoder: self-attention keys and values.
+        cross: keys and values of the encoded prompt, for each decoder layer.
+        cross_mask: True at real encoder positions.
+    """
+
+    decoder: kv.KVCache
+    cross: tuple[Cross, ...]
+    cross_mask: Bool[Array, "B 1 1 P"]
+
+
+class Layer(nn.Module):
+    """Self-attention, attention to what the encoder read, and a feed-forward block, each with a norm.
+
+    Attributes:
+        make_attention, make_ff, make_norm: make the blocks.
+        has_cross: whether it is a decoder's layer; an encoder's attends to its own stream only.
+        norms_after: whether a norm is applied to the sum of the stream and a block's output (Vaswani et al.,
+            arXiv 1706.03762), in place of the block's input.
+        make_bias: makes a table of position biases of its own; None: it has none.
+    """
+
+    make_attention: Callable[[], Any]
+    make_ff: Callable[[], Any]
+    make_norm: Callable[[], Any]
+    has_cross: bool = True
+    norms_after: bool = False
+    make_bias: Callable[[], Any] | None = None
+
+    def setup(self):
+        # Flax names parameters by these attributes, and checkpoints are written by those names.
+        self.attention, self.attention_norm = self.make_attention(), self.make_norm()
+        if self.has_cross:
+            self.cross, self.cross_norm = self.make_attention(), self.make_norm()
+        self.ff, self.ff_norm = self.make_ff(), self.make_norm()
+        if self.make_bias is not None:
+            self.bias = self.make_bias()
+
+    def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
+        """Computes the keys and values that the layer's cross-attention reads."""
+        keys, values = self.cross.keys_values(encoded)
+        return keys, values
+
+    def __call__(
+        self,
+        x: Float[Array, "B T M"],
+        read: stack.Read,
+        inputs: LayerInputs,
+        cross: tuple[Array, Array, Mask | QueryMask] | None = None,
+        attention: bool = True,
+        mlp: bool = True,
+    ):
+        """Computes the layer: see `stack.Layer`."""
+        record = None
+        if attention:
+            added, record = self.attention.mix(self._before(self.attention_norm, x), read, inputs)
+            x = self._after(self.attention_norm, x + added)
+        if attention and cross is not None:
+            # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
+            added = self.cross(self._before(self.cross_norm, x), *cross)
+            x = self._after(self.cross_norm, x + added)
+        if mlp:
+            x = self._after(self.ff_norm, x + self.ff(self._before(self.ff_norm, x)))
+        return x, record
+
+    def _before(self, norm: Callable[[Array], Array], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return x if self.norms_after else norm(x)
+
+    def _after(self, norm: Callable[[Array], Array], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return norm(x) if self.norms_after else x
+
+
+class EncoderDecoder(nn.Module):
+    """The steps of teacher forcing and of decoding. A network is a subclass.
+
+    Its `setup` makes `embedding`, and the list `decoder` of layers with the methods of `Layer`. It has these methods:
+
+    - `encode(source, mask)`: the encoder's output [B, P, M] of what it reads; `mask` is what `real` returned.
+    - `real(source)`: the mask [B, 1, 1, P] of the encoder's output, where that is not a prompt of tokens.
+    - `embed_at(tokens, position)`: what the first decoder layer reads [B, T, M], by tokens and positions [#B, T].
+    - `inputs(at, capacity)`: the inputs of each decoder layer's self-attention in a pass.
+    - `features(x)` and `logits(features, training, raw=False)`: the final norm, and the head.
+
+    Attributes:
+        config: its shape, a frozen dataclass.
+        taps: decoder layers whose output passes return; see `stack.check_taps`.
+    """
+
+    config: Any
+    taps: tuple[int, ...] = ()
+
+    def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Computes the logits of each decoder position, given the decoder's inputs (start token first)."""
+        return self.logits(self.features(self.streams(prompt, tokens)[-1]), training=True)
+
+    def streams(
+        self, prompt: Prompt, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
+    ) -> list[Float[Array, "B T M"]]:
+        """Computes the residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
+        mask = self.real(prompt)
+        encoded = self.encode(prompt, mask)
+        # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
+        at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
+        cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
+        layers = self._decoder_layers(at, at.step, cross, mask)
+        return stack.without_cache(layers, self.embed_at(tokens, at.positions()), runs)
+
+    def real(self, prompt: Any) -> Bool[Array, "B 1 1 P"]:
+        """Tells which of a prompt's positions hold tokens."""
+        position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
+        return (position[None, :] < prompt.length[:, None])[:, None, None, :]
+
+    def cross(self, encoded: Float[Array, "B P M"]) -> tuple[Cross, ...]:
+        """Computes the keys and values of an encoded prompt, layer by layer."""
+        cross, read = list[Cross](), encoded
+        for layer in self.decoder:
+            cross.append(layer.cross_keys_values(read))
+            read = _after(read, cross[-1])
+        return tuple(cross)
+
+    def embed(
+        self, cache: EncoderDecoderCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> Float[Array, "B T M"]:
+        """Embeds tokens for the first layer, at each row's own length."""
+        return self.embed_at(tokens, kv.positions(cache.decoder.length, tokens.shape[1], parent))
+
+    def run(
+        self,
+        cache: EncoderDecoderCache,
+        x: Float[Array, "B T M"],
+        parent: Int[Array, "B N"] | None = None,
+        parts: Parts | None = None,
+    ) -> tuple[Float[Array, "B T M"], stack.Taps, EncoderDecoderCache]:
+        """Runs decoder layers at each row's own length, as far as the final norm."""
+        at = kv.Pass(cache.decoder.length, x.shape[1], parent)
+        layers = self._decoder_layers(at, cache.decoder.capacity, cache.cross, cache.cross_mask)
+        x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, at)
+        return x, taps, cache._replace(decoder=grown)
+
+    def _decoder_layers(self, at: kv.Pass, capacity: int, cross: Iterable[Any], real: Array) -> list[stack.Layer]:
+        seen = for_queries(at.step, lambda *_: (real, None))[0]
+        parts = zip(self.decoder, self.inputs(at, capacity), cross, strict=True)
+        return [functools.partial(layer, inputs=inputs, cross=(*prompt, seen)) for layer, inputs, prompt in parts]
+
+
+def _after(encoded: Float[Array, "B P M"], cross: Cross) -> Float[Array, "B P M"]:
+    """Has a GPU's compiler compute a layer's cross-attention before it reads the encoder's output for the next one.
+
+    Else it joins the products of all layers into one, and copies their weights into one matrix first: 1.6 GB of T5-XXL.
+    """
+
+    def barrier(encoded: Array, cross: Cross) -> Array:
+        return jax.lax.optimization_barrier((encoded, cross))[0]
+
+    return jax.lax.platform_dependent(encoded, cross, cuda=barrier, rocm=barrier, default=lambda encoded, _: encoded)
+
+
+Empty = Callable[[Any, int, Room], kv.KVCache]
+"""(configuration, batch, room) -> empty caches of the decoder's own attention."""
+
+
+def empty_decoder(config: Any, batch: int, room: Room) -> kv.KVCache:
+    """Makes empty caches of layers that attend to all of their row."""
+    layer = kv.whole(config.heads, config.head_dim, jnp.dtype(config.dtype))
+    return kv.empty(batch, room, [layer] * config.decoder_layers)
+
+
+def language_model(
+    net: Callable[..., EncoderDecoder], config: Any, taps: Sequence[int] = (), empty: Empty = empty_decoder
+) -> LanguageModel:
+    """Makes the pure functions of an encoder-decoder; the same object for the same arguments.
+
+    Args:
+        net: the network's class.
+        config: its shape.
+        taps: decoder layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
+        empty: makes the decoder's own caches.
+    """
+    return _language_model(net, config, stack.check_taps(taps, config.decoder_layers), empty)
+
+
+@functools.lru_cache
+def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...], empty: Empty) -> LanguageModel:
+    module = net(config, taps)
+    init = functools.partial(init_params, net)
+
+    def encode(module: Any, source: Any, encoded: Array | None) -> tuple[Any, tuple[Cross, ...], Array]:
+        mask = module.real(source)
+        encoded = module.encode(source, mask) if encoded is None else encoded
+        return encoded, module.cross(encoded), mask
+
+    def prefill(params, prompt, room, encoded=None):
+        batch = prompt.length.shape[0]
+        start = jnp.full((batch, 1), config.start_token, jnp.int32)
+        source, row = prompt, Prompt(start, jnp.ones((batch,), jnp.int32))
+
+        def read(cache: EncoderDecoderCache, tokens: Int[Array, "B T"], _: Any) -> tuple[Any, EncoderDecoderCache]:
+            x, taps, cache = nn.apply(lambda net: net.run(cache, net.embed(cache, tokens)), module)({"params": params})
+            return (x, taps), cache
+
+        def forward(net: Any) -> Forward:
+            return Forward(net.logits(net.features(last)), net.features(x), taps, encoded)
+
+        with named_mismatch(params, init, config, stacks(config)):
+            encoded, cross, mask = nn.apply(encode, module)({"params": params}, source, encoded)
+            caches = lambda batch, room: EncoderDecoderCache(empty(config, batch, room), cross, mask)  # noqa: E731
+            (x, taps), (last, _), cache = chunks.read(read, rewind, caches, row.tokens, row.length, room)
+            return nn.apply(forward, module)({"params": params}), cache
+
+    def extend(params, cache, tokens, parent=None, real=None):  # whoever gives `real` rewinds to it
+        def feed(net: Any) -> tuple[Forward, EncoderDecoderCache]:
+            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent)
+            features = net.features(x)
+            return Forward(net.logits(features), features, taps), grown
+
+        return nn.apply(feed, module)({"params": params})
+
+    def rewind(cache, length):
+        return cache._replace(decoder=kv.rewind(cache.decoder, length))
+
+    def select(cache, start, path):
+        return cache._replace(decoder=kv.select(cache.decoder, start, path))
+
+    def keys_values(cache, layer):
+        return kv.keys_values(cache.decoder, layer)
+
+    inside = stack.inside(module, config.dim, taps, config.decoder_layers)
+    encoder = Encoder(encoder_params, lambda params, encoder: params | encoder, prefill)
+    return LanguageModel(
+        prefill,
+        extend,
+        rewind,
+        config.vocab_size,
+        select,
+        Limits(config.start_token, config.max_positions, config.max_positions, config.end_tokens),
+        inside._replace(encoder=encoder, keys_values=keys_values),
+        is_causal=True,
+    )
+
+
+def encoder_params(params: Params) -> Params:
+    """Returns the parameters that prompts are encoded with; the decoder may read tokens with the same embedding."""
+    own = any(name == "encoder_embedding" for name in params)
+    return {
+        name: value for name, value in params.items() if name.startswith("encoder") or (name == "embedding" and not own)
+    }
+
+
+def same_encoder(first: Any, second: Any) -> bool:
+    """Tells whether two networks may share an encoder: they differ in the decoder's depth and the head at most."""
+    if type(first) is not type(second):
+        return False
+    # The fields that no parameter of the encoder depends on.
+    free = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "begin_tokens", "dtype")
+    names = [field.name for field in dataclasses.fields(first) if field.name in free]
+    return dataclasses.replace(first, **{name: getattr(second, name) for name in names}) == second
+
+
+def init_params(net: Callable[..., EncoderDecoder], config: Any, key: Key[Array, ""]) -> Params:
+    """Draws an encoder-decoder's random parameters."""
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return stack.init_params(net(config), key, Prompt(tokens, jnp.full((1,), 2, jnp.int32)), tokens)
+
+
+def stacks(config: Any) -> dict[str, int]:
+    """Returns the depth of either side."""
+    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+
+
+def _pieces(config: Any) -> list[tuple[Any, int]]:
+    shallow = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
+    more = [
+        (dataclasses.replace(shallow, **{f"{side}_layers": 2}), depth - 1) for side, depth in stacks(config).items()
+    ]
+    return [(shallow, 1 - sum(times for _, times in more)), *more]
+
+
+def _cache(config: Any, batch: int, room: Room, width: int) -> EncoderDecoderCache:
+    # Cross-attention stores keys and values of the prompt as a cache of its width would.
+    cross = empty_decoder(config, batch, Room(width))
+    mask = jnp.zeros((batch, 1, 1, width), bool)
+    return EncoderDecoderCache(
+        empty_decoder(config, batch, room), tuple(zip(cross.keys, cross.values, strict=True)), mask
+    )
+
+
+def _share(config: Any, path: str) -> float:
+    """Keys and values of the prompt are made in prefill; biases and positions are looked up."""
+    unread = path.startswith("encoder") or "cross/key" in path or "cross/value" in path
+    looked_up = path.endswith("table") or path.startswith("position")
+    return 0.0 if unread or looked_up or (path.startswith("embedding") and not config.tied_head) else 1.0
+
+
+def _trimmed(config: Any, tokens: int) -> tuple[Any, str]:
+    # The start token must be an id of the smaller vocabulary, too, although a head does not read it.
+    return dataclasses.replace(config, vocab_size=tokens, start_token=0), "embedding" if config.tied_head else "head"
+
+
+def network(
+    name: str, config: type, net: Any, language_model: Callable[..., LanguageModel], init: Init, **options: Any
+) -> Network:
+    """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of `Network`."""
+    axes = lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size})  # noqa: E731
+    shared: dict[str, Any] = dict(pieces=_pieces, cache=_cache, axes=axes, share=_share, trimmed=_trimmed)
+    return Network(name, config, init, language_model, net, stacks, **shared | options)
