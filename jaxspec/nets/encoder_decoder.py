@@ -1,4 +1,4 @@
-"""What encoder-decoders share: layers with cross-attention, their cache, prefill, and the record of such a network.
+"""Builds encoder-decoders: their layers with cross-attention, cache, prefill, and the record of such a network.
 
 A network is a subclass of `EncoderDecoder`: `nets.t5` and `nets.bart` are examples. The encoder runs once, in prefill,
 and so do the keys and values of cross-attention. Rounds then run the decoder alone.
@@ -274,10 +274,8 @@ def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...],
 
 def encoder_params(params: Params) -> Params:
     """Returns the parameters that prompts are encoded with; the decoder may read tokens with the same embedding."""
-    own = any(name == "encoder_embedding" for name in params)
-    return {
-        name: value for name, value in params.items() if name.startswith("encoder") or (name == "embedding" and not own)
-    }
+    shared = () if "encoder_embedding" in params else ("embedding",)
+    return {name: value for name, value in params.items() if name.startswith("encoder") or name in shared}
 
 
 def same_encoder(first: Any, second: Any) -> bool:

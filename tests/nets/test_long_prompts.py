@@ -15,7 +15,7 @@ from jaxspec.core import Forward, LanguageModel, Prompt, Room, chunks, token_row
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of
 from jaxspec.draft_heads.target import zeros
 from jaxspec.draft_heads.training import DraftStarts
-from jaxspec.nets import attention, decoder, t5
+from jaxspec.nets import attention, decoder, encoder_decoder, t5
 from jaxspec.testing import certify, tables
 from tests.draft_heads.test_drafters import CONFIGS as CONFIGS_OF_HEADS
 from tests.draft_heads.test_drafters import noisy
@@ -33,7 +33,10 @@ def net_of(name):
 
 def fresh(name, taps=()):
     """A network's functions that no other test has compiled."""
-    return net_of(name)._language_model.__wrapped__(CONFIGS[name], taps)
+    if net_of(name) is t5:
+        net = t5.T5, CONFIGS[name], taps, encoder_decoder.empty_decoder
+        return encoder_decoder._language_model.__wrapped__(*net)
+    return decoder._language_model.__wrapped__(CONFIGS[name], taps)
 
 
 @pytest.fixture
