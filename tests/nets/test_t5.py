@@ -186,7 +186,7 @@ def from_peer(weights, config):
             "ff_norm": norm(f"{at}.2.layer_norm"),
             "ff": feed_forward(f"{at}.2"),
         }
-    for side, layers in t5.stacks(config).items():
+    for side, layers in t5.NETWORK.stacks(config).items():
         if not config.bias_by_layer:
             params[f"{side}_bias"] = bias(side, 0)
         for i in range(layers if config.bias_by_layer else 0):
