@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxspec.jobs import Completion, generate_many
     from jaxspec.speculative_execution import speculate
     from jaxspec.vocab.cross_tokenizer import share_vocabulary
+    from jaxspec.vocab.languages import with_languages
     from jaxspec.vocab.remap import map_vocabulary
     from jaxspec.vocab.trim import trim_vocabulary
     from jaxspec.weights.loading import load, with_taps
@@ -78,6 +79,7 @@ __all__ = [
     "stream",
     "testing",
     "trim_vocabulary",
+    "with_languages",
     "with_taps",
 ]
 
@@ -91,6 +93,7 @@ _HOMES = {
     "jaxspec.jobs": "Completion generate_many",
     "jaxspec.speculative_execution": "speculate",
     "jaxspec.vocab.cross_tokenizer": "share_vocabulary",
+    "jaxspec.vocab.languages": "with_languages",
     "jaxspec.vocab.remap": "map_vocabulary",
     "jaxspec.vocab.trim": "trim_vocabulary",
     "jaxspec.weights.loading": "load with_taps",

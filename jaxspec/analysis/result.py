@@ -222,7 +222,7 @@ def describe(setting: Setting, target: Model, digests: Digests | None = None) ->
     """
     digests = {} if digests is None else digests
     task, model, drafter = setting.task, setting.target or target, setting.drafter
-    prompts = token_rows.to_lists(*task.prompts) if isinstance(task.prompts, Prompt) else task.prompts
+    prompts = token_rows.to_lists(*task.prompts[:2]) if isinstance(task.prompts, Prompt) else task.prompts
     drafting = [getattr(drafter, "params", ()), [part.params for part in getattr(drafter, "models", ())]]
     numbers = getattr(setting.policy, "params", ())
     return summary(setting, model)._asdict() | {

@@ -26,22 +26,25 @@ def model(
     *,
     seed: int = 0,
     chat_template: str | None = None,
-    adapter: str | None = None,
+    **others: str | None,
 ) -> Model:
     """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
-    A dtype such as "int8/bfloat16" also says what quantised matrices are computed with.
+    A dtype such as "int8/bfloat16" also says what quantised matrices are computed with. `others` are further options of
+    `jaxspec.load`, of what only files have.
     """
     from jaxspec.analysis.random_model import random_model
     from jaxspec.weights import loading
 
     matrices, computed = _dtypes(dtype)
     if name.startswith(RANDOM):
-        if adapter is not None:
-            raise ValueError(f"--adapter is {adapter}, and {name} has random weights: expected a folder or a hub id")
+        for option, value in others.items():
+            if value is not None:
+                spelt = f"--{option.replace('_', '-')}"
+                raise ValueError(f"{spelt} is {value}, and {name} has random weights: expected a folder or a hub id")
         return random_model(name.removeprefix(RANDOM), matrices, seed, computed)
     template = None if chat_template is None else Path(chat_template)
-    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, adapter=adapter)
+    return loading.load(name, dtype=matrices, compute=computed, mesh=mesh, chat_template=template, **others)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:

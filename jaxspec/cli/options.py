@@ -30,7 +30,7 @@ GROUPS = {  # of a command with many options, by the names of their values, in t
         "start",
         "end",
     ),
-    "Model": ("target", "adapter", "dtype", "mesh", "topology", "device"),
+    "Model": ("target", "adapter", "source_language", "target_language", "dtype", "mesh", "topology", "device"),
     "Drafting": ("draft", "draft_dtype", "gamma", "policy", "rule", "tree", "nodes", "check"),
     "Sampling": (
         *("temperature", "draft_temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),

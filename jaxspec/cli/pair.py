@@ -40,6 +40,13 @@ class Pair(NamedTuple):
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None
     chat_template: ChatTemplate = None
     adapter: Adapter = None
+    source_language: Annotated[str | None, text("NAME", "The prompts' language, of a model that translates.")] = None
+    target_language: Annotated[str | None, text("NAME", "The language to write, such as deu_Latn.")] = None
+
+    @property
+    def languages(self) -> dict[str, str | None]:
+        """The languages, as `jaxspec.load` takes them."""
+        return {"source_language": self.source_language, "target_language": self.target_language}
 
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
@@ -71,7 +78,8 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target, and the drafter if there is one."""
     mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
-    target = names.model(pair.target, pair.dtype, mesh, chat_template=pair.chat_template, adapter=pair.adapter)
+    options: dict[str, Any] = {"chat_template": pair.chat_template, "adapter": pair.adapter, **pair.languages}
+    target = names.model(pair.target, pair.dtype, mesh, **options)
     if pair.draft is None:
         return target, None
     load_draft = functools.partial(names.model, dtype=pair.draft_dtype or pair.dtype, mesh=mesh)

@@ -25,10 +25,19 @@ class Prompt(NamedTuple):
     Attributes:
         tokens: ids; entries at or past a row's length are padding and are never read.
         length: number of real tokens of each row, at least 1.
+        encoder: the input of an encoder-decoder's encoder: another `Prompt` of ids, or features of speech. Every leaf
+            has the batch as its first axis. `tokens` then begin the decoder's row, from its start token on. With None,
+            `tokens` go to the encoder, and the row begins with `Limits.start_token` and `Limits.begin`.
     """
 
     tokens: Int[Array, "batch prompt"]
     length: Int[Array, " batch"]
+    encoder: Any = None
+
+    @property
+    def text(self) -> Prompt:
+        """The ids that were given as text: an encoder's, where it reads ids."""
+        return self.encoder if isinstance(self.encoder, Prompt) else Prompt(self.tokens, self.length)
 
 
 @jax.tree_util.register_dataclass
@@ -102,7 +111,7 @@ class Forward(NamedTuple):
 
 class Prefill(Protocol):
     def __call__(self, params: Params, prompt: Prompt, room: Room) -> tuple[Forward, Cache]:
-        """Reads the prompt (an encoder-decoder: encodes it and feeds the start token) into an empty cache.
+        """Reads the prompt (an encoder-decoder: encodes it and feeds the row's beginning) into an empty cache.
 
         Returns the logits of each row's last token (step = 1) and the features of all, and a cache that holds the whole
         row and has the `room`.
@@ -223,16 +232,23 @@ class Limits(NamedTuple):
 
     Attributes:
         start_token: None for a decoder-only model, whose row begins with the prompt; an encoder-decoder's row begins
-            with this one token, and the prompt goes to the encoder.
+            with this token, and the prompt goes to the encoder.
         max_positions: longest row the model can hold, None if nothing limits it.
         max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        begin: ids that an encoder-decoder's row has after its start token, such as a language's.
     """
 
     start_token: int | None = None
     max_positions: int | None = None
     max_prompt: int | None = None
     end_tokens: tuple[int, ...] = ()
+    begin: tuple[int, ...] = ()
+
+    @property
+    def first_tokens(self) -> tuple[int, ...]:
+        """The ids that the row of an encoder-decoder begins with, unless a prompt has others; none of a decoder."""
+        return () if self.start_token is None else (self.start_token, *self.begin)
 
 
 class Inside(NamedTuple):

@@ -81,15 +81,43 @@ def bucket(length: int) -> int:
 
 
 def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
-    """Tokens that prefill puts into a row: the padded prompt, or the start token of an encoder-decoder."""
-    return prompt.tokens.shape[1] if lm.limits.start_token is None else 1
+    """Tokens that prefill puts into a row: the padded prompt, or the beginning of an encoder-decoder's row."""
+    begins = () if prompt.encoder is not None else lm.limits.first_tokens
+    return len(begins) or prompt.tokens.shape[1]
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
-    """Returns what a row holds after prefill: the prompt, or an encoder-decoder's start token."""
-    if lm.limits.start_token is None:
+    """Returns what a row holds after prefill: the prompt, or the beginning of an encoder-decoder's row."""
+    return prompt if lm.limits.start_token is None else encoder_and_row(prompt, lm.limits.first_tokens)[1]
+
+
+def with_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
+    """Returns a prompt that says how its row begins, where the start token alone would not say it.
+
+    A drafter is then prompted with the beginning of its target, whatever its own is.
+    """
+    if not lm.limits.begin or prompt.encoder is not None:
         return prompt
-    return Prompt(jnp.full_like(prompt.tokens[:, :1], lm.limits.start_token), jnp.ones_like(prompt.length))
+    source, row = encoder_and_row(prompt, lm.limits.first_tokens)
+    return row._replace(encoder=source)
+
+
+def encoder_and_row(prompt: Prompt, first_tokens: Sequence[int]) -> tuple[Any, Prompt]:
+    """Returns what an encoder-decoder's encoder reads, and what its row begins with.
+
+    Args:
+        prompt: in either form: what the encoder reads, or the row's beginning beside it.
+        first_tokens: ids that a row begins with if the prompt has no beginning: `Limits.first_tokens`.
+
+    >>> source, row = encoder_and_row(Prompt(jnp.array([[5, 6]]), jnp.array([2])), (1, 4))
+    >>> source.tokens.tolist(), row.tokens.tolist(), row.length.tolist()
+    ([[5, 6]], [[1, 4]], [2])
+    """
+    if prompt.encoder is not None:
+        return prompt.encoder, Prompt(prompt.tokens, prompt.length)
+    tokens = jnp.asarray([*first_tokens], prompt.tokens.dtype)
+    tokens = jnp.broadcast_to(tokens, (prompt.length.shape[0], len(first_tokens)))
+    return prompt, Prompt(tokens, jnp.full_like(prompt.length, len(first_tokens)))
 
 
 def headroom(max_new_tokens: int, nodes: int) -> int:

@@ -177,7 +177,10 @@ def end_ids(eos_ids: Any, tokenizer: Any, name: str = "eos_ids") -> list[int]:
 def arrays_of(prompt: Prompt) -> Prompt:
     """Returns the same rows as arrays of JAX's."""
     try:
-        return Prompt(*(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt))
+        tokens, length = (x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt[:2])
+        is_text = isinstance(prompt.encoder, Prompt)
+        encoder = arrays_of(prompt.encoder) if is_text else jax.tree.map(jnp.asarray, prompt.encoder)
+        return Prompt(tokens, length, encoder)
     except (ValueError, TypeError) as error:
         raise ValueError(
             "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "

@@ -205,7 +205,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     if policy is not None and bound is None:
         cause = "no drafter" if o.drafter is None else f"gamma={gamma}, of which nothing is drafted"
         raise ValueError(f"got a policy and {cause}: a policy chooses how many tokens a drafter drafts, at most gamma")
-    check_positions(target, bound, np.asarray(prompt.length), limit)
+    check_positions(target, bound, prompt, limit)
     causality.check(target)
     before = None if o.prefix is None else o.prefix.before(target, bound, prompt.tokens.shape[1])
     if bound is None:
@@ -337,25 +337,32 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
     """Returns what kind of prompts these are ("text", "ids" or "chat"), and their ids."""
     if (chats := inputs.chats_of(prompts)) is not None:
         prompt = token_rows.pad([inputs.chat_ids(target, chat, template=template) for chat in chats])
-        check_prompt(prompt, target.lm.vocab_size)
+        check_prompt(prompt, target.lm)
         return "chat", prompt
     prompts = inputs.rows_of(prompts)
     if isinstance(prompts, Prompt):
-        check_prompt(prompts, target.lm.vocab_size)
-        width = token_rows.bucket(prompts.tokens.shape[1])
-        tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, width - prompts.tokens.shape[1])))
-        return "ids", Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
+        check_prompt(prompts, target.lm)
+        if prompts.encoder is None:
+            return "ids", _in_bucket(prompts)
+        source = _in_bucket(prompts.encoder) if isinstance(prompts.encoder, Prompt) else prompts.encoder
+        return "ids", Prompt(jnp.asarray(prompts.tokens, jnp.int32), jnp.asarray(prompts.length, jnp.int32), source)
     texts = prompts
     if target.tokenizer is None:
         raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
     for index, text in enumerate(texts):
         inputs.check_text(text, index)
     prompt = token_rows.pad(target.tokenizer(texts)["input_ids"] if texts else [])
-    check_prompt(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
+    check_prompt(prompt, target.lm)  # a tokenizer may have ids that a model was never given
     return "text", prompt
 
 
-def check_prompt(prompt: Prompt, vocab: int) -> None:
+def _in_bucket(prompt: Prompt) -> Prompt:
+    """Pads rows of ids to the width of their bucket."""
+    tokens, width = jnp.asarray(prompt.tokens, jnp.int32), token_rows.bucket(prompt.tokens.shape[1])
+    return Prompt(jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1]))), jnp.asarray(prompt.length, jnp.int32))
+
+
+def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
     """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids."""
     shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
     if len(shape) != 2 or lengths != shape[:1]:
@@ -364,19 +371,32 @@ def check_prompt(prompt: Prompt, vocab: int) -> None:
         )
     if shape[0] == 0:
         raise ValueError("got no prompts: expected at least one")
-    for name, array in zip(("tokens", "lengths"), prompt, strict=True):
+    for name, array in zip(("tokens", "lengths"), prompt, strict=False):
         if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
             raise ValueError(f"prompt {name} have dtype {jnp.result_type(array)}: expected integers")
-    if not all(map(inputs.is_here, prompt)):
+    if prompt.encoder is not None:
+        _check_source(prompt.encoder, lm, shape[0])
+    if not all(map(inputs.is_here, prompt[:2])):
         return
-    for index, (row, n) in enumerate(zip(*map(np.asarray, prompt), strict=True)):
+    for index, (row, n) in enumerate(zip(*map(np.asarray, prompt[:2]), strict=True)):
         if n < 1:
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
         if n > len(row):
             raise ValueError(f"prompt {index} has length {n}, but its row holds {len(row)} tokens")
-        outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
+        outside = row[:n][(row[:n] < 0) | (row[:n] >= lm.vocab_size)]
         if outside.size:
-            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {lm.vocab_size - 1}")
+
+
+def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
+    """Refuses what an encoder cannot read beside so many rows of the decoder."""
+    if lm.limits.start_token is None:
+        raise ValueError("the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out")
+    if any(jnp.shape(x)[:1] != (rows,) for x in jax.tree.leaves(source)):
+        shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(source))
+        raise ValueError(f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in each")
+    if isinstance(source, Prompt):
+        check_prompt(source, lm)
 
 
 def bind(target: Model, drafter: Any, rule: Rule, gamma: int | None = None) -> tuple[Model, BoundDrafter | None]:
@@ -455,22 +475,28 @@ def first_difference(first: Any, second: Any) -> tuple[int, str, str] | None:
 
 
 def check_positions(
-    target: Model, drafter: BoundDrafter | None, length: np.ndarray, limit: np.ndarray, *, padded: bool = False
+    target: Model, drafter: BoundDrafter | None, prompt: Prompt, limit: np.ndarray, *, padded: bool = False
 ) -> None:
     """Refuses rows for which a model has too few positions.
 
     Args:
         target, drafter: who reads them.
-        length: the prompts' lengths.
+        prompt: the prompts; of padded ones the width counts, since their lengths may not be known.
         limit: most new tokens of each row; there may be several rows for each prompt.
-        padded: whether the lengths are those of padded prompts, whose own are not known.
+        padded: whether the prompts' own lengths may be less.
     """
+
+    def lengths_of(prompt: Prompt) -> np.ndarray:
+        rows, width = prompt.tokens.shape
+        return np.full(rows, width) if padded else np.asarray(prompt.length)
+
     for name, lm in readers(target, drafter):
-        read, limits = length, lm.limits
+        read, limits = lengths_of(prompt), lm.limits
         if limits.start_token is not None:
-            if limits.max_prompt is not None and not padded and length.max() > limits.max_prompt:
-                raise ValueError(f"a prompt has {length.max()} tokens, but {name} reads at most {limits.max_prompt}")
-            read = np.ones_like(length)
+            longest = lengths_of(prompt.text).max()
+            if limits.max_prompt is not None and not padded and longest > limits.max_prompt:
+                raise ValueError(f"a prompt has {longest} tokens, but {name} reads at most {limits.max_prompt}")
+            read = np.full_like(read, len(target.lm.limits.first_tokens)) if prompt.encoder is None else read
         read = np.repeat(read, len(limit) // len(read))  # a row for each sample
         row = int(np.argmax(read + limit))
         old, new = int(read[row]), int(limit[row])

@@ -97,15 +97,15 @@ def arguments(
     prompt = prepared.prompt if prompt is None else inputs.arrays_of(prompt)
     request, rows = prepared.request, len(prepared.prompt.length)
     if prompt is not prepared.prompt:
-        check_prompt(prompt, prepared.target.lm.vocab_size)
+        check_prompt(prompt, prepared.target.lm)
         if len(prompt.length) != rows:
             raise ValueError(
                 f"got prompt tokens of shape {prompt.tokens.shape}: expected {rows} rows, as the generation was "
                 "prepared with"
             )
         # Lengths may be traced; the prompts' width bounds them.
-        width, limit = np.full(rows, prompt.tokens.shape[1]), np.asarray(request.max_new_tokens)
-        check_positions(prepared.target, prepared.drafter, width, limit, padded=True)
+        limit = np.asarray(request.max_new_tokens)
+        check_positions(prepared.target, prepared.drafter, prompt, limit, padded=True)
     if jax.tree.structure(weights) != jax.tree.structure(prepared.weights):
         raise ValueError(
             f"weights have the structure {jax.tree.structure(weights)!s:.200}: expected that of prepared.weights"

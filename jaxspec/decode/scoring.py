@@ -214,7 +214,7 @@ def _row(
         raise ValueError(f"{name} has {complaint}")
     if (outside := [x for x in (*before, *ids) if not 0 <= x < target.lm.vocab_size]) != []:
         raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {target.lm.vocab_size - 1}")
-    most, read = target.lm.limits.max_positions, len(row) + (0 if is_decoder else 1)
+    most, read = target.lm.limits.max_positions, len(row) + len(target.lm.limits.first_tokens)
     if most is not None and read > most:
         raise ValueError(f"{name} has {read} tokens, and the model has {most} positions: cut it into parts")
     if not is_decoder:

@@ -94,7 +94,7 @@ def speculative(
         before: Before | None = None,
         spare: int = 0,
     ) -> State:
-        before = states.of_each(before, prompt)
+        prompt, before = token_rows.with_row(target, prompt), states.of_each(before, prompt)
         room = token_rows.room(target, prompt, headroom, nodes, spare).larger(drafter.spare)
         with jax.named_scope("prefill"):
             prefilled = states.read_prompt(target, weights.target, prompt, room, before)

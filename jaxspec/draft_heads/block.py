@@ -407,11 +407,12 @@ def _drafter(head: BlockHead, parts: HeadParts) -> core.Drafter:
         (params, _), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
         context, first = head.read(params, start.prefilled), jnp.zeros_like(row.length)
         if head.source is not None:
-            encoded, first = start.prefilled.encoded, start.prompt.length
+            encoded, first = start.prefilled.encoded, start.prompt.text.length
             assert encoded is not None
             cache = head.empty(len(first), dataclasses.replace(start.room, tokens=start.room.tokens + encoded.shape[1]))
             cache = head.rewind(head.append(params, cache, head.source(params, encoded)), first)
-            return Context(head.append(params, cache, context), first)
+            cache = head.rewind(head.append(params, cache, context), first + row.length)
+            return Context(cache, first)
         # There are no outputs to keep: only the cache of the prompt's context is wanted.
         before = start.before and start.before.of(start.before.state.cache)
         rows = context, row.length, start.room, before

@@ -210,7 +210,7 @@ class Slots:
 
     def _row_length(self, width: int) -> int:
         """Counts what prefill puts into a row of a prompt of this width."""
-        return width if self._prepared.target.lm.limits.start_token is None else 1
+        return len(self._prepared.target.lm.limits.first_tokens) or width
 
     def _shapes_at(self, width: int) -> State:
         """The shapes of the state of a group of rows; its tables may have grown since it was asked last."""

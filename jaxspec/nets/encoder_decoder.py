@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room, chunks
+from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
@@ -216,6 +216,8 @@ def language_model(
 @functools.lru_cache
 def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...], empty: Empty) -> LanguageModel:
     module = net(config, taps)
+    most = config.max_positions
+    limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens)
     init = functools.partial(init_params, net)
 
     def encode(module: Any, source: Any, encoded: Array | None) -> tuple[Any, tuple[Cross, ...], Array]:
@@ -224,9 +226,7 @@ def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...],
         return encoded, module.cross(encoded), mask
 
     def prefill(params, prompt, room, encoded=None):
-        batch = prompt.length.shape[0]
-        start = jnp.full((batch, 1), config.start_token, jnp.int32)
-        source, row = prompt, Prompt(start, jnp.ones((batch,), jnp.int32))
+        source, row = token_rows.encoder_and_row(prompt, limits.first_tokens)
 
         def read(cache: EncoderDecoderCache, tokens: Int[Array, "B T"], _: Any) -> tuple[Any, EncoderDecoderCache]:
             x, taps, cache = nn.apply(lambda net: net.run(cache, net.embed(cache, tokens)), module)({"params": params})
@@ -266,7 +266,7 @@ def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...],
         rewind,
         config.vocab_size,
         select,
-        Limits(config.start_token, config.max_positions, config.max_positions, config.end_tokens),
+        limits,
         inside._replace(encoder=encoder, keys_values=keys_values),
         is_causal=True,
     )

@@ -46,6 +46,7 @@ class T5Config:
         dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
         epsilon: added to the mean square in every norm.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        begin_tokens: ids that a decoder's row has after its start token.
     """
 
     vocab_size: int
@@ -67,6 +68,7 @@ class T5Config:
     epsilon: float = 1e-6
     end_tokens: tuple[int, ...] = ()
     bias_by_layer: bool = False
+    begin_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.scaled_head is None:

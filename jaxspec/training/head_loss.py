@@ -119,7 +119,8 @@ def read(lm: LanguageModel, lesson: Lesson) -> TargetRows:
 
     features = jnp.concatenate([first.features, rest.features], axis=1)
     forward = Forward(first.logits, features, joined(first.taps, rest.taps), first.encoded)
-    return TargetRows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.limits.start_token), length + 1, forward)
+    begins = token_rows.decoder_prompt(lm, source)
+    return TargetRows(jnp.concatenate([begins.tokens, target], axis=1), length + begins.length, forward)
 
 
 def read_tree(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Prompt
+from jaxspec.core import Prompt, token_rows
 from jaxspec.nets import net_of
 from jaxspec.training.data import TrainingBatch
 
@@ -38,11 +38,13 @@ def module_of(config: Any) -> Any:
 def rows_of(config: Any, batch: TrainingBatch) -> NetworkRows:
     """Makes the rows of a batch: targets after their sources, or of a language model tokens after those before them."""
     target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
-    if (start := net_of(config).language_model(config).limits.start_token) is None:
+    if not (first := net_of(config).language_model(config).limits.first_tokens):
         return NetworkRows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
-    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-    return NetworkRows((prompt, inputs), target, _real(target, length))
+    rows, begins = jnp.concatenate([token_rows.encoder_and_row(prompt, first)[1].tokens, target], axis=1), len(first)
+    # What a row begins with is given, not learnt.
+    real = jnp.pad(_real(target, length), ((0, 0), (begins - 1, 0)))
+    return NetworkRows((prompt, rows[:, :-1]), rows[:, 1:], real)
 
 
 def logits_and_labels(config: Any) -> Callable[[Any, TrainingBatch], tuple[Array, Array, Array]]:

@@ -273,7 +273,7 @@ def _all_of(rows: Sequence[Sequence[int]], positions: str) -> tuple[Int[np.ndarr
             "got rows of tokens, which do not tell where a draft token was rejected: expected what jaxspec.generate "
             "returns, or a learner with positions='all'"
         )
-    tokens, length = map(np.asarray, token_rows.pad(rows))
+    tokens, length = map(np.asarray, token_rows.pad(rows)[:2])
     tokens = tokens[:, : length.max()]
     return tokens, np.arange(tokens.shape[1])[None, :] < length[:, None]
 

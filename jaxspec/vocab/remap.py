@@ -169,11 +169,13 @@ def _mapped(lm: core.LanguageModel, head: core.Head | None, vocab: int) -> core.
         params: MappedParams, prompt: core.Prompt, room: core.Room, encoded: Float[Array, "B P M"] | None = None
     ) -> tuple[core.Forward, core.Cache]:
         prompt = prompt._replace(tokens=known(params, prompt.tokens))
+        if isinstance(prompt.encoder, core.Prompt):
+            prompt = prompt._replace(encoder=prompt.encoder._replace(tokens=known(params, prompt.encoder.tokens)))
         if encoded is None or lm.encoder is None:
             forward, cache = lm.prefill(params.model, prompt, room)
         else:
             forward, cache = lm.encoder.prefill(params.model, prompt, room, encoded)
-        last = prompt.length - 1 if lm.limits.start_token is None else jnp.zeros_like(prompt.length)
+        last = token_rows.decoder_prompt(lm, prompt).length - 1
         return mapped(params, forward, last[:, None]), cache
 
     def extend(

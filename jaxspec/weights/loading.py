@@ -22,6 +22,7 @@ from jaxspec.core import Model
 from jaxspec.core.checks import check_names, suggest
 from jaxspec.files import folders
 from jaxspec.nets import axes_of, net_of
+from jaxspec.vocab.languages import with_languages
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
 from jaxspec.weights import gguf, huggingface, lora, orbax, quantisation, t5x, tokenizers
 from jaxspec.weights.orbax import MANIFEST
@@ -40,6 +41,10 @@ OURS, HUGGING_FACE = orbax.FORMAT.name, huggingface.FORMAT.name  # of what is wr
 HUB_NAMES = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
+)
+OPTIONS = (
+    *("dtype", "compute", "mesh", "revision", "chat_template", "adapter"),
+    *("source_language", "target_language"),
 )
 THEIR_NAMES = {  # of transformers' from_pretrained: ours
     "device_map": 'mesh, such as mesh="model=8", of so many devices; by default the model lies on the first one',
@@ -76,6 +81,8 @@ def load(
     revision: str | None = None,
     chat_template: str | Path | None = None,
     adapter: str | Path | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
     **others: Any,
 ) -> Model:
     """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
@@ -105,6 +112,7 @@ def load(
             It replaces the one that the model brings, if it brings any.
         adapter: a LoRA folder of PEFT's, or its hub id, to merge into the matrices of a Hugging Face folder or hub id
             (`jaxspec.weights.lora`). What cannot be merged is refused by name.
+        source_language, target_language: languages of a model that translates; see `jaxspec.with_languages`.
         **others: none; those of other libraries are refused with what they are here.
 
     Returns:
@@ -124,7 +132,7 @@ def load(
     Traceback (most recent call last):
     ValueError: dtype is 'float8': expected one of float32, bfloat16, int8, int4
     """
-    check_names(others, ("dtype", "compute", "mesh", "revision", "chat_template", "adapter"), THEIR_NAMES, NOT_HERE)
+    check_names(others, OPTIONS, THEIR_NAMES, NOT_HERE)
     dtype, computed = dtype_names(dtype, compute)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
@@ -143,6 +151,8 @@ def load(
     if dtype != "float32" and jax.default_backend() == "cpu" and quantisation.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
     model = _of_network(config, (), params, tokenizer, name)
+    if source_language is not None or target_language is not None:
+        model = with_languages(model, source_language, target_language)
     if drafted is None:
         return model
     model = _trimmed(model, drafted, name)

@@ -192,10 +192,10 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
     weight, every = jax.random.normal(jax.random.key(2), (2, 8, 17)), jnp.broadcast_to(jnp.arange(17), (2, 8, 17))
     monkeypatch.setattr(top_tokens, "CHUNK", 6)  # 3 positions of each of 2 rows: 1, 3 3 1
 
-    rows, (source, length) = tokens, prompt
+    rows, (source, length) = tokens, prompt[:2]
     if config is GPT:
         rows = np.zeros((2, 11), np.int32)
-        for row, (read, n, new) in enumerate(zip(*prompt, tokens, strict=True)):
+        for row, (read, n, new) in enumerate(zip(*prompt[:2], tokens, strict=True)):
             rows[row, : n + 8] = [*read[:n], *new]
         source, length = np.zeros((2, 0), np.int32), np.zeros(2, np.int32)
     start = prompt.length - 1 if config is GPT else (0, 0)

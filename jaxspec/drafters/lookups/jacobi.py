@@ -57,7 +57,7 @@ def jacobi(longest: int = 16) -> core.BoundDrafter:
 @functools.lru_cache
 def _jacobi(longest: int) -> core.Drafter:
     def init(start: core.DraftStart) -> JacobiState:
-        return JacobiState(prompt_tokens(start.prompt, longest), jnp.full_like(start.prompt.length, -1))
+        return JacobiState(prompt_tokens(start.prompt.text, longest), jnp.full_like(start.prompt.length, -1))
 
     def propose(
         weights: core.Weights, caches: core.Caches, context: core.DraftContext

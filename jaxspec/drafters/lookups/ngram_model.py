@@ -89,9 +89,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
 
     def prefill(params: Tables, prompt: Prompt, room: Room) -> tuple[Forward, NGramCache]:
         if config.start_token is not None:
-            batch, zero = prompt.tokens.shape[0], jnp.zeros_like(prompt.length)
-            empty = NGramCache(jnp.zeros((batch, room.tokens), jnp.int32), zero, zero)
-            return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
+            _, prompt = token_rows.encoder_and_row(prompt, (config.start_token,))
         width = prompt.tokens.shape[1]
         rows = jnp.pad(prompt.tokens, ((0, 0), (0, room.tokens - width)))
         logits, context = read(params, rows, positions_up_to(prompt.length[:, None] - 1, longest))

@@ -83,7 +83,7 @@ def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 
     def init(start: core.DraftStart) -> Entries:
-        prompt = start.prompt
+        prompt = start.prompt.text
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
         at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))

@@ -87,13 +87,13 @@ def _prompt_lookup(longest: int, shortest: int, tree: core.TreeSize | None) -> c
 
 def keep_prompt(start: core.DraftStart) -> core.Prompt:
     """Makes the state of a drafter that searches the prompt: the prompt."""
-    return start.prompt
+    return start.prompt.text
 
 
 def text_of(prompt: core.Prompt, row: core.Prompt) -> Int[Array, "B N"]:
     """Joins the prompt, a gap, and the row; NO_TOKEN where there is none."""
     parts = []
-    for tokens, length in (prompt, row):
+    for tokens, length, _ in (prompt, row):
         real = jnp.arange(tokens.shape[1], dtype=length.dtype)[None, :] < length[:, None]
         parts.append(jnp.where(real, tokens, NO_TOKEN))
     gap = jnp.full((row.tokens.shape[0], 1), NO_TOKEN, row.tokens.dtype)

@@ -69,7 +69,7 @@ def _token_recycling(shape: Shape) -> core.Drafter:
     parents = jnp.asarray(shape.parents, jnp.int32)
 
     def init(start: core.DraftStart) -> RecyclingState:
-        prompt = start.prompt
+        prompt = start.prompt.text
         batch, last = prompt.tokens.shape[0], prompt.tokens.shape[1] - 1
         table = jnp.full((batch, start.prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
         inside = jnp.arange(last, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None] - 1

@@ -152,7 +152,7 @@ UMT5_SIZES = {
     if name != "mt5-large"  # which was never published
 }
 
-UNWRITTEN = ("dtype", "end_tokens", "max_positions")
+UNWRITTEN = ("begin_tokens", "dtype", "end_tokens", "max_positions")
 T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES, UNWRITTEN)
 MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES, UNWRITTEN)
 UMT5 = Family("umT5", ("umt5",), read_umt5, write, names, canonical, UMT5_SIZES, COPIES, UNWRITTEN)

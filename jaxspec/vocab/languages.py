@@ -1,0 +1,98 @@
+"""Languages of models that translate: the source's is the tokenizer's affair, the target's begins a decoder's row."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+from typing import Any
+
+from jaxspec.core import Model
+from jaxspec.nets import find, net_of
+
+
+def with_languages(model: Model, source: str | None = None, target: str | None = None) -> Model:
+    """Returns a model that translates from and to some languages: NLLB, M2M-100 or mBART.
+
+        nllb = jaxspec.load("facebook/nllb-200-distilled-600M", source_language="eng_Latn", target_language="deu_Latn")
+        french = jaxspec.with_languages(nllb, target="fra_Latn")
+
+    A drafter's rows begin as its target's do; but give it the source language, too, where it has another tokenizer. For
+    rows of several languages in one batch give a `Prompt` with an `encoder` part, whose tokens are each row's
+    beginning.
+
+    Args:
+        model: the model, with its tokenizer.
+        source: the language of prompts, as the tokenizer spells it: "eng_Latn", "en_XX", "en". None leaves it as it is.
+        target: the language to write. It is the first token after the start token; of a model whose start token is a
+            language (mBART) the start token itself.
+
+    Raises:
+        ValueError: the tokenizer has no such language, or none at all; Marian's are in its prompts (">>deu<< Hello").
+    """
+    tokenizer, config = model.tokenizer, model.config
+    if source is not None:
+        tokenizer = _reading(model, source)
+    if target is not None:
+        names = [field.name for field in dataclasses.fields(config)] if find(config) else []
+        if "begin_tokens" not in names or model.lm != _network_of(model, config):
+            raise ValueError(
+                f"{_name(model)} cannot be given a target language: expected a network with a beginning of its rows, "
+                "such as NLLB's, before its vocabulary is trimmed or mapped"
+            )
+        token = language_id(model, target)
+        starts = config.start_token in languages(tokenizer).values()
+        config = dataclasses.replace(config, **({"start_token": token} if starts else {"begin_tokens": (token,)}))
+    return model._replace(lm=_network_of(model, config), tokenizer=tokenizer, config=config)
+
+
+def language_id(model: Model, name: str) -> int:
+    """Returns the token of a language.
+
+    Raises:
+        ValueError: there is none; those that are spelled nearly so are listed.
+    """
+    tokens = languages(model.tokenizer)
+    if name in tokens:
+        return tokens[name]
+    vocabulary = {} if model.tokenizer is None else model.tokenizer.get_vocab()
+    if f">>{name}<<" in vocabulary:
+        raise ValueError(f'{_name(model)} reads its target language in the prompt: write ">>{name}<< " before each')
+    if not tokens:
+        raise ValueError(f"{_name(model)} has no languages in its tokenizer: leave {name!r} out")
+    close = difflib.get_close_matches(name, tokens, n=5, cutoff=0.3) or sorted(tokens)[:5]
+    raise ValueError(
+        f"the language is {name!r}: expected one of the tokenizer's {len(tokens)}, such as {', '.join(close)}"
+    )
+
+
+def languages(tokenizer: Any) -> dict[str, int]:
+    """Returns a tokenizer's languages and their ids: tokens that it has added, and that have no part in its texts.
+
+    >>> languages(None)
+    {}
+    """
+    if not hasattr(tokenizer, "src_lang"):
+        return {}
+    others = [getattr(tokenizer, f"{name}_token", None) for name in ("eos", "bos", "pad", "unk", "mask", "cls", "sep")]
+    added = {word: index for word, index in tokenizer.get_added_vocab().items() if word not in others}
+    # M2M-100 spells the token of "de" as "__de__".
+    return {word.removeprefix("__").removesuffix("__"): index for word, index in added.items()}
+
+
+def _reading(model: Model, source: str) -> Any:
+    """Returns a copy of a tokenizer that reads texts of a language."""
+    language_id(model, source)
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.src_lang = source
+    return tokenizer
+
+
+def _network_of(model: Model, config: Any) -> Any:
+    if find(config) is None:
+        return model.lm
+    return net_of(config).language_model(config, model.lm.inside.taps if model.lm.inside else ())
+
+
+def _name(model: Model) -> str:
+    return model.name or "this model"

@@ -1,0 +1,111 @@
+"""Languages: what the tokenizer puts before a text, and what a decoder's row begins with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from transformers import MBartTokenizer, NllbTokenizer
+
+import jaxspec
+from jaxspec.core import Model, Prompt, Room
+from jaxspec.nets import t5
+from jaxspec.vocab.languages import language_id
+from tests.small import tiny_t5
+
+WORDS = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "c", "▁a", "ab"]
+CONFIG = dataclasses.replace(tiny_t5(256), start_token=2, end_tokens=(2,))
+
+
+def model_of(config=CONFIG, seed=0) -> Model:
+    words = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = NllbTokenizer(vocab=words, merges=[("▁", "a"), ("a", "b")], src_lang="eng_Latn")
+    return Model(t5.language_model(config), t5.init(config, jax.random.key(seed)), tokenizer, config, "tiny")
+
+
+def test_each_language_has_its_token_before_the_source_and_at_the_rows_beginning():
+    model = model_of()
+    german = jaxspec.with_languages(model, source="fra_Latn", target="deu_Latn")
+    french, new = language_id(model, "fra_Latn"), language_id(model, "deu_Latn")
+    assert german.tokenizer("ab")["input_ids"][0] == french
+    assert model.tokenizer("ab")["input_ids"][0] == language_id(model, "eng_Latn"), "the model's own is as it was"
+    assert german.lm.limits.first_tokens == (2, new)
+    assert model.lm.limits.first_tokens == (2,)
+
+
+def test_a_language_that_starts_rows_is_replaced():
+    """An mBART of 25 languages has no start token but the language."""
+    tokenizer = MBartTokenizer(src_lang="en_XX")
+    start = tokenizer.convert_tokens_to_ids("ro_RO")
+    config = dataclasses.replace(tiny_t5(len(tokenizer)), start_token=start)
+    model = Model(t5.language_model(config), {}, tokenizer, config)
+    assert jaxspec.with_languages(model, target="de_DE").lm.limits.first_tokens == (language_id(model, "de_DE"),)
+
+
+@pytest.mark.parametrize(
+    ("languages", "words"),
+    [
+        ({"target": "deu"}, "the language is 'deu': expected one of the tokenizer's 202, such as deu_Latn"),
+        ({"source": "english"}, "the language is 'english'"),
+    ],
+)
+def test_an_unknown_language_is_refused_beside_those_that_are_spelled_nearly_so(languages, words):
+    with pytest.raises(ValueError, match=words):
+        jaxspec.with_languages(model_of(), **languages)
+
+
+def test_a_model_without_languages_is_refused():
+    with pytest.raises(ValueError, match="has no languages in its tokenizer"):
+        jaxspec.with_languages(model_of()._replace(tokenizer=None), source="eng_Latn")
+    small = jaxspec.trim_vocabulary(model_of(), size=200)
+    with pytest.raises(ValueError, match="before its vocabulary is trimmed"):
+        jaxspec.with_languages(small, target="deu_Latn")
+
+
+def test_rows_of_several_languages_share_a_batch_and_drafters_follow_their_target():
+    """One row begins with two tokens, the other with one: each is that of its own call, drafted or not."""
+    target, draft = model_of(), model_of(tiny_t5(256), seed=1)
+    source = Prompt(jnp.array([[5, 6, 7], [8, 9, 0]]), jnp.array([3, 2]))
+    both = Prompt(jnp.array([[2, 40], [2, 0]]), jnp.array([2, 1]), source)
+    options = {"max_new_tokens": 8, "eos_ids": ()}
+    together = jaxspec.generate(target, both, **options)
+    german = target._replace(lm=t5.language_model(dataclasses.replace(CONFIG, begin_tokens=(40,))))
+    np.testing.assert_array_equal(jaxspec.generate(german, source, **options).tokens[0], together.tokens[0])
+    np.testing.assert_array_equal(jaxspec.generate(target, source, **options).tokens[1], together.tokens[1])
+    assert together.tokens[0].tolist() != jaxspec.generate(target, source, **options).tokens[0].tolist()
+    for drafter in (draft, jaxspec.drafters.prompt_lookup()):
+        drafted = jaxspec.generate(target, both, drafter=drafter, gamma=3, **options)
+        np.testing.assert_array_equal(drafted.tokens, together.tokens)
+    # A drafter of the same weights proposes what the target writes only if its rows begin as the target's do.
+    same = jaxspec.generate(german, source, drafter=target, gamma=3, **options)
+    assert int(same.stats.rounds.max()) == 2
+
+
+def test_prefill_of_a_beginning_is_extend_after_the_start_token():
+    lm, params = t5.language_model(CONFIG), t5.init(CONFIG, jax.random.key(0))
+    source = Prompt(jnp.array([[5, 6, 7], [8, 9, 0]]), jnp.array([3, 2]))
+    row = Prompt(jnp.array([[2, 40, 41], [2, 50, 0]]), jnp.array([3, 2]), source)
+    forward, cache = lm.prefill(params, row, Room(6))
+    _, begun = lm.prefill(params, source, Room(6))
+    rest, _ = lm.extend(params, begun, row.tokens[:, 1:])
+    np.testing.assert_allclose(forward.logits[:, 0], [rest.logits[0, 1], rest.logits[1, 0]], atol=1e-5)
+    assert cache.decoder.length.tolist() == [3, 2]
+    assert forward.features.shape == (2, 3, 16)
+
+
+def test_a_wrong_encoder_part_is_refused():
+    target = model_of()
+    source = Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+    row = Prompt(jnp.array([[2], [2]]), jnp.array([1, 1]), source)
+    with pytest.raises(ValueError, match=r"has the shapes \(1, 3\), \(1,\): expected 2 rows in each"):
+        jaxspec.generate(target, row)
+    bad = Prompt(jnp.array([[2]]), jnp.array([1]), source._replace(tokens=jnp.array([[5, 6, 300]])))
+    with pytest.raises(ValueError, match="token id 300: expected ids from 0 to 255"):
+        jaxspec.generate(target, bad)
+    from jaxspec.testing import table_model
+
+    with pytest.raises(ValueError, match="decoder-only: leave `encoder` out"):
+        jaxspec.generate(table_model(jax.random.key(0), vocab=256), bad)
