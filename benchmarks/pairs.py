@@ -24,6 +24,7 @@ import jax
 from jaxspec.analysis import memory, roofline
 from jaxspec.core import Model
 from jaxspec.draft_heads import KINDS, kind_of, load
+from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import decoder_layers, net_of
 from jaxspec.weights import huggingface, quantisation, tensors
 
@@ -314,7 +315,7 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
         drafts, shape = _weight_bytes(pair.drafter), model(pair.drafter).config
     elif pair.format in FORMATS:
         config = describe(pair).config
-        params, shape = abstract_params(config), config.shape
+        params, shape = abstract_params(config), shape_of(config)
         drafts = {dtype: _bytes(params, quantisation.computation(dtype, "bfloat16")) for dtype in dtypes}
     has_cache = decoder_layers(shape) > 0 and pair.format != "assistant"  # Medusa's heads have none, either
     return [

@@ -85,11 +85,6 @@ class AssistantConfig:
         if not self.layer.tied_head:
             raise ValueError("tied_head is False: expected an assistant whose head is its embedding")
 
-    @property
-    def shape(self) -> DecoderConfig:
-        """The shape of the layers."""
-        return self.layer
-
 
 class TargetKeys(NamedTuple):
     """The keys and values of one of the target's layers, as `Inside.keys_values` gives them."""

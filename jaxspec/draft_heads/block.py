@@ -30,9 +30,9 @@ from jaxspec import core
 from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import block_files, formats
-from jaxspec.draft_heads.block_config import BlockConfig, BlockSizes
+from jaxspec.draft_heads.block_config import WINDOWS, BlockConfig
 from jaxspec.draft_heads.formats import Format
-from jaxspec.draft_heads.kind import Kind
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, requirements_of, zeros
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
@@ -520,7 +520,7 @@ def confidence_lesson(
 KIND = Kind(
     name="block",
     config=BlockConfig,
-    sizes=BlockSizes,
+    sizes=sizes_of(BlockConfig, without=WINDOWS),
     init=init,
     head=head,
     drafter=block,

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxspec import core
 from jaxspec.core.checks import in_range, one_of
 from jaxspec.draft_heads import formats
-from jaxspec.draft_heads.kind import LayerSizes, same_fields
-from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.nets.decoder import DecoderConfig
 
 MARKOV = ("vanilla", "gated", "rnn")
+WINDOWS = ("causal_windows", "causal_full", "windows_from_anchor")  # of files alone: recipes have no windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,33 +100,3 @@ class BlockConfig:
     def lead(self) -> int:
         """The positions that a memory has read before the first draft token's: the last committed token's, 1, or 0."""
         return int(self.memory > 0 and not self.from_anchor)
-
-    @property
-    def shape(self) -> DecoderConfig:
-        """The shape of the layers."""
-        return self.layer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockSizes(LayerSizes):
-    """A block drafter; attributes as `BlockConfig` has them, 0 tokens of draft_vocab: the target's."""
-
-    taps: tuple[int, ...]
-    block: int
-    mask_token: int
-    from_anchor: bool = False
-    markov_rank: int = 0
-    markov: str = "vanilla"
-    confidence: bool = False
-    confidence_reads_token: bool = True
-    draft_vocab: int = 0
-    own_embedding: bool = False
-    own_head: bool = False
-    reads_source: bool = False
-    embedding_scale: float = 1.0
-    logits_scale: float = 1.0
-    logits_cap: float | None = None
-
-    def config(self, target: core.Model) -> BlockConfig:
-        """Returns the drafter's configuration, for a target."""
-        return BlockConfig(self.layer(target), inside_of(target).width, **same_fields(self, BlockConfig))

@@ -175,7 +175,7 @@ def changes(config: Any, params: Params, target: Model) -> Iterator[ChangedReadi
 def _changes_drafts(config: Any, name: str) -> bool:
     """Tells whether a setting can matter to this network: others would be measured for nothing."""
     if "windows" in name:
-        return bool(config.shape.windows)
+        return bool(config.layer.windows)
     if name.startswith("norm_"):  # EAGLE-1 has no norms
         return bool(vars(config).get("taps"))
     return name != "confidence_reads_token"

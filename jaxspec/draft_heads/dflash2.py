@@ -25,12 +25,11 @@ from jaxspec import core
 from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import block, block_files, formats
 from jaxspec.draft_heads.block import BlockDrafter, BlockHead
-from jaxspec.draft_heads.block_config import BlockConfig, BlockSizes
+from jaxspec.draft_heads.block_config import WINDOWS, BlockConfig
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, same_fields
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
-from jaxspec.drafters.hidden_states import inside_of
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderLayer, layer_of
@@ -71,20 +70,6 @@ class DFlash2Config(BlockConfig):
     def is_sequential(self) -> bool:
         """Tells that a token's logits depend on the draft token before it."""
         return True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DFlash2Sizes(BlockSizes):
-    """A DFlash 2 drafter; attributes as `DFlash2Config` has them."""
-
-    reach: int = 2
-    group: int = 16
-    rank: int = 256
-    candidates: int = 16
-
-    def config(self, target: core.Model) -> DFlash2Config:
-        """Returns the drafter's configuration, for a target."""
-        return DFlash2Config(self.layer(target), inside_of(target).width, **same_fields(self, DFlash2Config))
 
 
 # --- the network
@@ -315,7 +300,7 @@ def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="dflash2",
     config=DFlash2Config,
-    sizes=DFlash2Sizes,
+    sizes=sizes_of(DFlash2Config, without=WINDOWS),
     init=init,
     head=head,
     drafter=block.block,

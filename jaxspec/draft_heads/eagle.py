@@ -23,11 +23,11 @@ from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
-from jaxspec.drafters.hidden_states import DraftHead, inside_of
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderConfig, DecoderLayer, layer_of, norm_of
@@ -83,31 +83,6 @@ class EagleConfig:
             in_range(0, c.vocab_size, below=True, mask_token=self.mask_token)
             if not self.taps:
                 raise ValueError(f"mask_token is {self.mask_token} without taps: expected None for EAGLE-1")
-
-    @property
-    def shape(self) -> DecoderConfig:
-        """The shape of the layers."""
-        return self.layer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleSizes(LayerSizes):
-    """An EAGLE head; attributes as `EagleConfig` has them, 0 tokens of draft_vocab: the target's."""
-
-    taps: tuple[int, ...] = ()
-    draft_vocab: int = 0
-    own_embedding: bool = False
-    own_head: bool = False
-    fc_bias: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    norm_each_tap: bool = False
-    norm_output: bool = False
-    mask_token: int | None = None
-
-    def config(self, target: Model) -> EagleConfig:
-        """Returns the head's configuration, for a target."""
-        return EagleConfig(self.layer(target), inside_of(target).width, **same_fields(self, EagleConfig))
 
 
 # --- the network
@@ -371,7 +346,7 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="eagle",
     config=EagleConfig,
-    sizes=EagleSizes,
+    sizes=sizes_of(EagleConfig),
     init=init,
     head=head,
     drafter=eagle,

@@ -22,7 +22,7 @@ from jaxspec.core import BoundDrafter, Model, Params, Room
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
@@ -49,23 +49,6 @@ class ExitAdapterConfig:
     def taps(self) -> tuple[int, ...]:
         """The layer that it reads, counted as `language_model(config, taps)` does."""
         return (self.exit - 1,)
-
-    @property
-    def shape(self) -> DecoderConfig:
-        """The shape of the layers."""
-        return self.layer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExitAdapterSizes(LayerSizes):
-    """An adapter of an early exit (Kangaroo)."""
-
-    exit: int  # after how many of the target's layers
-    ff_dim: int = 1  # not read: there is no feed-forward block
-
-    def config(self, target: Model) -> ExitAdapterConfig:
-        """Returns the adapter's configuration, for a target."""
-        return ExitAdapterConfig(self.layer(target), self.exit)
 
 
 # --- the network
@@ -186,7 +169,7 @@ def write(config: ExitAdapterConfig, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="exit_adapter",
     config=ExitAdapterConfig,
-    sizes=ExitAdapterSizes,
+    sizes=sizes_of(ExitAdapterConfig, ff_dim=1),  # there is no feed-forward block
     init=init,
     head=head,
     drafter=drafter,

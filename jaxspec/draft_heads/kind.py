@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Key
@@ -15,12 +16,13 @@ from jaxspec.draft_heads.training import Training
 from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
 
+OF_TARGET = ("layer", "vocab_size", "dim", "hidden_size", "dtype")  # fields of configurations that a target says
+
 
 class Kind(NamedTuple):
     """A kind of draft head.
 
-    A configuration is a frozen dataclass. Its `shape` has `vocab_size` and `dtype`: it is the `layer`, which describes
-    transformer layers, or the configuration itself.
+    A configuration is a frozen dataclass; transformer layers are its `layer`.
     """
 
     name: str  # its name in recipes, their family
@@ -40,11 +42,15 @@ class Kind(NamedTuple):
     published: Mapping[str, Any] = types.MappingProxyType({})  # configurations of published sizes by name
 
 
+def shape_of(config: Any) -> Any:
+    """Returns the part of a configuration that has `vocab_size` and `dtype`: its transformer layers, if it has any."""
+    return getattr(config, "layer", config)
+
+
 def in_dtype(config: Any, dtype: str) -> Any:
     """Returns a configuration with another dtype of its computation."""
-    # A kind without transformer layers is its own shape.
-    shape = dataclasses.replace(config.shape, dtype=dtype)
-    return shape if config.shape is config else dataclasses.replace(config, layer=shape)
+    shape = dataclasses.replace(shape_of(config), dtype=dtype)
+    return dataclasses.replace(config, layer=shape) if hasattr(config, "layer") else shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,8 +85,29 @@ class LayerSizes:
         )
 
 
-def same_fields(sizes: Any, config: type) -> dict[str, Any]:
-    """Returns the sizes that a configuration has under the same names; a draft_vocab of 0 is the target's, None."""
-    names = {field.name for field in dataclasses.fields(config)}
-    values = {name: x for name, x in vars(sizes).items() if name in names}
-    return values | ({"draft_vocab": None} if values.get("draft_vocab") == 0 else {})
+def sizes_of(config: type, without: Collection[str] = (), **defaults: Any) -> type:
+    """Makes the type of a recipe's [head] table: the fields of a configuration that a target does not say.
+
+    It has those of `LayerSizes` where the configuration has layers. A draft_vocab of 0 is the target's.
+
+    Args:
+        config: the type of the configuration.
+        without: further fields that recipes do not have.
+        **defaults: defaults of layers that differ.
+    """
+    hints, named = typing.get_type_hints(config), {field.name: field for field in dataclasses.fields(config)}
+    fields = [field for name, field in named.items() if name not in OF_TARGET and name not in without]
+    members = [(field.name, hints[field.name], dataclasses.field(default=field.default)) for field in fields]
+    members += [(name, type(value), dataclasses.field(default=value)) for name, value in defaults.items()]
+
+    def of_target(sizes: Any, target: Model) -> Any:
+        width = inside_of(target).width
+        of_target = {"vocab_size": target.lm.vocab_size, "dim": width, "hidden_size": width}
+        of_target |= {"layer": sizes.layer(target)} if "layer" in named else {}
+        values = {field.name: getattr(sizes, field.name) for field in fields}
+        values |= {"draft_vocab": values["draft_vocab"] or None} if "draft_vocab" in values else {}
+        return config(**{name: value for name, value in of_target.items() if name in named}, **values)
+
+    bases, methods = (LayerSizes,) if "layer" in named else (), {"config": of_target}
+    name, options = f"{config.__name__}Sizes", {"frozen": True, "kw_only": True}
+    return dataclasses.make_dataclass(name, members, bases=bases, namespace=methods, **options)

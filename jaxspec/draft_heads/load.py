@@ -20,7 +20,7 @@ from jaxspec.decode.request import first_difference
 from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
-from jaxspec.draft_heads.kind import in_dtype
+from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.nets import decoder_layers, stack
 from jaxspec.weights import huggingface, orbax, parameters, quantised_files, tensors, tokenizers
@@ -253,7 +253,7 @@ def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[
 def _placed(files: list[tensors.Shard], description: Description, target: Model) -> Iterator[tuple[str, jax.Array]]:
     """Yields parameters by path."""
     form, config, tensor_paths = description
-    mesh, shape = sharding.mesh_of(target.params), config.shape
+    mesh, shape = sharding.mesh_of(target.params), shape_of(config)
     # Drafters are split over a mesh by the same table of axes as their targets.
     axes = nets.axes_of(shape)
     for shard in files:

@@ -22,7 +22,7 @@ from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind
 from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
 from jaxspec.drafters.common import no_commit, no_state
@@ -48,22 +48,6 @@ class LookAheadConfig:
 
     def __post_init__(self):
         at_least(1, vectors=self.vectors)
-
-    @property
-    def shape(self) -> LookAheadConfig:
-        """Itself: it has no transformer layers."""
-        return self
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LookAheadSizes:
-    """The number of look-ahead vectors."""
-
-    vectors: int
-
-    def config(self, target: core.Model) -> LookAheadConfig:
-        """Returns the vectors' configuration, for a target."""
-        return LookAheadConfig(target.lm.vocab_size, inside_of(target).width, self.vectors)
 
 
 class LookAheadEmbeddings(NamedTuple):
@@ -235,7 +219,7 @@ def write(config: LookAheadConfig, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="lookahead_embeddings",
     config=LookAheadConfig,
-    sizes=LookAheadSizes,
+    sizes=sizes_of(LookAheadConfig),
     init=init,
     head=head,
     drafter=lookahead_embeddings,

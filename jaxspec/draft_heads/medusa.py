@@ -30,10 +30,10 @@ from jaxspec.core import token_rows
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, same_fields
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind, zeros
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
@@ -80,28 +80,6 @@ class HeadsConfig:
         if self.block == "feed_forward":
             at_least(1, ff_dim=self.ff_dim)
         formats.check_own_parts(self, self.dim, self.dim)
-
-    @property
-    def shape(self) -> HeadsConfig:
-        """Itself: it has no transformer layers."""
-        return self
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadsSizes:
-    """Heads on the target's features; attributes as `HeadsConfig` has them, 0 tokens of draft_vocab: the target's."""
-
-    heads: int
-    blocks: int = 1
-    block: str = "residual"
-    ff_dim: int = 0
-    own_head: bool = True
-    draft_vocab: int = 0
-    reads_tokens: bool = False
-
-    def config(self, target: core.Model) -> HeadsConfig:
-        """Returns the heads' configuration, for a target."""
-        return HeadsConfig(target.lm.vocab_size, inside_of(target).width, **same_fields(self, HeadsConfig))
 
 
 # --- the network
@@ -392,7 +370,7 @@ def write(config: HeadsConfig, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="heads",
     config=HeadsConfig,
-    sizes=HeadsSizes,
+    sizes=sizes_of(HeadsConfig, without=("bias",)),
     init=init,
     head=head,
     drafter=heads,

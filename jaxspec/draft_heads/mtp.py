@@ -33,7 +33,7 @@ from jaxspec import nets
 from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, LayerSizes
+from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
 from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
@@ -70,22 +70,6 @@ class MTPConfig:
     def __post_init__(self):
         if self.layer.positions != "rotary" or self.layer.windows or len(self.layer.layers) != 1:
             raise ValueError("expected one layer, with rotary positions and no window")
-
-    @property
-    def shape(self) -> DecoderConfig:
-        """The shape of the layers."""
-        return self.layer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MTPSizes(LayerSizes):
-    """A module as Qwen 3's: what vLLM's `speculators` takes has head_norms."""
-
-    head_norms: bool = True
-
-    def config(self, target: Model) -> MTPConfig:
-        """Returns the module's configuration, for a target."""
-        return MTPConfig(self.layer(target))
 
 
 # --- the network
@@ -314,10 +298,12 @@ def spelled(name: str) -> str:
     return f"mtp_layers.0.{THEIRS.get(stem, stem.removeprefix('layers.0.'))}.{last}"
 
 
+# Of what is trained here: `write` stores modules like Qwen's.
+UNTRAINED = ("hidden_first", "feeds_normed", "zero_first", "own_embedding", "own_head")
 KIND = Kind(
     name="mtp",
     config=MTPConfig,
-    sizes=MTPSizes,
+    sizes=sizes_of(MTPConfig, without=UNTRAINED, head_norms=True),
     init=init,
     head=head,
     drafter=mtp,

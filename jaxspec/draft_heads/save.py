@@ -13,6 +13,7 @@ from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.formats import FamilyError, Format, target_shape
+from jaxspec.draft_heads.kind import shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.files import folders
 from jaxspec.weights import huggingface, parameters
@@ -44,7 +45,7 @@ def save(
     folder = Path(folder).expanduser().resolve()
     if complaint := folders.occupied(folder, "Hugging Face folder", overwrite, marker=CONFIG):
         raise CheckpointError(complaint)
-    form, shape = kind_of(config).format, config.shape
+    form, shape = kind_of(config).format, shape_of(config)
     try:
         table = form.write(config, _verifier(target), tokens)
     except FamilyError as error:
@@ -64,7 +65,7 @@ def _verifier(target: Model) -> dict[str, Any]:
 
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:
     """Yields tensors by the names that they are written by."""
-    flat, shape = parameters.flat(params), config.shape
+    flat, shape = parameters.flat(params), shape_of(config)
     for path, name in form.names(config).items():
         x = sharding.fetch(parameters.apart(flat[path]))
         if path != VOCABULARY:
