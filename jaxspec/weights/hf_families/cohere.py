@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
-from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import only
 
@@ -45,18 +44,6 @@ def _read(table: dict, head_norms: bool = False, unrotated: bool = False, **opti
     )
 
 
-def _keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
-
-
-def _cohere_keys(form: UniformDecoder) -> dict[str, Any]:
-    return _keys(form) | {"use_qk_norm": form.head_norms}
-
-
-def _cohere2_keys(form: UniformDecoder) -> dict[str, Any]:
-    return _keys(form) | {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
-
-
 def _factors(config: DecoderConfig) -> dict[str, Any]:
     return {"logit_scale": config.logits_scale, "rope_theta": decoders.rotated(config).base}
 
@@ -68,9 +55,11 @@ _PLUS = {"hidden_size": 12_288, "intermediate_size": 33_792, "num_hidden_layers"
 _PLUS |= {"num_key_value_heads": 8, "rope_theta": 75e6, "logit_scale": 0.8333333333333334, "use_qk_norm": True}
 SIZES = {"command-r": read_cohere(_R), "command-r-plus": read_cohere(_R | _PLUS)}
 
+_KEYS = {"attention_bias": "qkv_bias", "layer_norm_eps": "epsilon", "rms_norm_eps": None}
 COHERE = decoders.family(
-    *("Command R, R+", ("cohere",), "CohereForCausalLM", read_cohere, _cohere_keys, SIZES), more_keys=_factors
+    *("Command R, R+", ("cohere",), "CohereForCausalLM", read_cohere, _KEYS | {"use_qk_norm": "head_norms"}, SIZES),
+    more_keys=_factors,
 )
 COHERE2 = decoders.family(
-    "Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _cohere2_keys, {}, more_keys=_factors
+    "Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _KEYS | decoders.LAYERS, more_keys=_factors
 )

@@ -51,7 +51,7 @@ class Family(NamedTuple):
     write: Callable[[Any], dict]
     names: Callable[[Any], dict[str, Tensor]]
     canonical: Callable[[str], str | None]
-    sizes: dict[str, Any]
+    sizes: Mapping[str, Any]
     copies: Mapping[str, str] = MappingProxyType({})
     unwritten: tuple[str, ...] = ("dtype", "end_tokens")
     unused: Callable[[Any], Collection[str]] = lambda config: ()

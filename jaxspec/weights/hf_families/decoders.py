@@ -243,8 +243,8 @@ def family(
     model_types: tuple[str, ...],
     architecture: str,
     read: Callable[[dict], DecoderConfig],
-    keys: Callable[[UniformDecoder], dict[str, Any]],
-    sizes: dict[str, Any],
+    keys: Mapping[str, Any],
+    sizes: Mapping[str, Any] = MappingProxyType({}),
     canonical: Callable[[str], str | None] = canonical,
     more_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {},
     renamed: Mapping[str, str] = MappingProxyType({}),
@@ -255,7 +255,7 @@ def family(
     Args:
         title, model_types, read, sizes, canonical, apart: fields of `Family`.
         architecture: the entry of "architectures" in config.json.
-        keys: the keys of config.json that it adds, from the numbers that all layers have.
+        keys: the keys of config.json that it adds: fields of `UniformDecoder`, functions of one, or what is written.
         more_keys: further keys, from the layers themselves.
         renamed: names of a layer's modules that differ from Llama's, by the path of ours. Modules with one name are
             parts of one tensor, in the order of `LLAMA`.
@@ -263,7 +263,9 @@ def family(
 
     def write(config: DecoderConfig) -> dict[str, Any]:
         form = nearest(_dense(config))
-        return _write(form, model_types[0], architecture) | keys(form) | more_keys(config)
+        fields = {key: getattr(form, x) if isinstance(x, str) else x for key, x in keys.items()}
+        fields = {key: x(form) if callable(x) else x for key, x in fields.items()}
+        return _write(form, model_types[0], architecture) | fields | more_keys(config)
 
     named = functools.partial(names, renamed=renamed)
     return Family(title, model_types, read, write, named, canonical, sizes, apart=apart)
@@ -309,6 +311,15 @@ def layer_types(config: UniformDecoder) -> list[str]:
     local = config.local or (False,)
     return ["sliding_attention" if local[i % len(local)] else "full_attention" for i in range(config.layers)]
 
+
+def window_of_all(config: UniformDecoder) -> int | None:
+    """Returns the window where all layers have it: config.json can say no other."""
+    return config.window if all(config.local) else None
+
+
+# Keys of families, for `family`.
+BIASES: dict[str, Any] = {"attention_bias": "qkv_bias", "mlp_bias": "ff_bias"}
+LAYERS: dict[str, Any] = {"sliding_window": "window", "layer_types": layer_types}
 
 LLAMA = {  # a layer's modules: their names in Llama's files
     "attention_norm": "input_layernorm",

@@ -79,27 +79,19 @@ def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
     )
 
 
-def _keys(config: UniformDecoder) -> dict[str, Any]:
-    return {
-        "hidden_activation": THEIRS[config.activation],
-        "attention_bias": config.qkv_bias,
-        "query_pre_attn_scalar": _whole(config.query_scalar or config.head_dim),
-        "attn_logit_softcapping": config.attention_cap,
-        "final_logit_softcapping": config.logits_cap,
-        "sliding_window": config.window,
-        "layer_types": decoders.layer_types(config),
-    }
+def _query_scalar(form: UniformDecoder) -> float | int:
+    number = form.query_scalar or form.head_dim
+    return int(number) if float(number).is_integer() else number  # transformers insists on an int here
 
 
-def _gemma3_keys(config: UniformDecoder) -> dict[str, Any]:
-    return _keys(config) | {"rope_local_base_freq": config.local_rope_base or config.rope_base}
-
-
-def _whole(number: float) -> float | int:
-    """Makes a whole number an int, on which transformers insists here."""
-    return int(number) if float(number).is_integer() else number
-
-
+_KEYS = decoders.LAYERS | {
+    "hidden_activation": lambda form: THEIRS[form.activation],
+    "attention_bias": "qkv_bias",
+    "query_pre_attn_scalar": _query_scalar,
+    "attn_logit_softcapping": "attention_cap",
+    "final_logit_softcapping": "logits_cap",
+}
+_KEYS_3 = _KEYS | {"rope_local_base_freq": lambda form: form.local_rope_base or form.rope_base}
 _CAPPED = {"query_scalar": 256.0, "attention_cap": 50.0, "logits_cap": 30.0, "window": 4096, "local": (True, False)}
 _2B = UniformDecoder(256_000, 2304, 9216, 26, 8, 4, 256, "gelu", True, max_positions=8192, **_CAPPED, **_GEMMA)
 
@@ -139,11 +131,9 @@ _1_2B = UniformDecoder(
 _1_7B = replace(_1_2B, dim=3072, ff_dim=24_576, layers=28, heads=16, kv_heads=16)
 SIZES_1 = configs({"gemma-2b": _1_2B, "gemma-7b": _1_7B})
 
-GEMMA = decoders.family(
-    *("Gemma", ("gemma",), "GemmaForCausalLM", read_gemma, lambda form: {"attention_bias": form.qkv_bias}, SIZES_1)
-)
-GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _keys, SIZES_2)
+GEMMA = decoders.family(*("Gemma", ("gemma",), "GemmaForCausalLM", read_gemma, {"attention_bias": "qkv_bias"}, SIZES_1))
+GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _KEYS, SIZES_2)
 GEMMA3_TYPES = ("gemma3_text", "gemma3")
 GEMMA3 = decoders.family(
-    "Gemma 3, text", GEMMA3_TYPES, "Gemma3ForCausalLM", read_gemma3, _gemma3_keys, SIZES_3, decoders.canonical_text
+    "Gemma 3, text", GEMMA3_TYPES, "Gemma3ForCausalLM", read_gemma3, _KEYS_3, SIZES_3, decoders.canonical_text
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
 
 FUSED = {"ff/gate": "mlp.gate_up_proj", "ff/wi": "mlp.gate_up_proj"}
@@ -46,32 +45,17 @@ def read_helium(table: dict) -> DecoderConfig:
     return decoders.read(table, _adjacent(), **biases)
 
 
-def _glm_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias}
-
-
-def _ernie_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"use_bias": form.qkv_bias}
-
-
-def _helium_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
-
-
 POST = {"ff_norm": "post_attention_layernorm", "attention_post_norm": "post_self_attn_layernorm"}
 POST |= {"ff_post_norm": "post_mlp_layernorm"}
 GLM = decoders.family(
-    "GLM-4 9B", ("glm",), "GlmForCausalLM", read_glm, _glm_keys, {}, more_keys=decoders.partial_key, renamed=FUSED
+    *("GLM-4 9B", ("glm",), "GlmForCausalLM", read_glm, {"attention_bias": "qkv_bias"}),
+    more_keys=decoders.partial_key,
+    renamed=FUSED,
 )
 GLM4 = decoders.family(
-    "GLM-4-0414",
-    ("glm4",),
-    "Glm4ForCausalLM",
-    read_glm4,
-    _glm_keys,
-    {},
+    *("GLM-4-0414", ("glm4",), "Glm4ForCausalLM", read_glm4, {"attention_bias": "qkv_bias"}),
     more_keys=decoders.partial_key,
     renamed=FUSED | POST,
 )
-ERNIE = decoders.family("Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", read_ernie, _ernie_keys, {})
-HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, _helium_keys, {})
+ERNIE = decoders.family("Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", read_ernie, {"use_bias": "qkv_bias"})
+HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, decoders.BIASES)

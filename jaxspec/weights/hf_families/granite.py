@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import FamilyError, need
 
@@ -44,10 +43,6 @@ def read_granite4(table: dict) -> DecoderConfig:
     return decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"rotary": None}))
 
 
-def _keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
-
-
 def _factors(config: DecoderConfig) -> dict[str, Any]:
     first = config.layers[0]
     return {
@@ -56,12 +51,6 @@ def _factors(config: DecoderConfig) -> dict[str, Any]:
         "attention_multiplier": first.attention.scale,
         "logits_scaling": 1 / config.logits_scale,
     }
-
-
-def _granite4_keys(form: UniformDecoder) -> dict[str, Any]:
-    width = {"shared_intermediate_size": form.ff_dim, "intermediate_size": form.ff_dim, "num_local_experts": 0}
-    width |= {"mamba_n_heads": 1}  # transformers checks that it divides hidden_size, though no layer is Mamba
-    return width | {"attention_bias": form.qkv_bias, "layer_types": decoders.layer_types(form)}
 
 
 def _granite4_factors(config: DecoderConfig) -> dict[str, Any]:
@@ -78,9 +67,12 @@ _MICRO |= {"logits_scaling": 10.0, "tie_word_embeddings": True}
 
 SIZES = {"granite-4.0-micro": read_granite4(_MICRO | {"layer_types": ["attention"] * 40})}
 
-GRANITE = decoders.family("Granite 3", ("granite",), "GraniteForCausalLM", read, _keys, {}, more_keys=_factors)
+_KEYS_4 = {"shared_intermediate_size": "ff_dim", "intermediate_size": "ff_dim", "num_local_experts": 0}
+_KEYS_4 |= {"mamba_n_heads": 1}  # transformers checks that it divides hidden_size, though no layer is Mamba
+_KEYS_4 |= {"attention_bias": "qkv_bias", "layer_types": decoders.layer_types}
+GRANITE = decoders.family("Granite 3", ("granite",), "GraniteForCausalLM", read, decoders.BIASES, more_keys=_factors)
 GRANITE4 = decoders.family(
-    *("Granite 4, dense", ("granitemoehybrid",), "GraniteMoeHybridForCausalLM", read_granite4, _granite4_keys, SIZES),
+    *("Granite 4, dense", ("granitemoehybrid",), "GraniteMoeHybridForCausalLM", read_granite4, _KEYS_4, SIZES),
     more_keys=_granite4_factors,
     # Both projections inwards are halves of one tensor.
     renamed=dict.fromkeys(("ff/gate", "ff/wi"), "shared_mlp.input_linear") | {"ff/out": "shared_mlp.output_linear"},

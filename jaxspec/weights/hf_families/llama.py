@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder, configs
@@ -14,10 +13,6 @@ from jaxspec.weights.hf_families import decoders
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json."""
     return decoders.read(table, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False)))
-
-
-def _keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
 
 
 _7B = UniformDecoder(32000, 4096, 11008, 32, 32, 32, 128, epsilon=1e-5, max_positions=4096)
@@ -43,4 +38,4 @@ SIZES = configs(
     }
 )
 
-LLAMA = decoders.family("Llama", ("llama",), "LlamaForCausalLM", read, _keys, SIZES)
+LLAMA = decoders.family("Llama", ("llama",), "LlamaForCausalLM", read, decoders.BIASES, SIZES)

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
-from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import FamilyError
 
@@ -85,27 +84,9 @@ def read_stablelm(table: dict) -> DecoderConfig:
     return decoders.with_layers(config, norm=NormShape("layer", float(table["layer_norm_eps"])))
 
 
-def _biases(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
-
-
-def _seed_oss_keys(form: UniformDecoder) -> dict[str, Any]:
-    return _biases(form) | {"attention_out_bias": form.out_bias}
-
-
-def _smollm3_keys(form: UniformDecoder) -> dict[str, Any]:
-    windows = {"use_sliding_window": form.window is not None, "sliding_window": form.window}
-    return _biases(form) | windows | {"layer_types": decoders.layer_types(form)}
-
-
 def _without_positions(config: DecoderConfig) -> dict[str, Any]:
     has_positions = [int(layer.attention.rotary is not None) for layer in config.layers]
     return {"no_rope_layers": has_positions, "rope_theta": decoders.rotated(config).base}
-
-
-def _stablelm_keys(form: UniformDecoder) -> dict[str, Any]:
-    norms = {"qk_layernorm": form.head_norms}
-    return norms | {"use_qkv_bias": form.qkv_bias, "layer_norm_eps": form.epsilon, "rms_norm_eps": None}
 
 
 def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
@@ -113,12 +94,18 @@ def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
 
 
 NORMS = {"attention/query_norm": "self_attn.query_layernorm", "attention/key_norm": "self_attn.key_layernorm"}
+WINDOWS = decoders.LAYERS | {"use_sliding_window": lambda form: form.window is not None}
 SMOLLM3 = decoders.family(
-    "SmolLM3", ("smollm3",), "SmolLM3ForCausalLM", read_smollm3, _smollm3_keys, {}, more_keys=_without_positions
+    *("SmolLM3", ("smollm3",), "SmolLM3ForCausalLM", read_smollm3, decoders.BIASES | WINDOWS),
+    more_keys=_without_positions,
 )
-SEED_OSS = decoders.family("Seed-OSS", ("seed_oss",), "SeedOssForCausalLM", read_seed_oss, _seed_oss_keys, {})
+SEED_OSS = decoders.family(
+    *("Seed-OSS", ("seed_oss",), "SeedOssForCausalLM", read_seed_oss),
+    decoders.BIASES | {"attention_out_bias": "out_bias"},
+)
 HUNYUAN = decoders.family(
-    *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan, _biases, {}), renamed=NORMS
+    *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan, decoders.BIASES),
+    renamed=NORMS,
 )
 _1_6B = {"vocab_size": 100_352, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24}
 _1_6B |= {"num_attention_heads": 32, "num_key_value_heads": 32, "use_qkv_bias": True, "max_position_embeddings": 4096}
@@ -129,8 +116,10 @@ STABLELM_SIZES = {
     "stablelm-2-12b": read_stablelm(_12B | {"max_position_embeddings": 4096}),
 }
 EACH_NORM = {f"attention/{x}_norm": f"self_attn.{x[0]}_layernorm.norms" for x in ("query", "key")}
+STABLELM_KEYS = {"qk_layernorm": "head_norms", "use_qkv_bias": "qkv_bias"}
+STABLELM_KEYS |= {"layer_norm_eps": "epsilon", "rms_norm_eps": None}
 STABLELM = decoders.family(
-    *("StableLM 2", ("stablelm",), "StableLmForCausalLM", read_stablelm, _stablelm_keys, STABLELM_SIZES),
+    *("StableLM 2", ("stablelm",), "StableLmForCausalLM", read_stablelm, STABLELM_KEYS, STABLELM_SIZES),
     more_keys=_stablelm_layers,
     renamed=EACH_NORM,
     apart=("",),

@@ -47,23 +47,14 @@ def read_mistral3(table: dict) -> DecoderConfig:
     return readers[kind](text)
 
 
-def _keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"sliding_window": form.window if all(form.local) else None}
-
-
-def _ministral_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
-
-
-def _ministral3_keys(form: UniformDecoder) -> dict[str, Any]:
-    # One table of all that is said of positions, as published files have it.
-    rope = {"rope_theta": form.rope_base, **decoders.scaling_keys(form)}
-    return _keys(form) | {"rope_theta": None, "rope_scaling": None, "rope_parameters": rope}
+def _rope(form: UniformDecoder) -> dict[str, Any]:
+    """Writes one table of all that is said of positions, as published files have it."""
+    return {"rope_theta": form.rope_base, **decoders.scaling_keys(form)}
 
 
 def _beta(config: DecoderConfig) -> dict[str, Any]:
     turn = decoders.rotated(config)
-    rope = _ministral3_keys(nearest(config))["rope_parameters"]
+    rope = _rope(nearest(config))
     original = {"original_max_position_embeddings": turn.scaling.original, "llama_4_scaling_beta": turn.query_beta}
     return {"rope_parameters": rope | (original if turn.query_beta else {"llama_4_scaling_beta": None})}
 
@@ -78,7 +69,9 @@ SIZES = configs(
     }
 )
 
-MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _keys, SIZES)
+_KEYS = {"sliding_window": decoders.window_of_all}
+_KEYS_3 = _KEYS | {"rope_theta": None, "rope_scaling": None, "rope_parameters": _rope}
+MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _KEYS, SIZES)
 _ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384}
 _ROPE |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34}
@@ -93,10 +86,10 @@ MINISTRAL3_SIZES = {
 }
 
 MISTRAL3 = decoders.family(
-    *("Mistral Small 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _keys, {}, decoders.canonical_text)
+    *("Mistral Small 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _KEYS, {}, decoders.canonical_text)
 )
 MINISTRAL3 = decoders.family(
-    *("Ministral 3", ("ministral3",), "Ministral3ForCausalLM", read_ministral3, _ministral3_keys, MINISTRAL3_SIZES),
+    *("Ministral 3", ("ministral3",), "Ministral3ForCausalLM", read_ministral3, _KEYS_3, MINISTRAL3_SIZES),
     more_keys=_beta,
 )
-MINISTRAL = decoders.family("Ministral 8B", ("ministral",), "MinistralForCausalLM", read, _ministral_keys, {})
+MINISTRAL = decoders.family("Ministral 8B", ("ministral",), "MinistralForCausalLM", read, decoders.LAYERS)

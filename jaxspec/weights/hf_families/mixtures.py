@@ -82,11 +82,6 @@ def read_gpt_oss(table: dict) -> DecoderConfig:
     return _mixed(config, *sizes, activation=CLAMPED, bias=True, alpha=alpha, limit=limit)
 
 
-def _qwen3_keys(form: UniformDecoder) -> dict[str, Any]:
-    windows = {"use_sliding_window": form.window is not None, "sliding_window": form.window}
-    return windows | {"attention_bias": form.qkv_bias}
-
-
 def _qwen3_experts(config: DecoderConfig) -> dict[str, Any]:
     experts = decoders.mixture(config)
     dense = [i for i, layer in enumerate(config.layers) if not isinstance(layer.ff, ExpertsShape)]
@@ -96,20 +91,9 @@ def _qwen3_experts(config: DecoderConfig) -> dict[str, Any]:
     return sizes | layers | {"num_experts_per_tok": experts.top, "norm_topk_prob": experts.renormalised}
 
 
-def _mixtral_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"sliding_window": form.window if all(form.local) else None}
-
-
 def _mixtral_experts(config: DecoderConfig) -> dict[str, Any]:
     experts = decoders.mixture(config)
     return {"num_local_experts": experts.count, "num_experts_per_tok": experts.top}
-
-
-def _gpt_oss_keys(form: UniformDecoder) -> dict[str, Any]:
-    keys = {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
-    # "default" is written, too: without a scaling, a file of this family means YaRN.
-    scaling = {} if form.rope_scaling != "default" else {"rope_scaling": {"rope_type": "default"}}
-    return keys | scaling | {"attention_bias": form.qkv_bias}
 
 
 def _gpt_oss_experts(config: DecoderConfig) -> dict[str, Any]:
@@ -144,13 +128,18 @@ SIZES_GPT_OSS = {
     "gpt-oss-120b": read_gpt_oss({**_OSS, "num_hidden_layers": 36, "num_local_experts": 128}),
 }
 
+_QWEN3_KEYS = {"use_sliding_window": lambda form: form.window is not None, "sliding_window": "window"}
+_QWEN3_KEYS |= {"attention_bias": "qkv_bias"}
+# "default" is written, too: without a scaling, a file of this family means YaRN.
+_OSS_KEYS = decoders.LAYERS | {"rope_scaling": decoders.scaling_keys, "attention_bias": "qkv_bias"}
 QWEN3_MOE = decoders.family(
-    *("Qwen 3, experts", ("qwen3_moe",), "Qwen3MoeForCausalLM", read_qwen3, _qwen3_keys, SIZES_QWEN3),
+    *("Qwen 3, experts", ("qwen3_moe",), "Qwen3MoeForCausalLM", read_qwen3, _QWEN3_KEYS, SIZES_QWEN3),
     more_keys=_qwen3_experts,
     apart=("gate_proj", "up_proj", "down_proj"),
 )
 MIXTRAL = decoders.family(
-    *("Mixtral", ("mixtral",), "MixtralForCausalLM", read_mixtral, _mixtral_keys, SIZES_MIXTRAL, canonical),
+    *("Mixtral", ("mixtral",), "MixtralForCausalLM", read_mixtral),
+    *({"sliding_window": decoders.window_of_all}, SIZES_MIXTRAL, canonical),
     more_keys=_mixtral_experts,
     renamed={
         path: name.replace("mlp.", "block_sparse_moe.")
@@ -160,6 +149,6 @@ MIXTRAL = decoders.family(
     apart=("w1", "w3", "w2"),
 )
 GPT_OSS = decoders.family(
-    *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _gpt_oss_keys, SIZES_GPT_OSS),
+    *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _OSS_KEYS, SIZES_GPT_OSS),
     more_keys=_gpt_oss_experts,
 )._replace(names=_gpt_oss_names, alternate=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder, configs
+from jaxspec.nets.uniform import UniformDecoder, configs, nearest
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import only
 
@@ -57,22 +57,13 @@ def read_exaone4(table: dict) -> DecoderConfig:
     return decoders.read(table, changed, **decoders.windows(table, flags))
 
 
-def _olmo2_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias}
-
-
-def _olmo3_keys(form: UniformDecoder) -> dict[str, Any]:
-    keys = {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+def _by_layers(config: DecoderConfig) -> dict[str, Any]:
+    form = nearest(config)
     if form.local_rope_base is None:
-        return _olmo2_keys(form) | keys
+        return {}
     scaling = {"rope_type": "default", "rope_theta": form.rope_base} | decoders.scaling_keys(form)
     local = {"rope_type": "default", "rope_theta": form.local_rope_base}
-    by_layers = {"full_attention": scaling, "sliding_attention": local}
-    return _olmo2_keys(form) | keys | {"rope_parameters": by_layers, "rope_scaling": None}
-
-
-def _exaone4_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"sliding_window": form.window, "layer_types": decoders.layer_types(form)}
+    return {"rope_parameters": {"full_attention": scaling, "sliding_attention": local}, "rope_scaling": None}
 
 
 _7B = UniformDecoder(100_352, 4096, 11_008, 32, 32, 32, 128, rope_base=500_000.0, max_positions=4096)
@@ -82,8 +73,13 @@ _1B = replace(_7B, dim=2048, ff_dim=8192, layers=16, heads=16, kv_heads=16)
 _FORMS = {"olmo-2-1b": _1B, "olmo-2-7b": _7B, "olmo-2-13b": _13B, "olmo-2-32b": _32B}
 SIZES_2 = {name: decoders.with_layers(config, _olmo) for name, config in configs(_FORMS).items()}
 
-OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", read_olmo2, _olmo2_keys, SIZES_2, renamed=RENAMED)
-OLMO3 = decoders.family("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, _olmo3_keys, {}, renamed=RENAMED)
+BIAS = {"attention_bias": "qkv_bias"}
+OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", read_olmo2, BIAS, SIZES_2, renamed=RENAMED)
+OLMO3 = decoders.family(
+    *("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, BIAS | decoders.LAYERS),
+    more_keys=_by_layers,
+    renamed=RENAMED,
+)
 EXAONE4 = decoders.family(
-    "EXAONE 4", ("exaone4",), "Exaone4ForCausalLM", read_exaone4, _exaone4_keys, {}, renamed=RENAMED
+    "EXAONE 4", ("exaone4",), "Exaone4ForCausalLM", read_exaone4, decoders.LAYERS, renamed=RENAMED
 )

@@ -73,10 +73,6 @@ def _longrope_key(config: DecoderConfig) -> dict[str, Any]:
     return decoders.partial_key(config) | {"rope_scaling": scaling, "original_max_position_embeddings": longest}
 
 
-def _keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"sliding_window": form.window if all(form.local) else None}
-
-
 _MINI = UniformDecoder(32_064, 3072, 8192, 32, 32, 32, 96, epsilon=1e-5, window=2047, local=(True,), max_positions=4096)
 _FORMS = {
     "phi-3-mini-4k": _MINI,
@@ -88,12 +84,8 @@ _FORMS = {
 }
 
 PHI3 = decoders.family(
-    "Phi-3, Phi-3.5, Phi-4",
-    ("phi3",),
-    "Phi3ForCausalLM",
-    read,
-    _keys,
-    configs(_FORMS),
+    *("Phi-3, Phi-3.5, Phi-4", ("phi3",), "Phi3ForCausalLM", read),
+    *({"sliding_window": decoders.window_of_all}, configs(_FORMS)),
     more_keys=_longrope_key,
     renamed=FUSED,
 )

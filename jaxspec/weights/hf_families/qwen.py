@@ -30,15 +30,6 @@ def _windows(table: dict) -> dict[str, Any]:
     return decoders.windows({"sliding_window": 4096, **table}, local)
 
 
-def _window_keys(config: UniformDecoder) -> dict[str, Any]:
-    keys = {"use_sliding_window": config.window is not None, "layer_types": decoders.layer_types(config)}
-    return keys if config.window is None else keys | {"sliding_window": config.window}
-
-
-def _qwen3_keys(config: UniformDecoder) -> dict[str, Any]:
-    return _window_keys(config) | {"attention_bias": config.qkv_bias}
-
-
 _0_5B = UniformDecoder(
     151_936, 896, 4864, 24, 14, 2, 64, tied_head=True, qkv_bias=True, rope_base=1e6, max_positions=32_768
 )
@@ -72,6 +63,8 @@ QWEN3_SIZES = configs(
     }
 )
 
+_KEYS = decoders.LAYERS | {"use_sliding_window": lambda form: form.window is not None}
+_KEYS_3 = _KEYS | {"attention_bias": "qkv_bias"}
 # MiMo (arXiv 2505.07608) is a Qwen 2 with a module for multi-token prediction beside it, which `load_drafter` reads.
-QWEN2 = decoders.family("Qwen 2, MiMo", ("qwen2", "mimo"), "Qwen2ForCausalLM", read_qwen2, _window_keys, QWEN2_SIZES)
-QWEN3 = decoders.family("Qwen 3", ("qwen3",), "Qwen3ForCausalLM", read_qwen3, _qwen3_keys, QWEN3_SIZES)
+QWEN2 = decoders.family("Qwen 2, MiMo", ("qwen2", "mimo"), "Qwen2ForCausalLM", read_qwen2, _KEYS, QWEN2_SIZES)
+QWEN3 = decoders.family("Qwen 3", ("qwen3",), "Qwen3ForCausalLM", read_qwen3, _KEYS_3, QWEN3_SIZES)

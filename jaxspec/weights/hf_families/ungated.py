@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape, NormShape
-from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
 
 
@@ -58,50 +55,26 @@ def read_apertus(table: dict) -> DecoderConfig:
     )
 
 
-def _apertus_keys(form: UniformDecoder) -> dict[str, Any]:
-    # "default" is written, too: without a scaling, a file of this family means Llama 3's.
-    scaling = {"rope_scaling": {"rope_type": "default"}} if form.rope_scaling == "default" else {}
-    return {"attention_bias": form.qkv_bias} | scaling
-
-
-def _starcoder2_keys(form: UniformDecoder) -> dict[str, Any]:
-    window = form.window if all(form.local) else None
-    return {"use_bias": form.qkv_bias, "norm_epsilon": form.epsilon, "rms_norm_eps": None, "sliding_window": window}
-
-
-def _arcee_keys(form: UniformDecoder) -> dict[str, Any]:
-    return {"attention_bias": form.qkv_bias, "mlp_bias": form.ff_bias}
-
-
-def _nemotron_keys(form: UniformDecoder) -> dict[str, Any]:
-    return _arcee_keys(form) | {"norm_eps": form.epsilon, "rms_norm_eps": None}
-
-
+_STARCODER2 = {"use_bias": "qkv_bias", "norm_epsilon": "epsilon", "rms_norm_eps": None}
+_STARCODER2 |= {"sliding_window": decoders.window_of_all}
 STARCODER2 = decoders.family(
-    "StarCoder 2",
-    ("starcoder2",),
-    "Starcoder2ForCausalLM",
-    read_starcoder2,
-    _starcoder2_keys,
-    {},
+    *("StarCoder 2", ("starcoder2",), "Starcoder2ForCausalLM", read_starcoder2, _STARCODER2),
     renamed={"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"},
 )
 NEMOTRON = decoders.family(
-    "Nemotron-4, Minitron",
-    ("nemotron",),
-    "NemotronForCausalLM",
-    read_nemotron,
-    _nemotron_keys,
-    {},
+    *("Nemotron-4, Minitron", ("nemotron",), "NemotronForCausalLM", read_nemotron),
+    decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None},
     more_keys=decoders.partial_key,
 )
-ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", read_arcee, _arcee_keys, {})
+ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", read_arcee, decoders.BIASES)
 
 _8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 21_504, "num_hidden_layers": 32}
 _8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 65_536}
 _70B = {"hidden_size": 8192, "intermediate_size": 43_008, "num_hidden_layers": 80, "num_attention_heads": 64}
 APERTUS_SIZES = {"apertus-8b": read_apertus(_8B), "apertus-70b": read_apertus(_8B | _70B)}
+# "default" is written, too: without a scaling, a file of this family means Llama 3's.
+_APERTUS = {"attention_bias": "qkv_bias", "rope_scaling": decoders.scaling_keys}
 APERTUS = decoders.family(
-    *("Apertus", ("apertus",), "ApertusForCausalLM", read_apertus, _apertus_keys, APERTUS_SIZES),
+    *("Apertus", ("apertus",), "ApertusForCausalLM", read_apertus, _APERTUS, APERTUS_SIZES),
     renamed={"attention_norm": "attention_layernorm", "ff_norm": "feedforward_layernorm"},
 )
