@@ -70,7 +70,7 @@ def test_greedy_text_is_that_of_transformers(model, plain, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(SETUPS, exhaustive={*SETUPS} - {"prompt_lookup", "token_recycling"}))
+@pytest.mark.parametrize("name", marked(SETUPS, exhaustive={*SETUPS} - {"prompt_lookup"}))
 def test_drafters_without_a_model_and_policies_give_the_plain_text(model, plain, name):
     out = jaxspec.generate(model, PROMPTS, gamma=5, max_new_tokens=NEW, **SETUPS[name])
     assert out.texts == plain.texts
