@@ -67,26 +67,17 @@ class Compiled(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """A generation and plain decoding with the same target, compiled for a topology.
+    """A generation and plain decoding with the same target, compiled for a topology."""
 
-    Attributes:
-        topology, chips, mesh: the devices, and how many of them are used.
-        machine: one of them, as the compiler sees it (of a v4 one of its two cores).
-        batch, gamma: rows, and draft tokens a round (of a tree its depth).
-        trees: whether the draft is one.
-        floors: bytes on a chip that a pass must read, weights and caches: "target" and "draft".
-        compiled: both programs: "plain", and "speculative" where there is a drafter.
-    """
-
-    topology: str
+    topology: str  # as `compile_for` has it; of its devices `chips` are used
     chips: int
     mesh: str
-    machine: roofline.Machine
-    batch: int
+    machine: roofline.Machine  # one of them, as the compiler sees it (of a v4 one of its two cores)
+    batch: int  # rows; and draft tokens a round (of a tree its depth)
     gamma: int
-    trees: bool
-    floors: dict[str, float]
-    compiled: dict[str, Compiled]
+    trees: bool  # whether the draft is one
+    floors: dict[str, float]  # bytes on a chip that a pass must read, weights and caches: "target" and "draft"
+    compiled: dict[str, Compiled]  # both programs: "plain", and "speculative" where there is a drafter
 
     @property
     def fits(self) -> bool:
@@ -113,9 +104,6 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
         shape: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
             or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
         dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
-
-    Raises:
-        ValueError: no such shape, file or dtype.
 
     >>> model = shape_model("t5-v1_1-xxl")
     >>> f"{quantisation.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
@@ -162,11 +150,6 @@ def compile_for(
             devices of one that is two.
         plain: plain decoding that was compiled before for the same target, rows and topology.
         advance: called with what is compiled next, before each of the two programs.
-
-    Raises:
-        ImportError: the compiler is not installed; with the command that does.
-        ValueError: there is no such topology, or it has too few chips for the mesh.
-        DoesNotFit: nor do the programs; with what would.
 
     Example, some minutes for large models:
         >>> from jaxspec.core import Prompt
@@ -419,11 +402,6 @@ def load(
 
     Returns:
         A function that runs a generation of the same shape, as `jaxspec.decode.loop.run` does.
-
-    Raises:
-        FileNotFoundError: no such program.
-        ValueError: it was compiled by another version, with other options, for other devices or shapes, or for another
-            generation.
     """
     from jax.experimental import serialize_executable
 

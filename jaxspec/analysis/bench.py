@@ -68,19 +68,12 @@ AT_A_TIME = 3  # timings of each pass between two timed runs
 
 
 class Config(NamedTuple):
-    """The quantities that are measured of each setting, and the effort.
+    """The quantities that are measured of each setting, and the effort."""
 
-    Attributes:
-        num_prompts: how many a timed run decodes, in whole batches; they begin again where there are too few.
-        repeats: timed runs.
-        seed: the seed of sampled texts.
-        quantities: some of `QUANTITIES`.
-    """
-
-    num_prompts: int = 8
-    repeats: int = 5
-    seed: int = 0
-    quantities: tuple[str, ...] = ("speed",)
+    num_prompts: int = 8  # how many a timed run decodes, in whole batches; they begin again where there are too few
+    repeats: int = 5  # timed runs
+    seed: int = 0  # the seed of sampled texts
+    quantities: tuple[str, ...] = ("speed",)  # some of `QUANTITIES`
 
 
 _USUAL = Config()
@@ -108,9 +101,6 @@ def run(
         store: keeps finished results; None keeps none.
         config: the quantities to measure, and the effort.
         doing: called with what is being done, and the share of everything that is done before.
-
-    Raises:
-        ValueError: an unknown quantity, or a store for a drafter without a name.
 
     Example:
         >>> from jaxspec import drafters

@@ -41,24 +41,17 @@ Choices = tuple[tuple[int, ...], ...]  # the ranks on the way to each node
 class Candidate(NamedTuple):
     """A draft, and what rounds with it promise.
 
-    Attributes:
-        shape: for `drafters.tree(model, shape=...)`, of a chain with one child a node; empty: plain decoding.
-        tokens_per_round: expected, of a row.
-        drafting, verifying: costs of the drafter's passes, one a level, and of the target's, in one-token passes of it.
-        operations: arithmetic operations over those of plain decoding.
-        draw: how `drafters.tree` is to choose children; empty of chains, and where that is not planned.
-
     >>> pair = Candidate(((0,), (1,)), 1.8, drafting=0.1, verifying=1.1, operations=2.0)
     >>> pair.gamma, pair.is_tree, round(pair.improvement, 3)
     (1, True, 1.5)
     """
 
-    shape: Choices
-    tokens_per_round: float
-    drafting: float
+    shape: Choices  # for `drafters.tree(model, shape=...)`, of a chain with one child a node; empty: plain decoding
+    tokens_per_round: float  # expected, of a row
+    drafting: float  # drafting, verifying: costs of the drafter's passes, one a level, and of the target's
     verifying: float
-    operations: float
-    draw: str = ""
+    operations: float  # arithmetic operations over those of plain decoding
+    draw: str = ""  # how `drafters.tree` is to choose children; empty of chains, and where that is not planned
 
     gamma = property(
         lambda self: max(map(len, self.shape), default=0), doc="Draft tokens of a chain, levels of a tree."

@@ -34,19 +34,12 @@ Digests = dict[tuple[int, ...], tuple[list[Any], str]]  # of arrays by their ids
 
 
 class Task(NamedTuple):
-    """Prompts, and how much text is generated from each.
+    """Prompts, and how much text is generated from each."""
 
-    Attributes:
-        name: the task's name, for tables.
-        prompts: strings, or rows of token ids.
-        new_tokens: most new tokens per prompt.
-        ends: whether end tokens end a text; if not, each has exactly `new_tokens`.
-    """
-
-    name: str
-    prompts: Sequence[str] | Prompt
-    new_tokens: int = 64
-    ends: bool = True
+    name: str  # the task's name, for tables
+    prompts: Sequence[str] | Prompt  # strings, or rows of token ids
+    new_tokens: int = 64  # most new tokens per prompt
+    ends: bool = True  # whether end tokens end a text; if not, each has exactly `new_tokens`
 
 
 class Backend(NamedTuple):
@@ -416,9 +409,6 @@ class ResultStore:
 
     Args:
         file: the file of an earlier run, or a new one.
-
-    Raises:
-        ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written.
     """
 
     def __init__(self, file: Path | None):

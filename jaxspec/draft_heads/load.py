@@ -188,17 +188,11 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
 
 
 class Description(NamedTuple):
-    """The facts of a drafter that are known before its weights are read.
+    """The facts of a drafter that are known before its weights are read."""
 
-    Attributes:
-        form: how its files are read.
-        config: the configuration of its network.
-        paths: each tensor that is read, by its name in the files: its canonical name, and our parameter's path.
-    """
-
-    form: Format
-    config: Any
-    paths: dict[str, tuple[str, str]]
+    form: Format  # how its files are read
+    config: Any  # the configuration of its network
+    paths: dict[str, tuple[str, str]]  # by a tensor's name in the files, its canonical name, and our parameter's path
 
 
 def describe(

@@ -31,21 +31,13 @@ class CascadeState(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """A draft in the making.
+    """A draft in the making."""
 
-    Attributes:
-        row: the committed tokens, and the draft tokens after them.
-        log_probs: the model's distribution of each draft token; None: they are proposed as point masses.
-        confidence: the confidences of `Draft.aux`; None where no policy asks.
-        going: rows that draft on.
-        caches: the model's cache, one token behind the row, and the inner drafter's state.
-    """
-
-    row: core.Prompt
-    log_probs: Float[Array, "B W V"] | None
-    confidence: Float[Array, "B W"] | None
-    going: Bool[Array, " B"]
-    caches: core.Caches
+    row: core.Prompt  # the committed tokens, and the draft tokens after them
+    log_probs: Float[Array, "B W V"] | None  # the model's distribution of each draft token; None: point masses
+    confidence: Float[Array, "B W"] | None  # the confidences of `Draft.aux`; None where no policy asks
+    going: Bool[Array, " B"]  # rows that draft on
+    caches: core.Caches  # the model's cache, one token behind the row, and the inner drafter's state
 
 
 def cascade(

@@ -13,15 +13,10 @@ Network = TypeVar("Network")
 
 
 class DraftHead(NamedTuple, Generic[Network]):
-    """A network that reads hidden states, with its parameters.
+    """A network that reads hidden states, with its parameters."""
 
-    Attributes:
-        network: its functions, as `head(config)` of a file in `draft_heads` returns them.
-        params: its own parameters; what it shares with the target is not among them.
-    """
-
-    network: Network
-    params: Params
+    network: Network  # its functions, as `head(config)` of a file in `draft_heads` returns them
+    params: Params  # its own parameters; what it shares with the target is not among them
 
 
 class TargetRequirements(NamedTuple):

@@ -179,20 +179,12 @@ class SelfDraftParams(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The fed nodes of a draft, as drafting hands them on to verification.
+    """The fed nodes of a draft, as drafting hands them on to verification."""
 
-    Attributes:
-        stream: the shared layers' outputs at the last committed token and each node that was fed after it; None if not
-            all nodes that are verified were fed.
-        start: the position of that token in each row.
-        cache: the target's; None once it was handed back.
-        adapter: the adapter's cache; empty if there is none.
-    """
-
-    stream: Float[Array, "B N+1 M"] | None
-    start: Int[Array, " B"]
-    cache: core.Cache
-    adapter: core.Cache = ()
+    stream: Float[Array, "B N+1 M"] | None  # the shared layers' outputs from the last committed token on, or None
+    start: Int[Array, " B"]  # the position of that token in each row
+    cache: core.Cache  # the target's; None once it was handed back
+    adapter: core.Cache = ()  # the adapter's cache; empty if there is none
 
 
 class LayerSplit(NamedTuple):

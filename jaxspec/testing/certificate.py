@@ -115,11 +115,7 @@ def _row_by_row(policy: core.BoundPolicy | core.Policy) -> core.BoundPolicy:
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:
-    """Certifies the first `steps` tokens of a generation's one row, as `certify` does.
-
-    Raises:
-        ValueError, FloatingPointError, RuntimeError: the errors of `decoder_distribution`.
-    """
+    """Certifies the first `steps` tokens of a generation's one row, as `certify` does."""
     eos = [token for token in np.asarray(prepared.request.eos)[0].tolist() if token >= 0]
     distribution = decoder_distribution(prepared, steps=steps, merge=prepared.request.policy is None)
     plain = plain_distribution(
@@ -178,12 +174,6 @@ def decoder_distribution(
 
     Returns:
         The probability of each sequence that has one.
-
-    Raises:
-        ValueError: more than one row; a decoder that draws in another way, or twice with one key; a state with an
-            array that does not have the batch first; a rule whose verdict is impossible on some path.
-        FloatingPointError: the target's logits are not finite on some path.
-        RuntimeError: a round that commits nothing, or one whose outcomes cannot be enumerated.
 
     Example:
         >>> from jaxspec.testing import table_model_from

@@ -43,9 +43,6 @@ def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int =
         steps: tokens whose joint distribution is enumerated.
         seed: the seed of the table models.
 
-    Raises:
-        ValueError: the rule is inexact and states no bound.
-
     Example:
         >>> from jaxspec.rules import catalogue
         >>> block = certificate(catalogue.RULES["block"], gamma=1, steps=2)

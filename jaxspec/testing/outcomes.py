@@ -96,13 +96,7 @@ class Outcomes:
         self.runs = Runs(program, shared, rows, watch, chunk)
 
     def enumerate(self, weight: Weight) -> Ends:
-        """Enumerates the outcomes of the call from rows of the given weights.
-
-        Raises:
-            ValueError: the result depends on the keys otherwise than by scripted draws, or a draw not on the row's key.
-            FloatingPointError: a draw from NaN.
-            NotEnumerable: no draw is found that makes the difference between completions of a path.
-        """
+        """Enumerates the outcomes of the call from rows of the given weights."""
         while True:
             try:
                 return self._ends(*self._finished(len(weight)), weight)

@@ -45,17 +45,11 @@ class Drawn(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The watched state of rows after a call, to be compared.
+    """The watched state of rows after a call, to be compared."""
 
-    Attributes:
-        exact: its integers.
-        real: its floats, which are rounded, and the distribution of each draw that the path fixes.
-        drawn: their draws.
-    """
-
-    exact: Int[np.ndarray, "M W"]
-    real: Float[np.ndarray, "M F"]
-    drawn: Drawn
+    exact: Int[np.ndarray, "M W"]  # its integers
+    real: Float[np.ndarray, "M F"]  # its floats, which are rounded, and the distribution of each draw that is fixed
+    drawn: Drawn  # their draws
 
 
 def take(tree: Any, index: Any) -> Any:

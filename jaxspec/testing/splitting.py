@@ -60,11 +60,7 @@ class Changes(NamedTuple):
 
 
 def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
-    """Splits each path into two or more; one stays where no draw was found that matters in these contexts.
-
-    Raises:
-        FloatingPointError: a draw from NaN matters.
-    """
+    """Splits each path into two or more; one stays where no draw was found that matters in these contexts."""
     if not len(paths.source):
         return paths
     changes = _changes(runs, paths, contexts)

@@ -33,38 +33,23 @@ Texts = Generation | Sequence[Sequence[int]]
 
 
 class Buffer(NamedTuple):
-    """Finished rows, and their target's distributions. Rows that are still empty have no position to learn.
+    """Finished rows, and their target's distributions. Rows that are still empty have no position to learn."""
 
-    Attributes:
-        prompt: each row's prompt.
-        tokens: the new tokens.
-        learn: 1.0 at those whose distribution is to be learnt.
-        top, log_p: the target's K most probable tokens there, and their log probabilities.
-    """
-
-    prompt: Prompt
-    tokens: Int[Array, "N T"]
-    learn: Float[Array, "N T"]
-    top: Int[Array, "N T K"]
+    prompt: Prompt  # each row's prompt
+    tokens: Int[Array, "N T"]  # the new tokens
+    learn: Float[Array, "N T"]  # 1.0 at those whose distribution is to be learnt
+    top: Int[Array, "N T K"]  # top, log_p: the target's K most probable tokens there, and their log probabilities
     log_p: Float[Array, "N T K"]
 
 
 class OnlineState(NamedTuple):
-    """The state of learning, from which it goes on: a pytree of arrays, for Orbax or any other store.
+    """The state of learning, from which it goes on: a pytree of arrays, for Orbax or any other store."""
 
-    Attributes:
-        params: the draft model's floating-point ones, in float32; None in place of each array of integers.
-        optimizer: the state of optax's optimizer.
-        buffer: the finished rows; the oldest row is overwritten first.
-        rows: how many rows were ever put there.
-        step: how many optimizer steps were made.
-    """
-
-    params: Params
-    optimizer: Any
-    buffer: Buffer
-    rows: Int[Array, ""]
-    step: Int[Array, ""]
+    params: Params  # the draft model's floating-point ones, in float32; None in place of each array of integers
+    optimizer: Any  # the state of optax's optimizer
+    buffer: Buffer  # the finished rows; the oldest row is overwritten first
+    rows: Int[Array, ""]  # how many rows were ever put there
+    step: Int[Array, ""]  # how many optimizer steps were made
 
 
 class Online(NamedTuple):

@@ -355,12 +355,7 @@ def shipped() -> dict[str, Path]:
 
 
 def load(path: str | Path) -> AnyRecipe:
-    """Reads a recipe: a file, or one that comes with jaxspec, by its name.
-
-    Raises:
-        FileNotFoundError: there is no such recipe.
-        RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
-    """
+    """Reads a recipe: a file, or one that comes with jaxspec, by its name."""
     path, recipes = Path(path), shipped()
     if not path.is_file():
         if str(path) not in recipes:

@@ -93,11 +93,6 @@ def checkpoint(
 
     Returns:
         A line that describes the checkpoint.
-
-    Raises:
-        FileNotFoundError: the data is not there.
-        OSError: another process trains with its state in `work`, or the disk is full.
-        ValueError: there is something at `out`, another recipe's run in `work`, or another dtype.
     """
     for written in (out, work / "state"):
         files.check_writable(written)

@@ -112,10 +112,6 @@ def restore(
 
     Returns:
         The parameters and the network's configuration: whether its head is tied is decided by the weights.
-
-    Raises:
-        CheckpointError: the model is of another family, or its files are absent, damaged, or another model's. Then the
-            message lists what is missing, unexpected, and of another shape, before any weights are read.
     """
     folder = Path(folder)
     # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.

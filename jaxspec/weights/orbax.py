@@ -44,29 +44,17 @@ BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows by
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.toml.
+    """The content of manifest.toml."""
 
-    Attributes:
-        format: version of the folder's layout.
-        name, family: the model's name and network: "t5", "gpt", "decoder" or "ngram".
-        dtype: how matrices are stored: "float32", "bfloat16", "int8" or "int4".
-        parameters: number of weights or table entries (scales of quantised matrices not counted).
-        model: the network's configuration; the file holds the family's form of it (`nets.form_of`).
-        files: [size in bytes, SHA-256] of every other file, by its path in the folder.
-        about: where the weights come from and what was measured; plain values.
-        shares: the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the `modules` that are
-            read from there. Empty: this checkpoint holds all of its parameters.
-    """
-
-    format: int
-    name: str
+    format: int  # version of the folder's layout
+    name: str  # name, family: the model's name and network: "t5", "gpt", "decoder" or "ngram"
     family: str
-    dtype: str
-    parameters: int
-    model: Any
-    files: dict
-    about: dict
-    shares: dict = dataclasses.field(default_factory=dict)
+    dtype: str  # how matrices are stored: "float32", "bfloat16", "int8" or "int4"
+    parameters: int  # number of weights or table entries (scales of quantised matrices not counted)
+    model: Any  # the network's configuration; the file holds the family's form of it (`nets.form_of`)
+    files: dict  # [size in bytes, SHA-256] of every other file, by its path in the folder
+    about: dict  # where the weights come from and what was measured; plain values
+    shares: dict = dataclasses.field(default_factory=dict)  # `folder`, `digest` and `modules` of one beside this
 
 
 def save(
@@ -154,9 +142,6 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     Returns:
         The parameters (other leaves float32, tables integers), the network's configuration, whose dtype is that of the
         computation, and the manifest.
-
-    Raises:
-        CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
     """
     folder = Path(folder).expanduser().absolute()
     manifest = read_manifest(folder)
@@ -246,11 +231,7 @@ def _is_stored_as(module: Params, other: Params, name: str, dtype: str) -> bool:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Reads what a checkpoint says about itself, and no weights.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or its manifest is damaged or of another version.
-    """
+    """Reads what a checkpoint says about itself, and no weights."""
     folder = Path(folder)
     folders.recover(folder)
     path = folder / MANIFEST

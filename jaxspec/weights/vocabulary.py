@@ -15,19 +15,12 @@ from jaxspec.weights.tensors import CheckpointError
 
 
 class Vocabulary(NamedTuple):
-    """The tokens that a model reads and writes.
+    """The tokens that a model reads and writes."""
 
-    Attributes:
-        folder: the model's.
-        tokenizer: a Hugging Face tokenizer.
-        size: number of ids: the width of the logits, those that only pad it included.
-        start_token: the token that rows of an encoder-decoder begin with; None for a decoder-only model.
-    """
-
-    folder: Path
-    tokenizer: Any
-    size: int
-    start_token: int | None
+    folder: Path  # the model's
+    tokenizer: Any  # a Hugging Face tokenizer
+    size: int  # number of ids: the width of the logits, those that only pad it included
+    start_token: int | None  # the token that rows of an encoder-decoder begin with; None for a decoder-only model
 
 
 def load(source: str | Path) -> Vocabulary:
@@ -36,9 +29,6 @@ def load(source: str | Path) -> Vocabulary:
     Args:
         source: a path, a name or a hub id, for `jaxspec.load`. A model of the hub is downloaded whole. A Hugging Face
             folder may lack its weights.
-
-    Raises:
-        CheckpointError: there is no such model, or it has no tokenizer that can be used.
 
     Example:
         >>> vocabulary = load("debian-t5-base")
