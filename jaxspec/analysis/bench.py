@@ -228,7 +228,6 @@ def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config,
 
 
 def _measure(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[BenchResult]:
-    """Measures a group, plain decoding first."""
     quantities, results = set(config.quantities), list[BenchResult]()
     shared: dict[str, Any] = {"environment": environment.current(), "group": uuid.uuid4().hex[:12]}
     with tempfile.TemporaryDirectory() as folder:
@@ -472,10 +471,6 @@ class Predictor:
 
 class PassTimer:
     """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
-
-    Args:
-        prepared: one batch, with the drafter.
-        drafts: numbers of draft tokens that its passes judge.
 
     c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens. A
     look-up has no c, and a whole draft is a round's search.

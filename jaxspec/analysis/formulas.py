@@ -226,7 +226,6 @@ def _most(v: Verify, most: int | None) -> int:
 
 
 def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
-    """Returns v of each gamma, 1 for gamma 0."""
     if callable(v):
         costs = np.array([1.0, *(float(v(int(gamma))) for gamma in gammas[1:])])
     elif np.ndim(v) == 0:

@@ -123,7 +123,6 @@ def _measure(skipped: Skipped, prepared: Prepared, best: Prepared, repeats: int)
 
 
 def _median_seconds(first: Prepared, second: Prepared, repeats: int) -> np.ndarray:
-    """Times two generations, interleaved."""
     calls = [functools.partial(cost.run_all, [prepared]) for prepared in (first, second)]
     return np.median(cost.interleave(calls, repeats), axis=1)
 

@@ -48,7 +48,6 @@ def account(prepared: Prepared) -> MemoryUse:
 
 
 def _state(prepared: Prepared, prompt: Prompt) -> State:
-    """Returns the shapes of a generation's state."""
     headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
     init = functools.partial(prepared.decoder.init, headroom=headroom)
     return jax.eval_shape(init, prepared.weights, prompt, prepared.request)

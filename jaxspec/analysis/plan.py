@@ -122,7 +122,6 @@ class Plan(NamedTuple):
 
 
 def _fastest(drafts: Sequence[Candidate]) -> Candidate:
-    """Returns the first of equally fast ones."""
     least = max(draft.improvement for draft in drafts) * (1 - formulas.TIE)
     return next(draft for draft in drafts if draft.improvement >= least)
 
@@ -519,7 +518,6 @@ def sentence(plan: Plan) -> str:
 
 
 def _reasons(plan: Plan) -> dict[str, str]:
-    """Returns the words for each obstacle."""
     alpha, chain = plan.alpha, plan.chain
     pays_from = math.ceil(100 * plan.break_even - 1e-4) / 100 if plan.break_even < 1 else None
     pays = f"it would pay from α = {pays_from:.2f} on" if pays_from is not None else "not even α = 1 would pay"

@@ -239,11 +239,6 @@ def tokens_per_round(
 ) -> Rate:
     """Computes the tokens per round of a tree along the texts, as `Stats.tokens_per_round` over all rows.
 
-    Args:
-        choices: the tree.
-        ratios: the result of `tree_ratios`, or of `chain_ratios` for a chain.
-        counts: how many tokens each text has.
-
     >>> always = np.zeros((9, 2, 2))
     >>> always[:, :, 0] = 1  # the first child is always right: 8 tokens in 3 rounds, then in 4
     >>> [round(tokens_per_round(tree, always, np.array([9])).value, 2) for tree in (((0,), (0, 0)), ((0,), (1,)))]

@@ -120,8 +120,6 @@ def batch(
 
 
 class _Job(NamedTuple):
-    """A job that can begin."""
-
     settings: BatchSettings  # the command's options
     source: Source  # the prompts
     output: Output  # the folder of the results
@@ -245,7 +243,6 @@ def _by_prompt(results: Iterable[Completion]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _lines(rows: list[dict[str, Any]], settings: BatchSettings) -> list[dict[str, Any]]:
-    """Returns the lines to write for a prompt."""
     if not (settings.tokens or settings.log_probs or settings.top_log_probs is not None):
         rows = [{name: value for name, value in row.items() if name != "tokens"} for row in rows]
     return [openai.response(rows, settings.pair.target)] if settings.openai else rows
@@ -333,8 +330,6 @@ def _until(is_terminated: threading.Event, prompts: Iterator[Line]) -> Iterator[
 
 
 class _Bar:
-    """The progress of a job, on standard error."""
-
     def __init__(self, total: int, chunks: Chunks):
         self._bar, self._warnings = bars.bar(remaining=True), warnings.catch_warnings()
         self._total, self._chunks, self._began, self._progress = total, chunks, time.perf_counter(), Progress()

@@ -111,7 +111,6 @@ def default_model(target: str) -> str:
 
 
 def _sibling(target: str) -> str | None:
-    """Names the shipped model that drafts for a target."""
     from jaxspec.weights import loading
 
     if target == TARGET:

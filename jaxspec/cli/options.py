@@ -146,13 +146,7 @@ temperatures = functools.partial(values, kind=_temperature, expected="numbers 0 
 
 
 def group(name: str, members: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """Adds options to a command, which reach it as one argument: what `join` makes of their values.
-
-    Args:
-        name: the argument's name.
-        members: the options; one that is left out has its default.
-        join: a function of a dict of the values.
-    """
+    """Adds options to a command, which reach it as one argument: what `join` makes of their values."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         others = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != name]

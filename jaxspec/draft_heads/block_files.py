@@ -44,15 +44,7 @@ def read(
     kind: type[BlockConfig] = BlockConfig,
     counts: Mapping[str, str] = types.MappingProxyType({}),
 ) -> BlockConfig:
-    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
-
-    Args:
-        table: the config.json.
-        shapes: shapes of tensors by name.
-        target: the target's.
-        kind: the configuration's type.
-        counts: further fields of it, which are integers, and their keys.
-    """
+    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators."""
     nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
     expected = OPTIONS.union(counts.values(), UNLIKE)
     if unknown := sorted(nested.keys() - expected):

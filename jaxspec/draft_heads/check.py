@@ -112,16 +112,7 @@ def _acceptance(drafter: BoundDrafter, prompts: Sequence[str] | Prompt, tokens: 
 def diagnose(
     config: Any, params: Params, target: Model, rate: float, prompts: Sequence[str] | Prompt, tokens: int
 ) -> str:
-    """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at.
-
-    Args:
-        config: the configuration of its network.
-        params: its parameters.
-        target: the model that it drafts for.
-        rate: its acceptance rate as it is.
-        prompts: texts to continue, as the rate was measured.
-        tokens: how many to generate for each.
-    """
+    """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at."""
     tried = list(changes(config, params, target))
     measured = [_acceptance(bound(x.config, x.params, target), prompts, tokens)[0] for x in tried]
     lines = [_line(x.description, f"{of_change:.0%}") for x, of_change in zip(tried, measured, strict=True)]

@@ -189,16 +189,7 @@ def written_layer(layer: DecoderConfig) -> dict[str, Any]:
 
 
 def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json that `speculators`, and so vLLM and SGLang, read.
-
-    Args:
-        kind: "eagle3", "dflash", "dspark" or "mtp".
-        architecture: the drafter's architecture.
-        layer: the shape of its layers.
-        table: this kind's own entries.
-        verifier: the target's name and architectures, and what else is known of it.
-        tokens: draft tokens a round.
-    """
+    """Writes the config.json that `speculators`, and so vLLM and SGLang, read."""
     return {
         "architectures": [architecture],
         "speculators_model_type": kind,

@@ -61,13 +61,7 @@ def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Arra
 
 
 def begin_with_copies(config: Any, params: Params, target: Model, often: Frequencies) -> Params:
-    """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit.
-
-    Args:
-        config, params: the drafter's configuration and parameters.
-        target: whom it drafts for.
-        often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
-    """
+    """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit."""
     inside, ids = inside_of(target), None
     if VOCABULARY in params:
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))

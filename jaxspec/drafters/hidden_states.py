@@ -36,14 +36,7 @@ def inside_of(
     sizes: tuple[int, int] | None = None,
     advice: str = "it was made for another target",
 ) -> Inside:
-    """Returns the inside of a model, once it is known that a reader can use it.
-
-    Args:
-        model: the target, or a model whose head is used in its place.
-        reader: who asks, for errors.
-        sizes: the width of features and the number of token ids that the reader expects; None: any.
-        advice: the way out where sizes differ.
-    """
+    """Returns the inside of a model, once it is known that a reader can use it."""
     inside, name = model.lm.inside, model.name or "the model"
     if inside is None:
         raise ValueError(

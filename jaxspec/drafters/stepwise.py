@@ -166,7 +166,6 @@ def read_if_wanted(context: core.DraftContext, depth: int, read: Callable[[Any],
 
 
 def _empty(context: core.DraftContext, logits: Float[Array, "B 1 W"], carry: Any, coupled: bool) -> DraftLoop:
-    """Makes a draft of no tokens, with buffers for gamma."""
     shape = context.max_draft.shape[0], context.gamma
     distribution: core.Distribution = jax.eval_shape(context.to_distribution, logits)
     log_probs = distribution.log_probs
@@ -183,6 +182,5 @@ def _empty(context: core.DraftContext, logits: Float[Array, "B 1 W"], carry: Any
 
 
 def _put(rows: Array | None, new: Array, i: Int[Array, ""]) -> Array:
-    """Replaces entry i of each row."""
     assert rows is not None
     return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), i, axis=1)

@@ -101,7 +101,6 @@ class Chunks:
         return number // self._output.shard.count // self._output.chunk
 
     def _size(self, index: int) -> int:
-        """Counts the lines of a chunk."""
         return min(self._output.chunk, self._total - index * self._output.chunk)
 
     def _in_order(self, index: int) -> Iterator[dict[str, Any]]:
@@ -121,7 +120,6 @@ class Chunks:
 
 
 def _number(rows: Rows) -> int:
-    """Returns the number of the line that some rows belong to."""
     return openai.rows_of(rows[0])[0]["number"]
 
 

@@ -139,11 +139,6 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
 
     Their values are no row's, since rows bring their own. They say what the program can do: draw, and find so many of
     the largest logits.
-
-    Args:
-        prepared: the generation.
-        needs: the options of a row.
-        bounded: whether every row has a top_k, because the job has one.
     """
     options, vocab, added = prepared.options, prepared.target.lm.vocab_size, dict[str, Any]()
     temperature = options.get("temperature")
@@ -171,7 +166,6 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
 
 
 def _whole(values: Mapping[str, Any], name: str, names: Mapping[str, str], least: int, most: int | None) -> int | None:
-    """Reads an integer, if it is there."""
     if name not in values:
         return None
     expected = f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}"

@@ -282,7 +282,6 @@ def digests_of(path: Path) -> dict[str, str]:
 
 
 def _compare(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path, within: str = "") -> None:
-    """Refuses to go on with a job by another one."""
     for name in {**stored, **expected}:
         if stored.get(name) == expected.get(name):
             continue

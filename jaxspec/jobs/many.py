@@ -276,8 +276,6 @@ def _check_single(options: dict[str, Any]) -> None:
 
 
 class _Live(NamedTuple):
-    """A row that is being decoded."""
-
     request: JobPrompt
     rounds: tuple[Rounds, ...] = ()  # by calls of the program: its rounds, each [rounds]
     searched: int = 0  # of its tokens, those that are known to hold no stop string
@@ -430,7 +428,6 @@ class _Job:
         return [request for request in ahead if request.error is None]
 
     def _refuse(self, wrong: list[JobPrompt]) -> None:
-        """Finishes prompts that cannot be decoded."""
         for request in wrong:
             self._finish(request, _result(request, error=request.error))
         if wrong:
@@ -465,7 +462,6 @@ class _Job:
         return free
 
     def _tell(self) -> None:
-        """Tells the caller how far the job is."""
         if self._report is not None:
             self._report(self._progress)
 

@@ -260,7 +260,6 @@ class Slots:
         return None if self._pool is None else values(self._pool, self._entries_of(rows))
 
     def _entries_of(self, rows: Sequence[Row]) -> list[Any]:
-        """The arguments of `Pool.add` for some rows."""
         fields = [self._sampling if row.sampling is None else row.sampling for row in rows]
         biases = [None if values_of_row is None else values_of_row.get("bias") for values_of_row in fields]
         return [
@@ -271,7 +270,6 @@ class Slots:
 
     @property
     def _common(self) -> dict[str, Any]:
-        """The arguments of `_start` that are the same for all prompts."""
         p = self._prepared
         request = p.request._replace(keys=_key(p), sampling_params=None, draft_sampling_params=None)
         return dict(decoder=p.decoder, weights=p.weights, request=request)
@@ -287,7 +285,6 @@ class Slots:
 
 
 def _key(prepared: Prepared) -> Key[Array, ""]:
-    """The key that rows' own are folded from."""
     key = prepared.options["key"]
     return jax.random.key(0) if key is None else inputs.key_of(key)
 
@@ -336,7 +333,6 @@ def _start(
     before: Before | None,  # the part that was read before; None: nothing
     size: StateSize,
 ) -> State:
-    """The state of new rows after prefill."""
     keys = _row_keys(new.sources, jax.random.key_impl(request.keys))
     request = token_rows.repeat_rows(request._replace(keys=None), new.limit.shape[0])
     request = request._replace(sampling_params=new.sampling[0], draft_sampling_params=new.sampling[1])

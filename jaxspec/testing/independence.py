@@ -51,11 +51,6 @@ class Draws:
     def record(self, sites: list[str], ends: Ends, used: Used) -> Used:
         """Adds a call.
 
-        Args:
-            sites: the places in the code that draw.
-            ends: its outcomes.
-            used: the used keys of each row that it began with.
-
         Returns:
             The used keys of each path after it.
         """
@@ -127,5 +122,4 @@ def merged(used: Used, which: Int[np.ndarray, " N"]) -> Used:
 
 
 def _numbers(keys: Int[np.ndarray, "N 2"]) -> UInt64[np.ndarray, " N"]:
-    """Returns the data of keys, each as one number."""
     return (keys[:, 0].astype(np.uint64) << np.uint64(32)) | keys[:, 1].astype(np.uint64)

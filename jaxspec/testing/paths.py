@@ -140,15 +140,7 @@ def differ(
 
 
 class Runs:
-    """Runs of a program from some rows, as many paths as one likes.
-
-    Args:
-        program: the program to call (`script.ScriptedCall`).
-        shared: arguments that all rows have in common.
-        rows: a tree of numpy arrays, rows first.
-        watch: the part of the state after a call that tells paths apart.
-        chunk: rows of one run.
-    """
+    """Runs of a program from some rows, as many paths as one likes."""
 
     def __init__(self, program: ScriptedCall, shared: Any, rows: Any, watch: Watch, chunk: int):
         self.program, self.shared, self.rows, self.watch, self.chunk = program, shared, rows, watch, chunk

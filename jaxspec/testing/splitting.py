@@ -233,7 +233,6 @@ def _picked(drawn, draw: Int[np.ndarray, " N"], which: Bool[np.ndarray, " N"]) -
 
 
 def _halves(paths: Paths, key: np.ndarray, number: np.ndarray, point: np.ndarray) -> list[Paths]:
-    """Splits the interval of a uniform in two."""
     entry = matches(paths, key[:, None], number[:, None])[:, 0]
     low = np.where(entry, paths.low, 0).sum(axis=1)
     high = np.where(entry.any(axis=1), np.where(entry, paths.high, 0).sum(axis=1), UNIFORMS)

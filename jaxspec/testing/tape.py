@@ -181,7 +181,6 @@ class Tape:
         return jnp.where(self.script.every, turn // total % count, (of_block + turn) % spread)
 
     def _note(self, key: Array, number: Array, value: Array, log_probs: Array, used: Array, site: int) -> Array:
-        """Records a draw, and returns its value."""
         count, size = self.count[...], self.script.number.shape[1]
         row = jnp.arange(count.shape[0], dtype=jnp.int32)
         played = self.script.played[row, jnp.minimum(count, size - 1)]

@@ -56,16 +56,7 @@ def own_texts(
     path: Path,
     progress: bool,
 ) -> dict[str, list[Example]]:
-    """Returns the examples of each task with a model's answers to their sources, and the examples `texts` times.
-
-    Args:
-        teacher: the model.
-        tasks: examples with sources.
-        options: a recipe's numbers.
-        longest: most tokens of an answer; of a language model, of a text after its first token.
-        path: the path of the stored answers, without the ending that each task adds.
-        progress: whether a bar shows it.
-    """
+    """Returns the examples of each task with a model's answers to their sources, and the examples `texts` times."""
     if len(options.answers) != len(tasks):
         raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
     if teacher.lm.limits.start_token is None:

@@ -76,13 +76,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
 
 
 def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> HeadInTraining:
-    """Makes the drafter that a run begins with: a random one with what its kind copies of the target, or a trained one.
-
-    Args:
-        recipe: has its sizes.
-        target: the model that it drafts for.
-        frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
-    """
+    """Makes the drafter that a run begins with: random, with what its kind copies of the target, or a trained one."""
     config = in_dtype(recipe.head.config(target), recipe.train.dtype)
     kind = kind_of(config)
     assert kind.training is not None, "recipes have the kinds that are trained"

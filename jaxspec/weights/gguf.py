@@ -111,7 +111,6 @@ def _halves(x: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
-    """Returns the family's name of each tensor, by llama.cpp's."""
     gguf = package()
     # The package maps transformers' names to llama.cpp's; here that is turned round.
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -144,7 +143,6 @@ def _dequantised(kind: Any, packed: np.ndarray) -> np.ndarray:
 
 
 def _stored(name: str, entry: TensorEntry) -> Stored:
-    """Opens a tensor of a file; its rows are read as float32."""
     path, shape, number, offset = entry
     quantisation = _quantisation(number)
     if isinstance(quantisation, str):

@@ -303,7 +303,6 @@ def write_folder(
 
 
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields each tensor as PyTorch has it, one at a time."""
     params = parameters.flat(model.params, is_leaf=quantisation.is_quantised)
 
     def read(path: str) -> np.ndarray:
@@ -358,7 +357,6 @@ def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
 
 
 def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
-    """Returns the shape of a tensor that holds these parameters."""
     path, tensor = parts[0]
     if not expected[path]:  # a number
         return ()
@@ -369,7 +367,6 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
 
 
 def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
-    """Returns the parameter that lies in a tensor."""
     first, last, count = tensor.part
     if count == 1 and not tensor.transposed:
         return x

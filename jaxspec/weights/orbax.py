@@ -321,7 +321,6 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
 
 
 def _unknown(dtype: Any, family: Any) -> str:
-    """Says which of the two is none that there is; empty if both are."""
     expected = {"family": (family, sorted(FORMS)), "dtype": (dtype, list(DTYPES))}
     return next(
         (f"{key} is {got!r}: expected one of {any}" for key, (got, any) in expected.items() if got not in any), ""
@@ -365,7 +364,6 @@ def without_none(value: Any) -> Any:
 
 @functools.lru_cache
 def _abstract(config: Any) -> Params:
-    """Shapes and types of the network's parameters."""
     return nets.net_of(config).shapes(config)
 
 

@@ -39,12 +39,7 @@ HEAD = "head"  # the module whose weight makes logits
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Tells whether a leaf is a matrix of weights, or several in one array: experts'.
-
-    Args:
-        path: the leaf's path in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
-        leaf: anything with a shape.
-    """
+    """Tells whether a leaf is a matrix of weights, or several in one array: experts'."""
     return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) > 1
 
 

@@ -86,7 +86,6 @@ def _shard(checkpoint: Path, arrays: dict[str, Stored]) -> Shard:
 
 
 def _config(checkpoint: Path, places: list[Path], arrays: dict[str, Stored]) -> tuple[T5Config, str]:
-    """Returns the network, and what says which it is."""
     # Shapes say what a config.json beside may get wrong, too: whether there is a head.
     inferred = t5x_names.infer(checkpoint, {name: x.shape for name, x in arrays.items()})
     file = next((candidate / huggingface.CONFIG for candidate in places if huggingface.is_folder(candidate)), None)

@@ -112,7 +112,6 @@ def are_in(folder: Path) -> bool:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Reads which file, of the folder of an index, each tensor lies in."""
     folder = index.parent
     try:
         weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])

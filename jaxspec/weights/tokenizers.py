@@ -70,7 +70,6 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
 
 
 def _template_of(file: Path) -> str:
-    """Reads a template from its file."""
     try:
         text = file.read_text(encoding="utf-8")
         text = read_object(file).get("chat_template") if file.suffix == ".json" else text
@@ -83,7 +82,6 @@ def _template_of(file: Path) -> str:
 
 
 def _damage(folder: Path) -> str | None:
-    """Says what is wrong with the JSON of a tokenizer, if that is it."""
     for path in [folder / name for name in FILES if name.endswith(".json") and (folder / name).is_file()]:
         try:
             table = read_object(path)

@@ -96,7 +96,6 @@ def read(table: dict) -> DecoderConfig:
 
 
 def _side(table: dict) -> int:
-    """Returns the dimension of embeddings per layer, 0 for none."""
     dim, rows = table["hidden_size_per_layer_input"], table["vocab_size_per_layer_input"]
     for key, number, least in (("hidden", dim, 0), ("vocab", rows, table["vocab_size"] if dim else 0)):
         if type(number) is not int or number < least:
@@ -154,7 +153,6 @@ def _source(kinds: list[str], sizes: list[tuple[int, int]], index: int, first_sh
 
 
 def _rotary(scaling: dict | None, kind: str, head_dim: int) -> Rotary:
-    """Reads the rotation of layers of a kind."""
     scaling = scaling or {}
     common.check(scaling)
     form, share = scaling.get("rope_type", "default"), float(scaling.get(decoders.PARTIAL) or 1.0)
