@@ -1,8 +1,8 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
-`load` a model, `generate` or `stream` from it, or `score` texts; `drafters`, `rules` and `policies` hold the
-alternatives, `core` the types, `sharding` the placement on several devices, `testing` checks of your own models, rules
-and drafters.
+`load` a model, `generate` or `stream` from it, `score` texts or `transcribe` sound; `drafters`, `rules` and `policies`
+hold the alternatives, `core` the types, `sharding` the placement on several devices, `testing` checks of your own
+models, rules and drafters.
 `trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a model of another vocabulary, or of a part of it,
 draft.
 `speculate` does for any two slow functions what decoding does for a model.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec import drafters, policies, rules, sharding, testing
+    from jaxspec.audio.transcribe import Transcript, transcribe
     from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import (
         BeamSearch,
@@ -57,6 +58,7 @@ __all__ = [
     "Model",
     "Prompt",
     "Score",
+    "Transcript",
     "autoregressive",
     "beam_search",
     "chat",
@@ -78,6 +80,7 @@ __all__ = [
     "speculative",
     "stream",
     "testing",
+    "transcribe",
     "trim_vocabulary",
     "with_languages",
     "with_taps",
@@ -85,6 +88,7 @@ __all__ = [
 
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
+    "jaxspec.audio.transcribe": "Transcript transcribe",
     "jaxspec.core": "BoundDrafter BoundPolicy Drafter LanguageModel Model Prompt",
     "jaxspec.decode": "BeamSearch Generation Score autoregressive beam_search chat generate prefix prepare rollout "
     "score speculative stream",

@@ -23,6 +23,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "generate": "Generate text with speculative decoding, and show what it took.",
     "chat": "Talk with a model that keeps what it has read.",
     "batch": "Decode a file of prompts; a stopped job goes on where it was.",
+    "transcribe": "Transcribe sound with a Whisper model and a drafter.",
     "score": "Compute the log probabilities of a file of texts.",
     "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes.",
     "measure": "Measure a pair: α, c and v, the speed-up predicted and measured.",

@@ -18,10 +18,13 @@ NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as run
 GROUPS = {  # of a command with many options, by the names of their values, in the order in which help shows them
     "Prompts": (
         "input",
+        "sounds",
         "field",
         "prompts",
         "count",
         "task",
+        "language",
+        "no_timestamps",
         "prefix",
         "system",
         "chat",

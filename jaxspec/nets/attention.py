@@ -220,6 +220,7 @@ class Attention(nn.Module):
         head_dim, dim: per-head and model dimension.
         scale: multiplies the scores (T5 folds it into its initialisation and uses 1).
         qkv_bias, out_bias: whether the projections have biases.
+        key_bias: whether that of keys has one where `qkv_bias` says so (Whisper's has none).
         softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
         head_norm: makes the normalisation of queries and keys.
         norms_of: the object of `head_norm`: each "head" before it is rotated, "each" by a scale of its own, each
@@ -250,6 +251,7 @@ class Attention(nn.Module):
     init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
     has_sinks: bool = False
+    key_bias: bool = True
 
     def setup(self):
         def dense(features: int, scale: float, use_bias: bool):
@@ -260,7 +262,7 @@ class Attention(nn.Module):
         query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
         self.query = dense((1 + self.gated) * self.heads * self.head_dim, query_scale, self.qkv_bias)
         if self.has_keys:
-            self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
+            self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias and self.key_bias)
         if self.has_keys and not self.keys_are_values:
             self.value = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
         self.out = dense(self.dim, self.init_scale, self.out_bias)

@@ -139,6 +139,11 @@ class EncoderDecoder(nn.Module):
         layers = self._decoder_layers(at, at.step, cross, mask)
         return stack.without_cache(layers, self.embed_at(tokens, at.positions()), runs)
 
+    @staticmethod
+    def example(config: Any) -> Any:
+        """Returns what an encoder may read, of which only shapes and dtypes matter."""
+        return Prompt(jnp.zeros((1, 2), jnp.int32), jnp.full((1,), 2, jnp.int32))
+
     def real(self, prompt: Any) -> Bool[Array, "B 1 1 P"]:
         """Tells which of a prompt's positions hold tokens."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
@@ -274,7 +279,8 @@ def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...],
 
 def encoder_params(params: Params) -> Params:
     """Returns the parameters that prompts are encoded with; the decoder may read tokens with the same embedding."""
-    shared = () if "encoder_embedding" in params else ("embedding",)
+    # An encoder with an embedding of its own, or of sound, does not read the decoder's.
+    shared = () if {"encoder_embedding", "encoder_conv1"} & set(params) else ("embedding",)
     return {name: value for name, value in params.items() if name.startswith("encoder") or name in shared}
 
 
@@ -288,10 +294,9 @@ def same_encoder(first: Any, second: Any) -> bool:
     return dataclasses.replace(first, **{name: getattr(second, name) for name in names}) == second
 
 
-def init_params(net: Callable[..., EncoderDecoder], config: Any, key: Key[Array, ""]) -> Params:
+def init_params(net: Any, config: Any, key: Key[Array, ""]) -> Params:
     """Draws an encoder-decoder's random parameters."""
-    tokens = jnp.zeros((1, 2), jnp.int32)
-    return stack.init_params(net(config), key, Prompt(tokens, jnp.full((1,), 2, jnp.int32)), tokens)
+    return stack.init_params(net(config), key, net.example(config), jnp.zeros((1, 2), jnp.int32))
 
 
 def stacks(config: Any) -> dict[str, int]:
@@ -307,7 +312,8 @@ def _pieces(config: Any) -> list[tuple[Any, int]]:
     return [(shallow, 1 - sum(times for _, times in more)), *more]
 
 
-def _cache(config: Any, batch: int, room: Room, width: int) -> EncoderDecoderCache:
+def cache(config: Any, batch: int, room: Room, width: int) -> EncoderDecoderCache:
+    """Makes a cache of the sizes that prefill makes for prompts of a width."""
     # Cross-attention stores keys and values of the prompt as a cache of its width would.
     cross = empty_decoder(config, batch, Room(width))
     mask = jnp.zeros((batch, 1, 1, width), bool)
@@ -333,5 +339,5 @@ def network(
 ) -> Network:
     """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of `Network`."""
     axes = lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size})  # noqa: E731
-    shared: dict[str, Any] = dict(pieces=_pieces, cache=_cache, axes=axes, share=_share, trimmed=_trimmed)
+    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=_share, trimmed=_trimmed)
     return Network(name, config, init, language_model, net, stacks, **shared | options)

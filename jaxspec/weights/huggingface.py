@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +194,8 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     try:
         table = read_object(path)
         family = hf_families.of(table)
-        start, ends = _generation(folder, table)
-        config = family.read(table | start)
+        start, ends, named = _generation(folder, table, family.generation_keys)
+        config = family.read_generation(family.read(table | start), named)
     except CheckpointError:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -211,8 +211,12 @@ def _reason(error: Exception) -> str:
     return str(error) if type(error) in (FamilyError, OSError) else f"{type(error).__name__}: {error}"
 
 
-def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tuple[int, ...]]:
+def _generation(
+    folder: Path, table: dict[str, Any], keys: Collection[str]
+) -> tuple[dict[str, int], tuple[int, ...], dict[str, Any]]:
     """Reads the keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
+
+    Also returns the table that has them, whose `keys` the family reads.
 
     As in transformers, generation_config.json alone says so where there is one. Without it config.json does, before its
     text_config. An id that the model lacks stays among the ends: it never occurs.
@@ -227,6 +231,7 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
         path = folder / CONFIG
         named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
     unread = {key: named[key] for key, none in NOT_READ.items() if named.get(key) not in (None, none, [], {})}
+    unread = {key: value for key, value in unread.items() if key not in keys}
     if unread:
         text = "%s asks for %s, which jaxspec does not read from there: pass what `generate` has to it as options"
         logging.getLogger(__name__).warning(text, path, ", ".join(f"{key}={value!r}" for key, value in unread.items()))
@@ -239,7 +244,7 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
         raise CheckpointError(f"{path}: decoder_start_token_id is {start!r}: expected an id from 0 to {vocab - 1}")
     # config.json may lack them, and `family.read` then has its own default.
     starts = {"decoder_start_token_id": start, "bos_token_id": named.get("bos_token_id")}
-    return (starts if any(x is not None for x in starts.values()) else {}), tuple(ends)
+    return (starts if any(x is not None for x in starts.values()) else {}), tuple(ends), named
 
 
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -276,6 +281,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     if ends := model.config.end_tokens:
         kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
         tables[GENERATION] = {key: table[key] for key in kept if key in table} | {"eos_token_id": list(ends)}
+        tables[GENERATION] |= family.write_generation(model.config)
     return write_folder(folder, tables, _theirs(model, family), model.tokenizer)
 
 

@@ -24,6 +24,7 @@ from jaxspec.weights.hf_families import (
     qwen3_5,
     t5,
     ungated,
+    whisper,
 )
 from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
 
@@ -69,6 +70,7 @@ FAMILIES: tuple[Family, ...] = (
     mixtures.QWEN3_MOE,
     mixtures.MIXTRAL,
     mixtures.GPT_OSS,
+    whisper.WHISPER,
 )
 
 

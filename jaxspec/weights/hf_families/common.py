@@ -41,6 +41,9 @@ class Family(NamedTuple):
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
         unused: configuration -> names of tensors that a file may hold, and that the network does not use.
+        read_generation: (configuration, generation_config.json) -> the configuration with the family's own entries.
+        write_generation: configuration -> the entries that `read_generation` reads.
+        generation_keys: the keys of these entries.
         apart, alternate: the names of what files hold expert by expert, or head by head, and how two projections lie
             in one matrix: see `stacks.stacked`.
     """
@@ -57,6 +60,9 @@ class Family(NamedTuple):
     unused: Callable[[Any], Collection[str]] = lambda config: ()
     apart: tuple[str, ...] = ()
     alternate: bool = False
+    read_generation: Callable[[Any, dict], Any] = lambda config, table: config
+    write_generation: Callable[[Any], dict[str, Any]] = lambda config: {}
+    generation_keys: Collection[str] = ()
 
 
 ACTIVATIONS = {
@@ -89,6 +95,7 @@ def activation(name: str) -> str:
 COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
     *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
     *("conv_kernel_dim", "full_attention_interval"),
+    *("_ffn_dim", "_mel_bins", "source_positions", "target_positions"),
     *(
         "_experts",
         "_experts_per_tok",

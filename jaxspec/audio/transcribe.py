@@ -1,0 +1,303 @@
+"""`transcribe`: sound in, text out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import optional_imports
+from jaxspec.audio import features, files, rules, windows
+from jaxspec.audio.windows import Segment
+from jaxspec.core import (
+    BoundDrafter,
+    BoundPolicy,
+    Drafter,
+    LanguageModel,
+    Model,
+    Params,
+    Policy,
+    Prompt,
+    Room,
+    Rule,
+    programs,
+    token_ids,
+)
+from jaxspec.core.checks import integers, one_of
+from jaxspec.decode import inputs
+from jaxspec.decode.generate import generate
+from jaxspec.nets.whisper import Speech, WhisperConfig, speech_of
+from jaxspec.sampling import SamplingOptions
+
+Sound = str | os.PathLike[str] | Float[np.ndarray, " N"]
+"""The path of a .wav file, or a waveform: 16,000 samples for each second, from -1 to 1."""
+
+
+class Transcript(NamedTuple):
+    """The text of a sound.
+
+    Attributes:
+        text: the whole; empty where the model has no tokenizer.
+        language: a code such as "en"; None of an English-only model.
+        segments: its parts, with their times.
+        seconds: length of the sound.
+        rounds: passes of the target that it took, the first one of each window aside.
+    """
+
+    text: str
+    language: str | None
+    segments: list[Segment]
+    seconds: float
+    rounds: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids of all segments, timestamps included."""
+        return [token for segment in self.segments for token in segment.tokens]
+
+
+def transcribe(
+    target: Model,
+    audio: Sound | Sequence[Sound],
+    *,
+    drafter: Model | Drafter | BoundDrafter | None = None,
+    language: str | None = None,
+    task: str | None = None,
+    timestamps: bool = True,
+    batch_size: int = 16,
+    gamma: int = 5,
+    rule: Rule | None = None,
+    policy: BoundPolicy | Policy | None = None,
+    max_new_tokens: int | None = None,
+    key: Any = None,
+    **sampling: Unpack[SamplingOptions],
+) -> list[Transcript]:
+    """Transcribes sound with a Whisper model, faster with a `drafter`; the text is the target's own.
+
+    Sound of more than 30 seconds is read in windows, one after the other: each begins where the last complete segment
+    of the one before it ends. Windows of several sounds are decoded together. The text is that of transformers'
+    `generate` on the same features. There is no fallback to other temperatures, and no window reads the text before it.
+
+    Args:
+        target: a Whisper model.
+        audio: a path or a waveform, or several.
+        drafter: a Model, which reads the target's encoder where their encoders are equal (distil-whisper), or any of
+            `jaxspec.drafters`. None for plain decoding.
+        language: a code such as "de", or a name such as "german". None: each sound's own, as its first window tells.
+        task: "transcribe", the default, or "translate" (to English). English-only models have no language and no task.
+        timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of at most 30 seconds
+            is one segment.
+        batch_size: windows decoded at a time.
+        gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a key of its own.
+        max_new_tokens: most tokens of a window; None for as many as the model has positions.
+        **sampling: other options of `jaxspec.generate`, a number for all rows.
+
+    Returns:
+        A transcript for each sound, in their order.
+
+    Raises:
+        ValueError, TypeError: the target is no Whisper, a sound cannot be read, or an option is wrong.
+        FloatingPointError: the target's logits are not finite.
+
+    Reference: Radford et al., arXiv 2212.04356; Gandhi et al., Distil-Whisper, arXiv 2311.00430.
+    """
+    several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], float))
+    sounds: Any = audio if several else [audio]
+    options = dict(drafter=drafter, gamma=gamma, rule=rule, policy=policy, key=key) | sampling
+    shared = Transcribing(language, task, timestamps, max_new_tokens)
+    return list(iterate(target, sounds, min(batch_size, len(sounds)), shared, options))
+
+
+class Transcribing(NamedTuple):
+    """The options of `transcribe` that are no options of `generate`."""
+
+    language: str | None = None
+    task: str | None = None
+    timestamps: bool = True
+    max_new_tokens: int | None = None
+
+
+class _Sound:
+    """A sound that is being transcribed."""
+
+    def __init__(self, number: int, waveform: Float[np.ndarray, " N"], config: WhisperConfig, language: str | None):
+        self.number, self.seconds, self.language = number, len(waveform) / features.RATE, language
+        self.width = 2 * config.source_positions  # frames of a window
+        self.features = features.log_mel(waveform, config.mels, self.width)
+        self.first = 0  # frame of the window that comes next
+        self.segments, self.windows, self.rounds = list[Segment](), 0, 0
+
+    @property
+    def left(self) -> int:
+        """Frames that are still to be read."""
+        return self.features.shape[1] - self.first
+
+
+def iterate(
+    target: Model, audio: Iterable[Sound], batch_size: int, shared: Transcribing, options: dict[str, Any]
+) -> Iterator[Transcript]:
+    """Yields the transcript of each sound, in their order, while further ones are read; see `transcribe`.
+
+    Args:
+        target: a Whisper model.
+        audio: paths or waveforms.
+        batch_size: windows decoded at a time.
+        shared: the options of transcribing.
+        options: options of `generate`.
+    """
+    (batch_size,) = integers(1, batch_size=batch_size)
+    config, speech = _checked(target)
+    language = None if shared.language is None else _language(target, speech, shared.language)
+    task = _task(target, speech, shared)
+    (end, *_) = token_ids.ends(target) or (config.vocab_size,)
+    processor = rules.text_rules(speech, end, shared.timestamps)
+    extra = options.pop("logits_processors", ())
+    extra = extra if isinstance(extra, list | tuple) else (extra,)
+    key = options.pop("key", None)
+    # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack the timestamps.
+    writer = target if target.tokenizer is None or _has_all_ids(target) else target._replace(tokenizer=None)
+    waiting, active, done = enumerate(audio), list[_Sound](), dict[int, Transcript]()
+    following = 0
+    while True:
+        while len(active) < batch_size and (item := next(waiting, None)) is not None:
+            active.append(_opened(*item, config, language, shared.timestamps))
+        if not active:
+            return
+        # Rows beyond the sounds that are left repeat the first one's window, so that all batches are of one shape.
+        rows = [*active, *active[:1] * (batch_size - len(active))]
+        sound = jnp.asarray(np.stack([windows.window(row.features, row.first, row.width) for row in rows]))
+        if speech.languages and any(row.language is None for row in active):
+            _detect(target, speech, rows, sound)
+        begin = jnp.asarray([_beginning(config, row.language, task, shared.timestamps) for row in rows], jnp.int32)
+        limit = config.max_positions - begin.shape[1] if shared.max_new_tokens is None else shared.max_new_tokens
+        generation = generate(
+            writer,
+            Prompt(begin, jnp.full(len(rows), begin.shape[1], jnp.int32), sound),
+            max_new_tokens=[limit] * len(active) + [1] * (len(rows) - len(active)),
+            eos_ids=end if end < config.vocab_size else (),
+            logits_processors=(processor, *extra),
+            key=key if key is None else _keys(key, rows),
+            **options,
+        )
+        for row, length, tokens, rounds in zip(
+            active, generation.lengths, generation.tokens, generation.stats.rounds, strict=False
+        ):
+            _take(row, tokens[:length].tolist(), int(rounds), end, speech, target.tokenizer)
+        for row in [row for row in active if row.left <= 0]:
+            active.remove(row)
+            words = [token for segment in row.segments for token in segment.tokens if token < end]
+            segments = [segment for segment in row.segments if any(token < end for token in segment.tokens)]
+            text = _text(target.tokenizer, words)
+            done[row.number] = Transcript(text, row.language, segments, row.seconds, row.rounds)
+        while following in done:
+            yield done.pop(following)
+            following += 1
+
+
+def _checked(target: Model) -> tuple[WhisperConfig, Speech]:
+    """Refuses a target that does not read sound; returns its configuration and its tokens of speech."""
+    inputs.check_model(target, "target")
+    speech = speech_of(target.config)
+    if speech is None:
+        raise ValueError(f"{target.name or 'the target'} reads text: expected a Whisper model")
+    return target.config, speech
+
+
+def _has_all_ids(target: Model) -> bool:
+    return token_ids.size(target.tokenizer) >= target.lm.vocab_size
+
+
+def _opened(number: int, audio: Sound, config: WhisperConfig, language: str | None, timestamps: bool) -> _Sound:
+    name = str(audio) if isinstance(audio, str | os.PathLike) else f"sound {number}"
+    try:
+        waveform = files.read(Path(audio)) if isinstance(audio, str | os.PathLike) else audio
+        sound = _Sound(number, np.asarray(waveform), config, language)
+    except (ValueError, TypeError) as error:
+        raise type(error)(str(error) if name in str(error) else f"{name}: {error}") from error
+    if not timestamps and sound.left > sound.width:
+        most = sound.width * features.HOP / features.RATE
+        raise ValueError(f"{name} has {sound.seconds:.1f} s: expected at most {most:g} s, or timestamps=True")
+    return sound
+
+
+def _language(target: Model, speech: Speech, language: str) -> str:
+    """Returns the code of a language, given so or by its English name."""
+    if not speech.languages:
+        raise ValueError(f"language is {language!r}, and {target.name or 'the target'} is English-only: leave it out")
+    code = language.lower().removeprefix("<|").removesuffix("|>")
+    if code not in speech.languages:
+        optional_imports.import_transformers()
+        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+        code = TO_LANGUAGE_CODE.get(code, code)
+    one_of(code, "language", speech.languages)
+    return code
+
+
+def _task(target: Model, speech: Speech, shared: Transcribing) -> str | None:
+    if speech.tasks:
+        task = "transcribe" if shared.task is None else shared.task
+        one_of(task, "task", speech.tasks)
+        return task
+    if shared.task is not None:
+        raise ValueError(f"task is {shared.task!r}, and {target.name or 'the target'} is English-only: leave it out")
+    return None
+
+
+def _beginning(config: WhisperConfig, language: str | None, task: str | None, timestamps: bool) -> list[int]:
+    """Returns the tokens that a window's row begins with: the start token, a language, a task, no timestamps."""
+    speech, tokens = config.speech, [config.start_token]
+    if language is not None:
+        tokens.append(speech.language_tokens[speech.languages.index(language)])
+    if task is not None:
+        tokens.append(speech.task_tokens[speech.tasks.index(task)])
+    if not timestamps and speech.no_timestamps is not None:
+        tokens.append(speech.no_timestamps)
+    return tokens
+
+
+def _detect(target: Model, speech: Speech, rows: list[_Sound], sound: Float[Array, "B C F"]) -> None:
+    """Gives sounds without a language the most probable one after the start token."""
+    ids = jnp.asarray(speech.language_tokens, jnp.int32)
+    likely = np.asarray(_likely(target.lm, target.params, target.config.start_token, sound, ids))
+    for row, index in zip(rows, likely, strict=True):
+        row.language = speech.languages[index] if row.language is None else row.language
+
+
+@programs.jit(static_argnames=("lm", "start"))
+def _likely(
+    lm: LanguageModel, params: Params, start: int, sound: Float[Array, "B C F"], ids: Int[Array, " L"]
+) -> Int[Array, " B"]:
+    batch = sound.shape[0]
+    prompt = Prompt(jnp.full((batch, 1), start, jnp.int32), jnp.ones((batch,), jnp.int32), sound)
+    forward, _ = lm.prefill(params, prompt, Room(1, rewind=0))  # [B, 1, V]
+    return jnp.argmax(forward.logits[:, -1, ids], axis=-1)
+
+
+def _keys(key: Any, rows: list[_Sound]) -> Array:
+    """Makes a key for each row, by the numbers of its sound and its window."""
+    key, numbers = inputs.key_of(key), jnp.asarray([[row.number, row.windows] for row in rows])
+    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.fold_in(key, pair[0]), pair[1]))(numbers)
+
+
+def _take(row: _Sound, tokens: list[int], rounds: int, end: int, speech: Speech, tokenizer: Any) -> None:
+    """Adds a window's text to its sound, and moves on."""
+    tokens = tokens[:-1] if tokens[-1:] == [end] else tokens
+    first = None if speech.no_timestamps is None else speech.no_timestamps + 1
+    segments, moved = windows.split(tokens, first, row.first, min(row.left, row.width))
+    for segment in segments:
+        text = _text(tokenizer, [token for token in segment.tokens if token < end])
+        row.segments.append(segment._replace(text=text))
+    row.first += moved
+    row.windows += 1
+    row.rounds += rounds
+
+
+def _text(tokenizer: Any, words: list[int]) -> str:
+    return "" if tokenizer is None else tokenizer.decode(words)

@@ -1,0 +1,84 @@
+"""Long sound in windows of 30 seconds: where each begins, and the segments of its text.
+
+A window's text has timestamps. The next window begins at its last complete segment, as in Radford et al., arXiv
+2212.04356, section 4.5, and in transformers' long-form `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxspec.audio.features import HOP, RATE
+
+STEP = 0.02  # seconds from one timestamp to the next
+STRIDE = round(STEP * RATE) // HOP  # frames
+
+
+class Segment(NamedTuple):
+    """A part of a transcript.
+
+    Attributes:
+        start, end: seconds from the beginning of the sound.
+        text: its words; empty where the model has no tokenizer.
+        tokens: ids, timestamps included.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+
+
+def window(features: Float[np.ndarray, "C F"], first: int, frames: int) -> Float[np.ndarray, "C frames"]:
+    """Takes the window of features that begins at a frame; zeros follow the last frame.
+
+    >>> window(np.ones((2, 400)), 390, 300).sum(axis=1).tolist()
+    [10.0, 10.0]
+    """
+    part = features[:, first : first + frames]
+    return np.pad(part, ((0, 0), (0, frames - part.shape[1])))
+
+
+def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> tuple[list[Segment], int]:
+    """Splits a window's new tokens into segments, and says how many frames later the next window begins.
+
+    Two timestamps in a row end a segment and begin one. What follows the last such pair is left to the next window,
+    unless a single timestamp ends the text: then nothing was spoken after it. A text without pairs is one segment.
+
+    Args:
+        tokens: the new tokens, without the end token.
+        first: the timestamp of 0 s; None: the tokens have no timestamps.
+        begin: the frame with which the window begins.
+        frames: frames of the window that the sound has.
+
+    >>> segments, moved = split([100, 7, 8, 150, 150, 9, 160, 160, 5], first=100, begin=3000, frames=2000)
+    >>> [(round(s.start, 2), round(s.end, 2), s.tokens) for s in segments], moved
+    ([(30.0, 31.0, [100, 7, 8, 150]), (31.0, 31.2, [150, 9, 160, 160])], 120)
+    """
+    offset, first = begin * HOP / RATE, max(tokens, default=0) + 1 if first is None else first
+    stamps = [token >= first for token in tokens]
+    ends_alone = stamps[-2:] == [False, True]
+    cuts = [i + 1 for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
+
+    def segment(part: Sequence[int], start: int, end: int) -> Segment:
+        return Segment(offset + STEP * start, offset + STEP * end, "", list(part))
+
+    if not cuts:
+        later = [token - first for token, is_stamp in zip(tokens, stamps, strict=True) if is_stamp][-1:]
+        return [segment(tokens, 0, later[0] if later and later[0] else frames // STRIDE)], frames
+    if ends_alone:
+        cuts.append(len(tokens))
+    else:
+        cuts[-1] += 1  # the last segment keeps both timestamps of its end, as transformers' has them
+    segments, before = list[Segment](), 0
+    for cut in cuts:
+        part = tokens[before:cut]
+        ends_twice = cut == cuts[-1] and not ends_alone
+        segments.append(segment(part, part[0] - first, part[-2 if ends_twice else -1] - first))
+        before = cut
+    # The timestamps of a text only grow, and the first pair is not at 0 s: there is always some progress.
+    return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first)

@@ -1,0 +1,156 @@
+"""Whisper (arXiv 2212.04356) and distil-whisper (2311.00430), whose generation_config.json has the tokens of speech."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
+from jaxspec.weights.hf_families.common import (
+    EMBEDDING,
+    THEIRS,
+    Family,
+    FamilyError,
+    Tensor,
+    activation,
+    only,
+    read_keys,
+    write_keys,
+)
+
+KEYS = {  # the network's fields: those of config.json
+    "vocab_size": "vocab_size",
+    "dim": "d_model",
+    "ff_dim": "encoder_ffn_dim",
+    "heads": "encoder_attention_heads",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "mels": "num_mel_bins",
+    "source_positions": "max_source_positions",
+    "max_positions": "max_target_positions",
+    "start_token": "decoder_start_token_id",
+}
+DECODER = {"ff_dim": "decoder_ffn_dim", "heads": "decoder_attention_heads"}  # equal in every published model
+LISTS = {"suppressed": "suppress_tokens", "suppressed_first": "begin_suppress_tokens"}
+NUMBERS = {"no_timestamps": "no_timestamps_token_id", "latest_start": "max_initial_timestamp_index"}
+TABLES = {"language": "lang_to_id", "task": "task_to_id"}  # their ids by "<|en|>" and "transcribe"
+
+
+def read(table: dict) -> WhisperConfig:
+    """Reads the network of a config.json."""
+    # A scaled embedding, a head of its own, or sides of two widths are in no published model.
+    only(table, scale_embedding=False, tie_word_embeddings=True)
+    fields = read_keys(table, KEYS, mels=80, source_positions=1500, max_positions=448)
+    only(table, **{key: fields[field] for field, key in DECODER.items()})
+    try:
+        return WhisperConfig(**fields, activation=activation(table.get("activation_function", "gelu")))
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
+
+
+def write(config: WhisperConfig) -> dict[str, Any]:
+    """Writes the config.json of a network."""
+    return {
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+        **write_keys(config, KEYS),
+        **write_keys(config, DECODER),
+        "activation_function": THEIRS[config.activation],
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+        # Without them transformers has its own, which a smaller vocabulary lacks.
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), next(iter(config.end_tokens), None)),
+    }
+
+
+def read_generation(config: WhisperConfig, table: dict) -> WhisperConfig:
+    """Reads the tokens of languages, tasks and timestamps, and those that are never generated."""
+
+    def ids(key: str, values: Any) -> tuple[int, ...]:
+        if not all(type(x) is int for x in values):
+            raise FamilyError(f"{key} is {values!r}: expected ids of tokens")
+        # Smaller models keep the lists of larger ones: what they lack cannot be generated anyway.
+        return tuple(x for x in values if 0 <= x < config.vocab_size)
+
+    fields: dict[str, Any] = {field: ids(key, table.get(key) or ()) for field, key in LISTS.items()}
+    for field, key in NUMBERS.items():
+        if table.get(key) is not None:
+            (fields[field],) = ids(key, [table[key]]) or (None,)
+    for field, key in TABLES.items():
+        # An English-only model has neither table.
+        entries = table.get(key) or {}
+        if not isinstance(entries, dict):
+            raise FamilyError(f"{key} is of type {type(entries).__name__}: expected an object")
+        fields[f"{field}s"] = tuple(name.removeprefix("<|").removesuffix("|>") for name in entries)
+        fields[f"{field}_tokens"] = ids(key, entries.values())
+        if len(fields[f"{field}_tokens"]) < len(entries):
+            raise FamilyError(f"{key} has ids that the model lacks: expected ids from 0 to {config.vocab_size - 1}")
+    return dataclasses.replace(config, speech=Speech(**fields))
+
+
+def write_generation(config: WhisperConfig) -> dict[str, Any]:
+    """Writes what `read_generation` reads."""
+    speech = config.speech
+    lists = {key: list(getattr(speech, field)) for field, key in LISTS.items()}
+    numbers = {key: getattr(speech, field) for field, key in NUMBERS.items()}
+    tables = {
+        "lang_to_id": {
+            f"<|{name}|>": token for name, token in zip(speech.languages, speech.language_tokens, strict=True)
+        },
+        "task_to_id": dict(zip(speech.tasks, speech.task_tokens, strict=True)),
+    }
+    table = {key: value for key, value in (lists | numbers | tables).items() if value not in (None, [], {})}
+    return table | {"decoder_start_token_id": config.start_token, "is_multilingual": bool(speech.languages)}
+
+
+BLOCKS = {"attention": "self_attn", "cross": "encoder_attn"}
+MATRICES = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+
+
+def names(config: WhisperConfig) -> dict[str, Tensor]:
+    """Says where each parameter lies."""
+    tensors = {EMBEDDING: EMBEDDED}
+    tensors["position/embedding"] = "model.decoder.embed_positions.weight"
+    tensors["encoder_positions/embedding"] = "model.encoder.embed_positions.weight"
+    # Kernels [out, in, 3] lie as PyTorch's do.
+    for i in (1, 2):
+        tensors[f"encoder_conv{i}/kernel"] = f"model.encoder.conv{i}.weight"
+        tensors[f"encoder_conv{i}/bias"] = f"model.encoder.conv{i}.bias"
+
+    def norm(path: str, name: str) -> None:
+        tensors[f"{path}/scale"], tensors[f"{path}/bias"] = f"{name}.weight", f"{name}.bias"
+
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        norm(f"{side}_norm", f"model.{side}.layer_norm")
+        for i in range(layers):
+            layer, tensor = f"{side}_{i}", f"model.{side}.layers.{i}"
+            for block, name in list(BLOCKS.items())[: 1 if side == "encoder" else 2]:
+                norm(f"{layer}/{block}_norm", f"{tensor}.{name}_layer_norm")
+                for matrix, projection in MATRICES.items():
+                    tensors[f"{layer}/{block}/{matrix}/weight"] = f"{tensor}.{name}.{projection}.weight"
+                    # A bias of keys would add the same to all scores of a query: the softmax takes it away.
+                    if matrix != "key":
+                        tensors[f"{layer}/{block}/{matrix}/bias"] = f"{tensor}.{name}.{projection}.bias"
+            norm(f"{layer}/ff_norm", f"{tensor}.final_layer_norm")
+            for matrix, projection in (("wi", "fc1"), ("out", "fc2")):
+                tensors[f"{layer}/ff/{matrix}/weight"] = f"{tensor}.{projection}.weight"
+                tensors[f"{layer}/ff/{matrix}/bias"] = f"{tensor}.{projection}.bias"
+    return {path: Tensor(name) for path, name in tensors.items()}
+
+
+EMBEDDED = "model.decoder.embed_tokens.weight"
+WHISPER = Family(
+    "Whisper, distil-whisper",
+    ("whisper",),
+    read,
+    write,
+    names,
+    canonical=lambda name: name,
+    sizes=SIZES,
+    copies={"proj_out.weight": EMBEDDED},
+    unwritten=("begin_tokens", "dtype", "end_tokens", "speech"),
+    read_generation=read_generation,
+    write_generation=write_generation,
+    generation_keys=(*LISTS.values(), *NUMBERS.values(), *TABLES.values()),
+)
