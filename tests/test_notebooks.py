@@ -124,6 +124,8 @@ def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
     if not sliders:
         (tmp_path / "ipywidgets.py").write_text("raise ImportError\n")
     notebook = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)
+    for cell in notebook.cells:  # of simulated devices two show what eight show, in two thirds of the time
+        cell.source = cell.source.replace("device_count=8", "device_count=2")
     client = nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )

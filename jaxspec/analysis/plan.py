@@ -322,7 +322,6 @@ def of_sizes(
     """Plans for a machine of the table in `roofline`, by its memory, bandwidth and peak; real passes are slower.
 
     Args:
-        alpha: acceptance rate.
         target, draft: published shapes, or parameters that decode, as "11B".
         batch, most: rows, and the largest gamma to consider.
         c, c_hat: in place of those that follow from bytes, and from parameters.

@@ -68,7 +68,6 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
         prepared: a generation with a target and a draft model. Its rows are the unit of the standard errors. Its
             temperature and logits processors shape the texts. Texts at 0 serve temperature 0 only, so collect some for
             each temperature that matters.
-        batch: rows at a time.
 
     Example:
         >>> from jaxspec import rules

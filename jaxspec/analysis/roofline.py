@@ -140,8 +140,6 @@ def pass_time(
     Attention's own arithmetic is left out: it is small beside the weights' unless rows are very long.
 
     Args:
-        machine: bandwidth and peak.
-        load: the model.
         batch, tokens: arrays broadcast.
         undone: tokens that recurrent layers do again in the pass; see `Load.row_bytes`.
 

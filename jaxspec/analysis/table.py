@@ -144,7 +144,6 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
     """Makes a table for each task, temperature and batch size; on a screen, some with a part of the columns each.
 
     Args:
-        results: in their order.
         columns: groups of them, after those of the settings that differ.
         width: characters of a line, into which a table of each group is made to fit; None for a document, which has
             all columns in one table.

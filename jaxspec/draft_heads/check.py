@@ -71,10 +71,7 @@ def check_acceptance(
     scales and positions. Its embedding is compared with the target's.
 
     Args:
-        drafter: with its target.
         prompts: to continue; None: a few English texts, or single tokens for a target without a tokenizer.
-        tokens: how many to generate for each.
-        name: the drafter's name, for the warning.
         network: returns its configuration and parameters (`read_head`); it is called only if the rate is low.
 
     Returns:

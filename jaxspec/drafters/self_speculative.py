@@ -1,8 +1,8 @@
 """A target that drafts for itself with some of its own layers: early exit and layer skipping.
 
-The leading layers that draft as a whole compute for each draft token just what the target would: its keys and values
-lie in the target's cache where verification wants them, and its hidden states are handed on, so that verification runs
-the layers after these only. What skipping has changed of the later layers' cache, verification overwrites.
+The leading layers that draft as a whole compute what the target would. Keys and values of draft tokens then lie in the
+target's cache already, and hidden states are handed on: verification runs the later layers only. What skipping has
+changed of these layers' cache, verification overwrites.
 
 Shapes: B batch, T step, N nodes fed so far, n nodes of a level, M model dimension, V vocabulary.
 """
@@ -41,14 +41,13 @@ def early_exit(
 ) -> core.BoundDrafter:
     """Drafts with the target's own first layers: after them come the final norm and the head.
 
-    There is no second model, no second cache and no second pass over these layers: their keys and values, and their
-    hidden states, are those that verification needs, so that it only runs the layers after them. gamma draft tokens
-    cost gamma passes of `layers` layers and of the head; verification is that much cheaper.
+    There is no second model and no second cache. Verification needs the same keys, values and hidden states, and only
+    runs the layers after these. gamma draft tokens cost gamma passes of `layers` layers and of the head.
 
-    A model's layers predict tokens early only if it was trained for it: LayerSkip's checkpoints are (ordinary Llama
-    folders, which `jaxspec.load` reads), and `[early_exit]` in a recipe trains for it; of others few draft tokens are
-    accepted, at any exit but a late one. An adapter helps without touching the target: attention and a norm, trained,
-    between the layers and the head (Kangaroo). It has a cache of its own, of the size of one layer's.
+    A model's layers predict tokens early only if it was trained for it. LayerSkip's checkpoints are, and `jaxspec.load`
+    reads them; `[early_exit]` in a recipe trains for it. Of other models few draft tokens are accepted. An adapter
+    helps without touching the target: attention and a norm, trained, between the layers and the head (Kangaroo). It has
+    a cache of its own, of the size of one layer's.
 
     Args:
         target: the model whose text is drafted, one of jaxspec's networks.

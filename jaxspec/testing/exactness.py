@@ -39,9 +39,7 @@ def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int =
 
     Args:
         entry: a rule, with its bound if it is inexact.
-        gamma: draft tokens a round.
         steps: tokens whose joint distribution is enumerated.
-        seed: the seed of the table models.
 
     Example:
         >>> from jaxspec.rules import catalogue

@@ -167,12 +167,8 @@ def on_policy(
     batch's rows. A decoder-only student continues the row's first tokens. Gradients do not flow through samples.
 
     Args:
-        loss: a function of parameters and a batch.
-        student: the model whose parameters these are.
         share: the share of rows to replace: 1 is all, 0.5 a mixture.
         prompt: tokens of a row that a decoder-only student is given.
-        eos: the tokens that end a text.
-        seed: the seed of the draws.
     """
 
     def mixed(params: Any, batch: TrainingBatch) -> TrainingBatch:

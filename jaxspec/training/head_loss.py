@@ -129,7 +129,6 @@ def read_tree(
     """Runs the target over a tree after the first token of each row.
 
     Args:
-        lm: the target.
         lesson: the texts, and its parameters.
         extend: (run, params, cache, tokens, parent), which calls `run`, the target's `extend`.
         nodes, parent: the tree's tokens and their parents (`core.Extend`).

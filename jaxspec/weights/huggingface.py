@@ -76,7 +76,6 @@ def download(
     """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
     Args:
-        name: owner/name.
         revision: a branch, a tag or a commit; None for the main branch.
         files: patterns of what may hold weights. The first that is there is taken.
         is_adapter: whether it is an adapter that is wanted; if not, one is refused.
@@ -291,10 +290,8 @@ def write_folder(
     """Writes a folder of JSON files, weights and perhaps a tokenizer, whole or not at all.
 
     Args:
-        folder: where to.
         tables: the content of the JSON files, by their names; one is config.json.
         named: tensors by their names, one at a time. Under `jax.distributed` all processes go through them.
-        tokenizer: one of transformers'.
     """
     with parameters.beside(folder) as beside:
         if jax.process_index() > 0:

@@ -136,8 +136,6 @@ def merge(
     """Returns a model's files as if the adapter had been merged into their tensors.
 
     Args:
-        shards: the files of the model.
-        adapter: the opened folder.
         canonical: a tensor's name -> the name that all spellings of it have in common; None for one that is not read.
         is_transposed: whether a tensor of that name is stored [in, out], as GPT-2's are.
         tied: names of embedding and head where these are one matrix, of which files may hold a copy; None if not.

@@ -78,16 +78,11 @@ def save(
     what lies on its own devices.
 
     Args:
-        folder: where to; its name is usually the model's.
-        params: the tree that `init` of the family's network makes, on any devices; its matrices may be quantised.
-        config: the network's configuration.
         tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and tokenizer_config.json, which are
             copied.
-        name, family: the fields of `Manifest`.
         dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once and for all.
         description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
             booleans and lists of these.
-        overwrite: whether a checkpoint that is there already may be replaced.
         draft_tokens: the ids that a drafter's head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
             None: to none. What is stored is the whole model.
         shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values,
@@ -133,7 +128,6 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """Reads a checkpoint, having checked every file of it.
 
     Args:
-        folder: the checkpoint.
         dtype: the matrices' dtype, "float32", "bfloat16", "int8" or "int4". Quantised ones are taken as they are
             stored.
         mesh: the devices to place the parameters on (`jaxspec.sharding`): each is sent its own part, whatever they were

@@ -126,7 +126,6 @@ def computation(dtype: str, compute: str | None = None) -> str:
     """Returns the dtype that a model computes in, whose matrices are of this one.
 
     Args:
-        dtype: the matrices' dtype.
         compute: around quantised matrices, "float32" or "bfloat16"; None for float32 on a CPU, and bfloat16 on a GPU or
             TPU, where float32 products take several passes and caches twice the memory.
 

@@ -387,8 +387,6 @@ def unpacked(files: list[Shard], scheme: Scheme | None, is_read: Callable[[str],
     """Returns files whose quantised layers are read as matrices, by the names that these have without quantisation.
 
     Args:
-        files: the files as they are.
-        scheme: how layers are stored.
         is_read: whether the network has a tensor of a name. AutoGPTQ wrote biases of zeros where there had been none:
             these are left out.
     """

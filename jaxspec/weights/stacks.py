@@ -21,7 +21,6 @@ def stacked(shards: list[Shard], names: tuple[str, ...], alternate: bool = False
     [experts, 2 out, in].
 
     Args:
-        shards: the files.
         names: "gate_proj", "up_proj" and "down_proj", or other names for these; empty where no file is like that. For
             norms of heads one name, "".
         alternate: whether files hold both projections as [experts, in, 2 out], whose columns belong to either in turn.

@@ -91,7 +91,6 @@ def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None =
     An index decides from which file a tensor is read, also where another file has a tensor of the same name.
 
     Args:
-        folder: where they lie.
         formats: names of files, and how each is opened; None for `FORMATS`, a model's.
     """
     formats = FORMATS if formats is None else formats

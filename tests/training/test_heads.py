@@ -24,6 +24,7 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, head_loss, heads, recipes, run
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.orbax import CheckpointError
+from tests.marks import marked
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 V = 12
@@ -205,7 +206,7 @@ def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", marked([1, 8], exhaustive=(1,)))
 def test_a_process_that_was_killed_goes_on_bit_for_bit(devices, tmp_path):
     """By SIGKILL, in a process of its own: nothing of it is left but what lies on disk."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"

@@ -97,7 +97,6 @@ def count(
 
     Args:
         rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
-        vocab_size: number of token ids.
         order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
         followers: most frequent tokens stored for each context.
         least: contexts seen less often than this are left out.

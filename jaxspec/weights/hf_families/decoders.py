@@ -46,7 +46,6 @@ def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderC
     """Reads the configuration of a config.json of any of these families.
 
     Args:
-        table: the config.json.
         changed: (number of a layer, its shape) -> the layer's shape in this family; None: that of Llama.
         options: the additions of the family, as arguments of `UniformDecoder`.
     """
