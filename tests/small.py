@@ -5,6 +5,7 @@ A test with a shape of its own to prove makes its own: odd head counts, publishe
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from jaxspec.core import Model
@@ -33,3 +34,19 @@ def tiny_t5(vocab: int = 32, layers: int = 1, **options: Any) -> T5Config:
 def between(target: Model, other: Model, share: float) -> Model:
     """A table model that is `share` of the target and the rest of the other: a drafter that is often right."""
     return table_model_from(share * target.params + (1 - share) * other.params)
+
+
+CHARACTERS = ["<unk>", "</s>", *'{}[]",:0123456789.eE+-truefalsnx \\']
+CHARACTERS = [*dict.fromkeys(CHARACTERS), '":', ' "', "true", "null", '{"', "é"]
+
+
+@functools.cache
+def characters():
+    """A tokenizer whose tokens are characters and some longer strings, decoded without anything between them."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(CHARACTERS)}, unk_token="<unk>"))
+    raw.decoder = decoders.Fuse()
+    special = dict(eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **special)

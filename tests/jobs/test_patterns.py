@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import jax
@@ -11,6 +12,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.jobs import fields, slots
 from jaxspec.testing import table_model, word_tokenizer
+from tests.small import CHARACTERS, characters
 
 WORDS = ["<unk>", "</s>", "a", "b", "c"]
 MODEL = table_model(jax.random.key(1), 5)._replace(tokenizer=word_tokenizer(WORDS))
@@ -38,6 +40,30 @@ def test_lines_have_patterns_of_their_own_and_compile_nothing_further():
     for line, text in zip(lines(12), texts(lines(12)), strict=True):
         assert re.fullmatch(line["regex"], text)
     assert (slots.run_rounds.num_programs(), slots.prefill.num_programs()) == before
+
+
+@pytest.mark.slow
+def test_two_hundred_lines_of_twenty_schemas_compile_what_twenty_lines_do():
+    schemas = [
+        {"type": "object", "properties": {first: {"type": "integer"}, second: {"type": kind}}, "required": [first]}
+        for first, second in (("a", "x"), ("t", "e"), ("s", "u"), ("n", "f"), ("r", "l"))
+        for kind in ("boolean", "null", "integer", "string")
+    ]
+    model = table_model(jax.random.key(3), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
+
+    def check(count):
+        prompts = [{"prompt": [3 + n % 9], "json_schema": schemas[n % 20]} for n in range(count)]
+        options = dict(drafter=drafters.forced(), max_new_tokens=40, slots=4, in_order=True)
+        rows = jaxspec.generate_many(model, prompts, **options)
+        for prompt, row in zip(prompts, rows, strict=True):
+            assert row.finish == "eos"
+            jsonschema.validate(json.loads(row.text), prompt["json_schema"])
+
+    jsonschema = pytest.importorskip("jsonschema")
+    check(20)
+    before = slots.run_rounds.num_programs(), slots.prefill.num_programs(), slots.insert.num_programs()
+    check(200)
+    assert (slots.run_rounds.num_programs(), slots.prefill.num_programs(), slots.insert.num_programs()) == before
 
 
 @pytest.mark.slow

@@ -18,9 +18,11 @@ from jaxspec import drafters, rules
 from jaxspec.core import Prompt, Room
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
+from jaxspec.drafters.lookups import datastore
 from jaxspec.testing import certify_prepared, decoder_distribution, table_model, total_variation, word_tokenizer
 from tests.drafters.cases import EXACT
 from tests.marks import marked
+from tests.small import CHARACTERS, characters
 
 WORDS = ["<unk>", "</s>", "a", "b", "c"]
 TOKENIZER = word_tokenizer(WORDS)
@@ -82,12 +84,16 @@ def test_the_distribution_is_that_of_the_masked_target(name):
     assert total_variation(distribution, expected) < EXACT
 
 
-RULES = {"block": rules.block(), "exact_match": rules.exact_match()}
+RULES = {
+    "block": rules.block(),
+    "classical_rejection": rules.classical_rejection(),
+    "exact_match": rules.exact_match(),
+}
 TREE_RULES = {"traversal": rules.traversal(), "k_seq": rules.k_seq()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked({**RULES, **TREE_RULES}, exhaustive={"exact_match"}))
+@pytest.mark.parametrize("name", marked({**RULES, **TREE_RULES}, exhaustive={"exact_match", "classical_rejection"}))
 def test_every_rule_keeps_the_masked_distribution(name):
     drafter = drafters.sequences(DRAFT, k=2, length=2) if name in TREE_RULES else DRAFT
     options = dict(regex=REGEX, max_new_tokens=LIMIT, temperature=1.0, key=jax.random.key(0), eos_ids=(1,))
@@ -104,22 +110,6 @@ def test_the_coupled_rule_emits_what_plain_sampling_emits_with_the_same_key():
 
 
 # Random models over the characters of JSON, which would write anything else.
-CHARACTERS = ["<unk>", "</s>", *'{}[]",:0123456789.eE+-truefalsnx \\']
-CHARACTERS = [*dict.fromkeys(CHARACTERS), '":', ' "', "true", "null", '{"', "é"]
-
-
-@functools.cache
-def characters():
-    """A tokenizer whose tokens are characters and some longer strings, decoded without anything between them."""
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(CHARACTERS)}, unk_token="<unk>"))
-    raw.decoder = decoders.Fuse()
-    special = dict(eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False)
-    return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
-
-
 SCHEMAS = [
     {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a"]},
     {"type": "array", "items": {"type": ["null", "integer"]}, "minItems": 1, "maxItems": 3},
@@ -135,34 +125,54 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["none", "a model", "prompt_lookup", "forced", "a tree"])
-def test_every_text_matches_its_pattern(name):
-    """Rows of other patterns and limits in one batch, at several temperatures; none is cut."""
-    jsonschema = pytest.importorskip("jsonschema")
+JSON_TARGET, JSON_DRAFT = (
+    table_model(jax.random.key(seed), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
+    for seed in (3, 4)
+)
+ROWS, TRIALS = 50, 15
+TEXTS = [[CHARACTERS.index(character) for character in text] for text in ('{"a": 12,"x": true}', "[null, 3]", "3.14")]
+KINDS = {  # of drafters; heads and early exits are in tests/draft_heads
+    "none": None,
+    "a model": JSON_DRAFT,
+    "its argmax": drafters.greedy(JSON_DRAFT),
+    "forced": drafters.forced(),
+    "prompt_lookup": drafters.prompt_lookup(2),
+    "suffix": drafters.suffix(),
+    "online_ngram": drafters.online_ngram(3),
+    "lookahead": drafters.lookahead(3, 3, 2),
+    "jacobi": drafters.jacobi(3),
+    "token_recycling": drafters.token_recycling(),
+    "n-grams": drafters.ngram(TEXTS, JSON_TARGET, order=2),
+    "retrieval": drafters.retrieval(datastore.build(TEXTS, vocab_size=len(CHARACTERS))),
+    "a fallback": drafters.fallback(drafters.prompt_lookup(2, 2), JSON_DRAFT),
+    "a cascade": drafters.cascade(JSON_DRAFT, drafters.prompt_lookup(2)),
+    "a tree": drafters.tree(JSON_DRAFT, (2, 2)),
+    "a dynamic tree": drafters.dynamic_tree(JSON_DRAFT, nodes=4, depth=3, width=2),
+    "sequences": drafters.sequences(JSON_DRAFT, k=2, length=2),
+}
+USUAL = ("none", "a model", "prompt_lookup", "forced", "a dynamic tree")  # the others have the same loop
 
-    model = table_model(jax.random.key(3), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
-    draft = table_model(jax.random.key(4), len(CHARACTERS), order=1, sharpness=2.0)._replace(tokenizer=characters())
-    made = {
-        "none": None,
-        "a model": draft,
-        "prompt_lookup": drafters.prompt_lookup(2),
-        "forced": drafters.forced(),
-        "a tree": drafters.tree(draft, (2, 2)),
-    }
-    draw, rows = random.Random(0), 50
-    for trial in range(4):
-        schemas = [draw.choice([None, *SCHEMAS]) for _ in range(rows)]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked(KINDS, exhaustive={*KINDS} - {*USUAL}))
+def test_every_text_matches_its_pattern(name):
+    """Rows of other patterns and limits in one batch, at several temperatures; none is cut.
+
+    All kinds of drafters together are 12,750 texts.
+    """
+    jsonschema, draw = pytest.importorskip("jsonschema"), random.Random(name)
+    for trial in range(TRIALS):
+        schemas = [draw.choice([None, *SCHEMAS]) for _ in range(ROWS)]
         patterns = [None if schema is not None else draw.choice(PATTERNS) for schema in schemas]
         out = jaxspec.generate(
-            model,
-            [[draw.randrange(2, 20)] for _ in range(rows)],
-            drafter=made[name],
+            JSON_TARGET,
+            [[draw.randrange(2, 20)] for _ in range(ROWS)],
+            drafter=KINDS[name],
             gamma=4,
             json_schema=schemas,
             regex=patterns,
-            temperature=[draw.choice([0.0, 0.7, 1.5]) for _ in range(rows)],
-            max_new_tokens=[draw.randrange(16, 33) for _ in range(rows)],
+            temperature=[draw.choice([0.0, 0.7, 1.5]) for _ in range(ROWS)],
+            max_new_tokens=[draw.randrange(16, 33) for _ in range(ROWS)],
             key=jax.random.key(trial),
         )
         for text, schema, pattern in zip(out.texts, schemas, patterns, strict=True):
