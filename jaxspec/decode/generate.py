@@ -30,7 +30,6 @@ from jaxspec.decode.output import WIDE, Generation, Piece
 from jaxspec.decode.request import Prepared, Prompts, devices, prepare
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.sampling import SamplingOptions
-from jaxspec.structured.tables import FREE
 
 
 def generate(
@@ -128,7 +127,7 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
         stop: strings that end a row, as in `generate`.
         begin: makes the state after prefill; see `loop.run`.
     """
-    stopper = stopping.checked(stop, prepared.target, prepared.request)
+    stopper = stopping.checked(stop, prepared.target)
     ran = stopping.run(prepared, stopper, begin) if stopper.strings else loop.run(prepared, begin)
     outcome = sharding.fetch(ran)
     if outcome.failed.any():
@@ -137,14 +136,16 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    rows = (
-        [] if prepared.target.tokenizer is None else zip(tokens, outcome.length, _stops(stopper, prepared), strict=True)
+    stops, rows = stopping.of_rows(stopper, prepared.request), zip(tokens, outcome.length, strict=True)
+    lists = [row[:n].tolist() for row, n in rows]
+    has_text = prepared.target.tokenizer is not None
+    texts = (
+        [stopping.text_of(stop_of_row, row) for stop_of_row, row in zip(stops, lists, strict=True)] if has_text else []
     )
-    texts = [stopping.text_of(stop_of_row, row[:n].tolist()) for row, n, stop_of_row in rows]
     trace = output.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
     finish = [
-        stopping.finish(stopper, reason, row[:n].tolist())
-        for row, n, reason in zip(tokens, outcome.length, outcome.finish, strict=True)
+        stopping.finish(stop_of_row, reason, row)
+        for stop_of_row, reason, row in zip(stops, outcome.finish, lists, strict=True)
     ]
     return Generation(
         texts,
@@ -157,14 +158,6 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
         reported.window(outcome.log_probs, 0, width),
         prepared.target.tokenizer,
     )
-
-
-def _stops(stopper: stopping.Stop, prepared: Prepared) -> list[stopping.Stop]:
-    """The stop strings of each row, whose text is put together of its tokens if it has a pattern."""
-    structured = getattr(prepared.request.sampling_params, "structured", None)
-    if structured is None:
-        return [stopper] * len(prepared.request.max_new_tokens)
-    return [stopper._replace(joins=state != FREE) for state in np.asarray(structured.state).tolist()]
 
 
 def prefix(
@@ -267,7 +260,8 @@ def pieces(
         keep: called with the state after each round, before its piece is yielded. The next round consumes it.
         begin: makes the state after prefill.
     """
-    return _pieces(prepared, stopping.checked(stop, prepared.target, prepared.request), keep, begin)
+    (stop_of_row,) = stopping.of_rows(stopping.checked(stop, prepared.target), prepared.request)
+    return _pieces(prepared, stop_of_row, keep, begin)
 
 
 def _pieces(
@@ -275,7 +269,7 @@ def _pieces(
 ) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
-    for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None, begin):
+    for state, info in loop.iterate_rounds(prepared, stopping.edit([stop]) if stop.strings else None, begin):
         row = (
             state.tokens,
             state.length,

@@ -19,6 +19,7 @@ import numpy as np
 from jaxspec.core import Finish, Model, Request, RoundInfo, State, token_ids
 from jaxspec.decode import log_probs, loop
 from jaxspec.decode.request import Prepared
+from jaxspec.structured.tables import FREE
 
 MARK = 0xD800  # the first of the characters that stand for special tokens: half surrogates, which no decoded text has
 MARKED = re.compile("[\ud800-\udfff]")
@@ -64,11 +65,8 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
     return Stop(tokenizer, tuple(dict.fromkeys([*strings, *marked])), marks, frozenset(special.values()))
 
 
-def checked(stop: Any, target: Model, request: Request | None = None) -> Stop:
-    """Makes what a user gave as stop strings ready to be looked for: None, one, or several.
-
-    With a request whose rows have patterns the text is put together of tokens (`Stop.joins`).
-    """
+def checked(stop: Any, target: Model) -> Stop:
+    """Makes what a user gave as stop strings ready to be looked for: None, one, or several."""
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
         raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
@@ -78,14 +76,21 @@ def checked(stop: Any, target: Model, request: Request | None = None) -> Stop:
     if any(not string for string in strings):
         raise ValueError("stop has an empty string: it would end every row at once")
     token_ids.check_unicode(strings, "stop")
-    joins = request is not None and getattr(request.sampling_params, "structured", None) is not None
-    return stop_of(target.tokenizer, strings)._replace(joins=joins)
+    return stop_of(target.tokenizer, strings)
+
+
+def of_rows(stop: Stop, request: Request) -> list[Stop]:
+    """Returns the stop strings of each row, whose text is put together of its tokens if it has a pattern."""
+    structured = getattr(request.sampling_params, "structured", None)
+    if structured is None:
+        return [stop] * len(request.max_new_tokens)
+    return [stop._replace(joins=state != FREE) for state in np.asarray(structured.state).tolist()]
 
 
 def run(prepared: Prepared, stop: Stop, begin: loop.Begin | None = None) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     infos = []
-    for state, info in loop.iterate_rounds(prepared, edit(stop), begin or loop.begin):
+    for state, info in loop.iterate_rounds(prepared, edit(of_rows(stop, prepared.request)), begin or loop.begin):
         if info is not None:
             infos.append(info)
         last = state
@@ -94,19 +99,19 @@ def run(prepared: Prepared, stop: Stop, begin: loop.Begin | None = None) -> loop
     )
 
 
-def edit(stop: Stop) -> loop.Edit:
-    """Ends every row whose text holds a stop string at the token that completes it.
+def edit(stops: Sequence[Stop]) -> loop.Edit:
+    """Ends every row whose text holds one of its stop strings at the token that completes it.
 
     The tokens after the string were then never committed, nor counted.
     """
-    return functools.partial(_cut, stop)
+    return functools.partial(_cut, stops)
 
 
-def _cut(stop: Stop, state: State, info: RoundInfo | None) -> tuple[State, RoundInfo | None]:
+def _cut(stops: Sequence[Stop], state: State, info: RoundInfo | None) -> tuple[State, RoundInfo | None]:
     tokens, length, start = (np.asarray(x) for x in (state.tokens, state.length, state.start))
     committed = length - start if info is None else np.asarray(info.num_committed)
     stopped, over = np.zeros(length.shape, bool), np.zeros_like(length)
-    for row in range(len(length)):
+    for row, stop in enumerate(stops):
         new = tokens[row, start[row] : length[row]].tolist()
         needed = tokens_needed(stop, new, len(new) - int(committed[row]))
         if needed is not None:

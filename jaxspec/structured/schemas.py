@@ -234,8 +234,21 @@ class _Reader:
                 described = part.get("properties", {}).get(name, {})
                 values = [described["const"]] if "const" in described else described.get("enum", ())
                 if len(values) == 1:
-                    constants.setdefault(name, set()).add(json.dumps(values[0]))
+                    constants.setdefault(name, set()).add(json.dumps(_comparable(values[0]), sort_keys=True))
         return any(len(values) == len(parts) for values in constants.values())
+
+
+def _comparable(value: Any) -> Any:
+    """Returns a constant as schemas compare it: 1.0 is 1.
+
+    >>> _comparable({"a": [1.0, True]})
+    {'a': [1, True]}
+    """
+    if isinstance(value, Mapping):
+        return {name: _comparable(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_comparable(x) for x in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _types(left: dict[str, Any], at: str) -> list[str]:

@@ -270,3 +270,12 @@ def test_a_tokenizer_that_changes_text_already_shown_is_named():
     assert next(pieces).text == "1 "
     with pytest.raises(ValueError, match="'1 ' was yielded of a text that is '2 1 ': the tokenizer, of type Backwards"):
         next(pieces)
+
+
+def test_stop_strings_are_looked_for_in_each_rows_own_text():
+    """A free row is searched as its text is shown, cleaned up; beside it a row that matches a pattern, as it is."""
+    tokenizer = byte_tokenizer(clean_up=True)
+    model, _ = parrot([*tokenizer("go , on")["input_ids"], tokenizer.convert_tokens_to_ids(END)], tokenizer=tokenizer)
+    both = Prompt(jnp.array([[0], [0]]), jnp.array([1, 1]))
+    out = jaxspec.generate(model, both, regex=[None, "go , on"], stop=["go,"], max_new_tokens=12)
+    assert out.texts == ["", "go , on"] and list(out.finish) == ["stop", "eos"]

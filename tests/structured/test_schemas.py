@@ -87,6 +87,7 @@ def test_every_text_is_valid(name):
         ({"type": "text"}, "type 'text' at #: expected one of null"),
         ({"allOf": [{}, {}]}, "allOf of 2 schemas"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
+        ({"oneOf": [{"properties": {"a": {"const": x}}, "required": ["a"]} for x in (1, 1.0)]}, "use anyOf"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}, "refers to itself"),
         ({"$ref": "#/$defs/b"}, "expected a place in it"),
         ({"type": "string", "pattern": "^.*$"}, "allows a quotation mark"),
