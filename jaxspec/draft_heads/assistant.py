@@ -73,10 +73,7 @@ class AssistantConfig:
         if min(self.sources, default=0) < 0:
             raise ValueError(f"sources is {self.sources}: expected layers of the target, counted from 0")
         if len(self.sources) != len(self.layer.layers):
-            raise ValueError(
-                f"sources has {len(self.sources)} layers of the target, and there are {len(self.layer.layers)} "
-                "layers: expected one for each"
-            )
+            raise ValueError(f"sources has {len(self.sources)} layers of the target: expected {len(self.layer.layers)}")
         if self.centroids and (self.layer.vocab_size % self.centroids or self.nearest > self.centroids):
             raise ValueError(
                 f"{self.centroids} centroids, of which the {self.nearest} nearest are looked at, order "

@@ -184,9 +184,7 @@ def decoder_distribution(
     """
     decoder, prompt = prepared.decoder, prepared.prompt
     if prompt.tokens.shape[0] != 1 or prompt.length.shape != (1,):
-        raise ValueError(
-            f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose distribution is asked for"
-        )
+        raise ValueError(f"got a prompt of {prompt.tokens.shape[0]} rows: expected one")
     limit = steps + decoder.gamma if limit is None else limit
     request = prepared.request._replace(keys=None, max_new_tokens=np.full(1, limit, np.int32))
     vocab = prepared.target.lm.vocab_size

@@ -89,9 +89,7 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
     if recipe.train.start:
         trained_config, params = read_head(recipe.train.start, target=target)
         if trained_config != config:
-            raise ValueError(
-                f"{recipe.train.start} holds {trained_config}, and {recipe.name} is {config}: start from another"
-            )
+            raise ValueError(f"{recipe.train.start} holds {trained_config}: expected {config}, of {recipe.name}")
     else:
         params = kind.init(config, jax.random.key(recipe.train.seed))
         params = kind.training.begin(config, params, target, frequencies)

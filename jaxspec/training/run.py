@@ -59,9 +59,7 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
         recorded = files.json_object(files.read_text(record), str(record))
         if differ := [name for name in sorted(fields | recorded) if fields.get(name) != recorded.get(name)]:
             named = [f"{name} is {recorded.get(name)} there and {fields.get(name)} here" for name in differ]
-            raise ValueError(
-                f"{work} holds the run of another recipe ({folders.some(named)}): give another --work, or remove it"
-            )
+            raise ValueError(f"{work} holds the run of another recipe ({folders.some(named)}): give another --work")
     elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
         files.write_text(record, [json.dumps(fields), "\n"])
 

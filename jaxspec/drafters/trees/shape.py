@@ -102,10 +102,7 @@ def _shape_of(choices: Choices) -> Shape:
     present = set(nodes)
     for node in nodes:
         if node[-1] and (*node[:-1], node[-1] - 1) not in present:
-            raise ValueError(
-                f"the tree has the node {node} and not its elder sibling {(*node[:-1], node[-1] - 1)}: ranks are to "
-                "have no gaps; add it"
-            )
+            raise ValueError(f"the tree has the node {node} and not its elder sibling {(*node[:-1], node[-1] - 1)}")
     # A node's younger siblings come after it, so the elder siblings of a fed one are fed, too.
     inner: set[tuple[int, ...]] = set()
     for node in nodes:

@@ -58,9 +58,7 @@ def read_hunyuan(table: dict) -> DecoderConfig:
         dims = table.get("head_dim") or table.get("hidden_size", 0) // heads
         base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
         if not isinstance(alpha, int | float) or alpha <= 0 or dims <= 2:
-            raise FamilyError(
-                f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, and more than 2"
-            )
+            raise FamilyError(f"alpha is {alpha!r}, and heads have {dims} dimensions: expected a number, more than 2")
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
     norms = {"head_norms": True, "norms_of": "rotated"}
     return decoders.read(
