@@ -97,6 +97,7 @@ def prepare(inputs: CompileInputs) -> Prepared:
     from jaxspec.analysis import aot
     from jaxspec.core import Prompt
     from jaxspec.decode import request
+    from jaxspec.nets import net_of
     from jaxspec.vocab.remap import map_vocabulary
 
     def shapes(name: str) -> Model:
@@ -115,7 +116,11 @@ def prepare(inputs: CompileInputs) -> Prepared:
 
     target = shapes(inputs.target)
     drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, drafting, target)
-    rows = Prompt(jnp.zeros((inputs.batch, inputs.prompt), jnp.int32), jnp.full(inputs.batch, inputs.prompt, jnp.int32))
+    tokens, lengths = (
+        jnp.zeros((inputs.batch, inputs.prompt), jnp.int32),
+        jnp.full(inputs.batch, inputs.prompt, jnp.int32),
+    )
+    rows = Prompt(tokens, lengths, net_of(target.config).source(target.config, inputs.batch))
     key = jax.random.key(0)
     generation: dict[str, Any] = {"gamma": inputs.gamma, "temperature": inputs.temperature, "key": key}
     return request.prepare(target, rows, drafter=drafter, max_new_tokens=inputs.max_new_tokens, **generation)

@@ -42,15 +42,15 @@ class Kind(NamedTuple):
     published: Mapping[str, Any] = types.MappingProxyType({})  # configurations of published sizes by name
 
 
-def shape_of(config: Any) -> Any:
-    """Returns the part of a configuration that has `vocab_size` and `dtype`: its transformer layers, if it has any."""
-    return getattr(config, "layer", config)
+def shape_of(head: Any) -> Any:
+    """Returns the part of a head's configuration with `vocab_size` and `dtype`: its transformer layers, if any."""
+    return getattr(head, "layer", head)
 
 
-def in_dtype(config: Any, dtype: str) -> Any:
-    """Returns a configuration with another dtype of its computation."""
-    shape = dataclasses.replace(shape_of(config), dtype=dtype)
-    return dataclasses.replace(config, layer=shape) if hasattr(config, "layer") else shape
+def in_dtype(head: Any, dtype: str) -> Any:
+    """Returns a head's configuration with another dtype of its computation."""
+    shape = dataclasses.replace(shape_of(head), dtype=dtype)
+    return dataclasses.replace(head, layer=shape) if hasattr(head, "layer") else shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -159,9 +159,9 @@ class Whisper(EncoderDecoder):
         self.encoder_norm, self.decoder_norm = LayerNorm(dtype=dtype), LayerNorm(dtype=dtype)
 
     @staticmethod
-    def example(config: WhisperConfig) -> Float[Array, "1 C F"]:
-        """Returns features of silence."""
-        return jnp.zeros((1, config.mels, 2 * config.source_positions))
+    def example(config: WhisperConfig, rows: int = 1) -> Float[Array, "rows C F"]:
+        """Returns features for some rows."""
+        return jnp.zeros((rows, config.mels, 2 * config.source_positions))
 
     def real(self, source: Float[Array, "B C F"]) -> Bool[Array, "B 1 1 P"]:
         """Marks every position: a window's silence is attended to."""
@@ -241,4 +241,5 @@ NETWORK = encoder_decoder.network(
     init,
     # Cross-attention reads a window of one width, however long the prompt is.
     cache=lambda config, batch, room, _: encoder_decoder.cache(config, batch, room, config.source_positions),
+    source=Whisper.example,
 )

@@ -48,6 +48,16 @@ def test_what_would_fit_is_said_of_what_does_not(run, monkeypatch):
     assert re.search(said + r"up to [\d,]{7,} tokens fit, less what passes make\.", " ".join(result.stdout.split()))
 
 
+def test_a_whisper_is_compiled_for_windows_of_sound(run, monkeypatch):
+    prompts, compile_for = [], aot.compile_for
+    monkeypatch.setattr(
+        aot, "compile_for", lambda it, *more, **named: prompts.append(it.prompt) or compile_for(it, *more, **named)
+    )
+    result = run("--target", "whisper-tiny", "--draft", "whisper-tiny", "--batch", "2", "--prompt", "4")
+    assert result.exit_code == 0, result.output
+    assert prompts[0].tokens.shape == (2, 4) and prompts[0].encoder.shape == (2, 80, 3000)
+
+
 def test_json_has_programs_and_reads(run):
     report = json.loads(run(*PAIR, "--json").stdout)
     assert report["fits"] and report["programs"]["speculative"]["arguments"] == 100
