@@ -86,3 +86,14 @@ def find(paths: list[Path]) -> list[Path]:
         else:
             raise ValueError(f"{path} does not exist: expected a {ENDING} file, or a folder of them")
     return files
+
+
+def seconds_of(path: Path) -> float:
+    """Returns the length of a .wav file in seconds, by its header; 0 if it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)
+            rate, samples = wavfile.read(path, mmap=True)
+        return len(samples) / rate
+    except Exception:  # `read` says what is wrong
+        return 0.0

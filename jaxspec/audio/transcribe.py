@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -111,7 +111,12 @@ def transcribe(
     sounds: Any = audio if several else [audio]
     options = dict(drafter=drafter, gamma=gamma, rule=rule, policy=policy, key=key) | sampling
     shared = Transcribing(language, task, timestamps, max_new_tokens)
-    return list(iterate(target, sounds, min(batch_size, len(sounds)), shared, options))
+    transcripts = list[Transcript]()
+    for result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):
+        if isinstance(result, Exception):
+            raise result
+        transcripts.append(result)
+    return transcripts
 
 
 class Transcribing(NamedTuple):
@@ -140,9 +145,16 @@ class _Sound:
 
 
 def iterate(
-    target: Model, audio: Iterable[Sound], batch_size: int, shared: Transcribing, options: dict[str, Any]
-) -> Iterator[Transcript]:
+    target: Model,
+    audio: Iterable[Sound],
+    batch_size: int,
+    shared: Transcribing,
+    options: dict[str, Any],
+    advance: Callable[[float], Any] = lambda seconds: None,
+) -> Iterator[Transcript | Exception]:
     """Yields the transcript of each sound, in their order, while further ones are read; see `transcribe`.
+
+    A sound that cannot be read is yielded as what is wrong with it.
 
     Args:
         target: a Whisper model.
@@ -150,6 +162,7 @@ def iterate(
         batch_size: windows decoded at a time.
         shared: the options of transcribing.
         options: options of `generate`.
+        advance: called with the seconds of sound that a batch of windows has added to what is done.
     """
     (batch_size,) = integers(1, batch_size=batch_size)
     config, speech = _checked(target)
@@ -162,11 +175,17 @@ def iterate(
     key = options.pop("key", None)
     # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack the timestamps.
     writer = target if target.tokenizer is None or _has_all_ids(target) else target._replace(tokenizer=None)
-    waiting, active, done = enumerate(audio), list[_Sound](), dict[int, Transcript]()
+    waiting, active, done = enumerate(audio), list[_Sound](), dict[int, Transcript | Exception]()
     following = 0
     while True:
         while len(active) < batch_size and (item := next(waiting, None)) is not None:
-            active.append(_opened(*item, config, language, shared.timestamps))
+            try:
+                active.append(_opened(*item, config, language, shared.timestamps))
+            except (ValueError, TypeError, OSError) as error:
+                done[item[0]] = error
+        while following in done:
+            yield done.pop(following)
+            following += 1
         if not active:
             return
         # Rows beyond the sounds that are left repeat the first one's window, so that all batches are of one shape.
@@ -188,16 +207,15 @@ def iterate(
         for row, length, tokens, rounds in zip(
             active, generation.lengths, generation.tokens, generation.stats.rounds, strict=False
         ):
+            before = row.left
             _take(row, tokens[:length].tolist(), int(rounds), end, speech, target.tokenizer)
+            advance((before - max(0, row.left)) * features.HOP / features.RATE)
         for row in [row for row in active if row.left <= 0]:
             active.remove(row)
             words = [token for segment in row.segments for token in segment.tokens if token < end]
             segments = [segment for segment in row.segments if any(token < end for token in segment.tokens)]
             text = _text(target.tokenizer, words)
             done[row.number] = Transcript(text, row.language, segments, row.seconds, row.rounds)
-        while following in done:
-            yield done.pop(following)
-            following += 1
 
 
 def _checked(target: Model) -> tuple[WhisperConfig, Speech]:

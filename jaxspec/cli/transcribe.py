@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from jaxspec.audio import files
 from jaxspec.audio.transcribe import Transcribing, Transcript, iterate
@@ -31,7 +33,8 @@ def transcribe(
 ) -> None:
     """Transcribe sound with a Whisper model, faster with a drafter.
 
-    Each file's text is printed as soon as it and those before it are done. Longer sound is read in windows of 30
+    Each file's text is printed as soon as it and those before it are done. A file that cannot be read is named, and the
+    others go on; the exit status is then 1. Longer sound is read in windows of 30
     seconds. A drafter with the target's encoder, such as distil-whisper, does not run it again.
 
     \b
@@ -49,12 +52,24 @@ def transcribe(
     model, drafter = pairs.load(pair)
     shared = Transcribing(language, task, not no_timestamps)
     options: dict[str, Any] = {"drafter": drafter, "gamma": gamma}
-    transcripts = iterate(model, paths, min(batch, len(paths)), shared, options)
-    for path, transcript in zip(paths, transcripts, strict=True):
-        if as_json:
-            console.print_json({"file": str(path), **_report(transcript)})
-        else:
-            print(*[f"{path}:"][: len(paths) > 1], transcript.text.strip(), sep="\n", flush=True)
+    seconds, num_errors, err = sum(map(files.seconds_of, paths)), 0, Console(stderr=True, highlight=False)
+    with console.progress(remaining=True) as bar:
+        task = bar.add_task("seconds of sound", total=round(seconds))
+        advance = functools.partial(bar.advance, task)
+        results = iterate(model, paths, min(batch, len(paths)), shared, options, advance)
+        for path, result in zip(paths, results, strict=True):
+            if isinstance(result, Exception):
+                num_errors += 1
+                console.say(err, f"{path} is left out: {console.message(result)}")
+                report = {"error": console.message(result)}
+            else:
+                report = _report(result)
+            if as_json:
+                console.print_json({"file": str(path), **report})
+            elif isinstance(result, Transcript):
+                print(*[f"{path}:"][: len(paths) > 1], result.text.strip(), sep="\n", flush=True)
+    if num_errors:
+        raise typer.Exit(1)
 
 
 def _report(transcript: Transcript) -> dict[str, Any]:

@@ -41,6 +41,12 @@ def test_files_become_text_and_segments(whisper, sound, tmp_path):  # noqa: F811
         assert line["num_tokens"] == len(transcript.tokens) and line["rounds"] < transcript.rounds
         segments = [(segment["start"], segment["end"], segment["text"]) for segment in line["segments"]]
         assert segments == [(round(x.start, 2), round(x.end, 2), x.text) for x in transcript.segments]
+    (tmp_path / "aa.wav").write_bytes(b"RIFF")
+    result = runner.invoke(app, [*command, "--json"])
+    (first, damaged, last) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 1 and [first["text"], last["text"]] == [x.text for x in expected]
+    assert "cannot be read as .wav" in damaged["error"] and "aa.wav is left out" in result.stderr
+    (tmp_path / "aa.wav").unlink()
     result = runner.invoke(app, command)
     texts = [line for name, x in zip(parts, expected, strict=True) for line in (f"{tmp_path / name}:", x.text)]
     assert result.exit_code == 0 and result.stdout.splitlines() == texts
