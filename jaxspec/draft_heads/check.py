@@ -148,7 +148,7 @@ def changes(config: Any, params: Params, target: Model) -> Iterator[ChangedReadi
             part, options = "norms" if "norm" in name else "settings", {name: not value}
             yield from _changed(part, f"{name} {not value} in place of {value}", config, params, **options)
     scales = {path: x for path, x in parameters.flat(params).items() if path.endswith("scale")}
-    if scales and float(np.mean([np.mean(np.asarray(x, np.float32)) for x in scales.values()])) < 0.5:
+    if scales and sum(float(np.mean(np.asarray(x, np.float32))) for x in scales.values()) < 0.5 * len(scales):
         shifted = parameters.flat(params) | {path: x + 1 for path, x in scales.items()}
         yield ChangedReading("norms", "1 added to the weights of norms", config, parameters.nested(shifted))
     if (scale := settings.get("embedding_scale")) is not None:
