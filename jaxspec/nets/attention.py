@@ -203,6 +203,28 @@ def _by_queries(
     return mixed.transpose(1, 2, 0, 3, 4).reshape(B, H, size * count, D)[:, :, :T]
 
 
+def _with_source(mask: Mask, real: Bool[Array, "B 1 1 P"]) -> Mask:
+    """Puts the positions that an encoder read behind the keys of a mask."""
+    batch, step = max(mask.shape[0], real.shape[0]), mask.shape[2]
+    parts = (jnp.broadcast_to(x, (batch, 1, step, x.shape[3])) for x in (mask, real))
+    return jnp.concatenate([*parts], axis=-1)
+
+
+def _made_with_source(
+    make: QueryMask, real: Bool[Array, "B 1 1 P"], first: int | Int[Array, ""], count: int
+) -> tuple[Mask, Bias]:
+    mask, bias = make(first, count)
+    return _with_source(mask, real), bias
+
+
+class EncoderKeys(NamedTuple):
+    """The keys and values that a layer has of what an encoder read, and which of its P positions are real."""
+
+    keys: Float[Array, "B K P D"]
+    values: Float[Array, "B K P D"]
+    mask: Bool[Array, "B 1 1 P"]
+
+
 class LayerInputs(NamedTuple):
     """A layer's inputs beside the stream: those of attention, by positions, and its part of the side inputs."""
 
@@ -210,6 +232,7 @@ class LayerInputs(NamedTuple):
     rotary: Rotation | None
     bias: Bias
     side: Float[Array, "B T P"] | None = None
+    source: EncoderKeys | None = None
 
 
 class Attention(nn.Module):
@@ -231,6 +254,7 @@ class Attention(nn.Module):
         has_keys: whether it makes keys and values; if not, it attends to those of another layer.
         gated: whether what each head mixes is multiplied by the sigmoid of a gate, which is projected beside its query.
         has_sinks: whether each head has a sink: see `attend`.
+        reads_source: whether it attends to an encoder's keys, too, which are not rotated (T5Gemma 2).
     """
 
     heads: int
@@ -252,6 +276,7 @@ class Attention(nn.Module):
     dtype: jnp.dtype = jnp.float32
     has_sinks: bool = False
     key_bias: bool = True
+    reads_source: bool = False
 
     def setup(self):
         def dense(features: int, scale: float, use_bias: bool):
@@ -305,8 +330,14 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T M"], read: Callable[..., Any], inputs: LayerInputs
     ) -> tuple[Float[Array, "B T M"], Any]:
         """Computes what the layer adds, and what its cache is to hold; see `shapes.Mixer`."""
-        keys, values = read(*self.keys_values(x, inputs.rotary))
-        return self(x, keys, values, inputs.mask, inputs.bias, inputs.rotary), (keys, values)
+        (keys, values), mask, source = read(*self.keys_values(x, inputs.rotary)), inputs.mask, inputs.source
+        record = keys, values
+        if self.reads_source and source is not None:
+            # One softmax over both: [own keys ; the encoder's].
+            keys, values = jnp.concatenate([keys, source.keys], 2), jnp.concatenate([values, source.values], 2)
+            mask = functools.partial(_made_with_source, mask, source.mask) if callable(mask) else mask
+            mask = mask if callable(mask) else _with_source(mask, source.mask)
+        return self(x, keys, values, mask, inputs.bias, inputs.rotary), record
 
     def __call__(
         self,
@@ -337,6 +368,10 @@ class Attention(nn.Module):
             mixed = attend(query, keys, values, mask, bias, self.scale, self.softcap, sinks)
         joined = mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim)
         return self.out(joined if gate is None else joined * jax.nn.sigmoid(gate))
+
+    def of_source(self, x: Float[Array, "B T M"], source: EncoderKeys) -> Float[Array, "B T M"]:
+        """Attends from `x` to what an encoder read, as cross-attention does."""
+        return self(x, source.keys, source.values, for_queries(x.shape[1], lambda *_: (source.mask, None))[0])
 
     def _split(self, x: Float[Array, "B T _"], heads: int) -> Float[Array, "B heads T D"]:
         return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)

@@ -21,4 +21,6 @@ BLOCKS: dict[str, type] = {
     "layer_end": LayerEndShape,
 }
 """The kinds of blocks, by their names in manifests; a block of another kind needs a line here to be saved."""
-STANDARD: Mapping[str, type] = MappingProxyType({"attention": AttentionShape, "ff": FeedForwardShape})  # not named
+STANDARD: Mapping[str, type] = MappingProxyType(  # not named
+    {"attention": AttentionShape, "cross": AttentionShape, "ff": FeedForwardShape}
+)

@@ -64,6 +64,7 @@ class DecoderLayer(nn.Module):
         post_norms, pre_norms, parallel, added_scale: the fields of `shapes.LayerShape`.
         has_ff_norm: its `ff_norm`.
         last: the block at the end; None for none.
+        cross: the attention to what an encoder read; None for none.
     """
 
     attention: Any
@@ -75,6 +76,7 @@ class DecoderLayer(nn.Module):
     added_scale: float = 1.0
     has_ff_norm: bool = True
     last: Any = None
+    cross: Any = None
 
     def setup(self):
         # Flax names parameters by these attributes, and checkpoints are written by those names.
@@ -84,6 +86,14 @@ class DecoderLayer(nn.Module):
             self.ff_norm = self.norm()
         if self.post_norms:
             self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
+        if self.cross is not None and self.pre_norms:
+            self.cross_norm = self.norm()
+        if self.cross is not None and self.post_norms:
+            self.cross_post_norm = self.norm()
+
+    def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> tuple[Float[Array, "B K P D"], ...]:
+        """Computes the keys and values that the layer has of what an encoder read."""
+        return (self.attention if self.cross is None else self.cross).keys_values(encoded)
 
     def __call__(
         self,
@@ -99,6 +109,10 @@ class DecoderLayer(nn.Module):
         if attention:
             added, record = self.attention.mix(of_attention, read, inputs)
             x = x + self._scaled(self.attention_post_norm(added) if self.post_norms else added)
+        if attention and self.cross is not None:
+            # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
+            added = self.cross.of_source(self.cross_norm(x) if self.pre_norms else x, inputs.source)
+            x = x + self._scaled(self.cross_post_norm(added) if self.post_norms else added)
         if mlp:
             of_ff = of_attention if self.parallel else self.ff_norm(x) if self.pre_norms and self.has_ff_norm else x
             added = self.ff(of_ff)
@@ -170,9 +184,8 @@ class DecoderNet(nn.Module):
         # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
         at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
         empty = jax.eval_shape(lambda: empty_cache(self.config, 1, Room(at.step)))
-        x = self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None])
-        x, inputs = self._inputs(x, at, empty.views(at))
-        return stack.without_cache(self._layers(inputs), x, runs, empty)
+        x, sides = self._split(self._embed(tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]))
+        return stack.without_cache(self._layers(self._inputs(at, empty.views(at), sides)), x, runs, empty)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
@@ -190,16 +203,21 @@ class DecoderNet(nn.Module):
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Runs layers at each row's own length, as far as the final norm."""
         at = kv.Pass(cache.length, x.shape[1], parent, real)
-        x, inputs = self._inputs(x, at, cache.views(at))
-        return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts, at)
+        x, sides = self._split(x)
+        layers = self._layers(self._inputs(at, cache.views(at), sides))
+        return stack.with_cache(layers, x, cache, self.taps, parts, at)
 
     def _layers(self, inputs: Sequence[LayerInputs]) -> list[stack.Layer]:
         return [functools.partial(layer, inputs=x) for layer, x in zip(self.layers, inputs, strict=True)]
 
-    def _inputs(
-        self, x: Float[Array, "B T D"], at: kv.Pass, views: Sequence[kv.View]
-    ) -> tuple[Float[Array, "B T M"], list[LayerInputs]]:
-        """Makes the stream and each layer's inputs; layers that read the same view, or rotate alike, share them."""
+    def _split(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T M"], list[Float[Array, "B T P"] | None]]:
+        """Splits what `embed` made: behind the stream, on its last axis, lie the layers' side inputs in order."""
+        stream, sides = x[..., : self.config.dim], x[..., self.config.dim :]
+        count = len(self.config.layers)
+        return stream, [None] * count if self.config.side is None else [*jnp.split(sides, count, axis=-1)]
+
+    def _inputs(self, at: kv.Pass, views: Sequence[kv.View], sides: Sequence[Any]) -> list[LayerInputs]:
+        """Makes each layer's inputs; layers that read the same view, or rotate alike, share them."""
         position, turns = at.positions(), [layer.attention.rotation for layer in self.config.layers]
         rotations = {turn: turn and turn[0].at(position, turn[1]) for turn in turns}
 
@@ -216,10 +234,7 @@ class DecoderNet(nn.Module):
 
         # A mask for each kind of cache, not for each layer: 60 layers of two kinds make two masks.
         masks: dict[Any, Any] = {view: (None, None) if view is None else seen(view) for view in dict.fromkeys(views)}
-        # What follows the stream on its last axis are the layers' side inputs, one after the other.
-        stream, side = x[..., : self.config.dim], x[..., self.config.dim :]
-        sides = [None] * len(turns) if self.config.side is None else jnp.split(side, len(turns), axis=-1)
-        return stream, [
+        return [
             LayerInputs(masks[view][0], rotations[turn], masks[view][1], part)
             for view, turn, part in zip(views, turns, sides, strict=True)
         ]
@@ -323,7 +338,7 @@ _AXES = ["heads", "kv_heads", "experts", "ff", "vocab"]  # in the order in which
 def _share(config: DecoderConfig, path: str) -> float:
     """Positions are looked up, as is an embedding that is no head."""
     # Blocks know their own matrices: an expert's is multiplied with few of the tokens.
-    if block := re.match(r"layers_(\d+)/(attention|ff|last)/(.*)", path):
+    if block := re.match(r"layers_(\d+)/(attention|cross|ff|last)/(.*)", path):
         return config.layers[int(block[1])].blocks[block[2]].share(block[3])
     if config.side is not None and path.startswith("side/"):
         return config.side.share(path.removeprefix("side/"))

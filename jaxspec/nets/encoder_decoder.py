@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
-from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
+from jaxspec.nets.attention import EncoderKeys, LayerInputs
 from jaxspec.nets.mismatch import Init, named_mismatch
 from jaxspec.nets.network import Network
 from jaxspec.sharding import Axes
@@ -80,7 +80,6 @@ class Layer(nn.Module):
         x: Float[Array, "B T M"],
         read: stack.Read,
         inputs: LayerInputs,
-        cross: tuple[Array, Array, Mask | QueryMask] | None = None,
         attention: bool = True,
         mlp: bool = True,
     ):
@@ -89,9 +88,9 @@ class Layer(nn.Module):
         if attention:
             added, record = self.attention.mix(self._before(self.attention_norm, x), read, inputs)
             x = self._after(self.attention_norm, x + added)
-        if attention and cross is not None:
+        if attention and inputs.source is not None:
             # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
-            added = self.cross(self._before(self.cross_norm, x), *cross)
+            added = self.cross.of_source(self._before(self.cross_norm, x), inputs.source)
             x = self._after(self.cross_norm, x + added)
         if mlp:
             x = self._after(self.ff_norm, x + self.ff(self._before(self.ff_norm, x)))
@@ -102,6 +101,17 @@ class Layer(nn.Module):
 
     def _after(self, norm: Callable[[Array], Array], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         return norm(x) if self.norms_after else x
+
+
+def empty_decoder(config: Any, batch: int, room: Room) -> kv.KVCache:
+    """Makes empty caches of layers that attend to all of their row."""
+    layer = kv.whole(config.heads, config.head_dim, jnp.dtype(config.dtype))
+    return kv.empty(batch, room, [layer] * config.decoder_layers)
+
+
+def stacks(config: Any) -> dict[str, int]:
+    """Returns the depth of either side."""
+    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
 
 
 class EncoderDecoder(nn.Module):
@@ -122,6 +132,8 @@ class EncoderDecoder(nn.Module):
 
     config: Any
     taps: tuple[int, ...] = ()
+    empty = staticmethod(empty_decoder)  # (configuration, batch, room) -> empty caches of the decoder's own attention
+    stacks = staticmethod(stacks)
 
     def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Computes the logits of each decoder position, given the decoder's inputs (start token first)."""
@@ -136,7 +148,8 @@ class EncoderDecoder(nn.Module):
         # Whole rows begin at 0, so one row's positions and masks broadcast over the batch.
         at = kv.Pass(jnp.zeros((1,), jnp.int32), tokens.shape[1])
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
-        layers = self._decoder_layers(at, at.step, cross, mask)
+        empty = jax.eval_shape(lambda: self.empty(self.config, 1, Room(at.step)))
+        layers = self._decoder_layers(at, empty, cross, mask)
         return stack.without_cache(layers, self.embed_at(tokens, at.positions()), runs)
 
     @staticmethod
@@ -169,17 +182,24 @@ class EncoderDecoder(nn.Module):
         x: Float[Array, "B T M"],
         parent: Int[Array, "B N"] | None = None,
         parts: Parts | None = None,
+        real: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, EncoderDecoderCache]:
         """Runs decoder layers at each row's own length, as far as the final norm."""
-        at = kv.Pass(cache.decoder.length, x.shape[1], parent)
-        layers = self._decoder_layers(at, cache.decoder.capacity, cache.cross, cache.cross_mask)
+        at = kv.Pass(cache.decoder.length, x.shape[1], parent, real)
+        layers = self._decoder_layers(at, cache.decoder, cache.cross, cache.cross_mask)
         x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, at)
         return x, taps, cache._replace(decoder=grown)
 
-    def _decoder_layers(self, at: kv.Pass, capacity: int, cross: Iterable[Any], real: Array) -> list[stack.Layer]:
-        seen = for_queries(at.step, lambda *_: (real, None))[0]
-        parts = zip(self.decoder, self.inputs(at, capacity), cross, strict=True)
-        return [functools.partial(layer, inputs=inputs, cross=(*prompt, seen)) for layer, inputs, prompt in parts]
+    def layer_inputs(self, at: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
+        """Makes the inputs of a pass by a cache's sizes; a network with windows does so for each kind of layer."""
+        return self.inputs(at, cache.capacity)
+
+    def _decoder_layers(self, at: kv.Pass, cache: kv.KVCache, cross: Iterable[Any], real: Array) -> list[stack.Layer]:
+        parts = zip(self.decoder, self.layer_inputs(at, cache), cross, strict=True)
+        return [
+            functools.partial(layer, inputs=inputs._replace(source=EncoderKeys(keys, values, real)))
+            for layer, inputs, (keys, values) in parts
+        ]
 
 
 def _after(encoded: Float[Array, "B P M"], cross: Cross) -> Float[Array, "B P M"]:
@@ -194,32 +214,19 @@ def _after(encoded: Float[Array, "B P M"], cross: Cross) -> Float[Array, "B P M"
     return jax.lax.platform_dependent(encoded, cross, cuda=barrier, rocm=barrier, default=lambda encoded, _: encoded)
 
 
-Empty = Callable[[Any, int, Room], kv.KVCache]
-"""(configuration, batch, room) -> empty caches of the decoder's own attention."""
-
-
-def empty_decoder(config: Any, batch: int, room: Room) -> kv.KVCache:
-    """Makes empty caches of layers that attend to all of their row."""
-    layer = kv.whole(config.heads, config.head_dim, jnp.dtype(config.dtype))
-    return kv.empty(batch, room, [layer] * config.decoder_layers)
-
-
-def language_model(
-    net: Callable[..., EncoderDecoder], config: Any, taps: Sequence[int] = (), empty: Empty = empty_decoder
-) -> LanguageModel:
+def language_model(net: type[EncoderDecoder], config: Any, taps: Sequence[int] = ()) -> LanguageModel:
     """Makes the pure functions of an encoder-decoder; the same object for the same arguments.
 
     Args:
         net: the network's class.
         config: its shape.
         taps: decoder layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
-        empty: makes the decoder's own caches.
     """
-    return _language_model(net, config, stack.check_taps(taps, config.decoder_layers), empty)
+    return _language_model(net, config, stack.check_taps(taps, config.decoder_layers))
 
 
 @functools.lru_cache
-def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...], empty: Empty) -> LanguageModel:
+def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...]) -> LanguageModel:
     module = net(config, taps)
     most = config.max_positions
     limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens)
@@ -233,22 +240,27 @@ def _language_model(net: Callable[..., Any], config: Any, taps: tuple[int, ...],
     def prefill(params, prompt, room, encoded=None):
         source, row = token_rows.encoder_and_row(prompt, limits.first_tokens)
 
-        def read(cache: EncoderDecoderCache, tokens: Int[Array, "B T"], _: Any) -> tuple[Any, EncoderDecoderCache]:
-            x, taps, cache = nn.apply(lambda net: net.run(cache, net.embed(cache, tokens)), module)({"params": params})
-            return (x, taps), cache
+        def read(
+            cache: EncoderDecoderCache, tokens: Int[Array, "B T"], real: Int[Array, " B"]
+        ) -> tuple[Any, EncoderDecoderCache]:
+            def run(net: Any) -> tuple[Any, Any, EncoderDecoderCache]:
+                return net.run(cache, net.embed(cache, tokens), real=real)
+
+            x, taps, grown = nn.apply(run, module)({"params": params})
+            return (x, taps), grown
 
         def forward(net: Any) -> Forward:
             return Forward(net.logits(net.features(last)), net.features(x), taps, encoded)
 
-        with named_mismatch(params, init, config, stacks(config)):
+        with named_mismatch(params, init, config, net.stacks(config)):
             encoded, cross, mask = nn.apply(encode, module)({"params": params}, source, encoded)
-            caches = lambda batch, room: EncoderDecoderCache(empty(config, batch, room), cross, mask)  # noqa: E731
+            caches = lambda batch, room: EncoderDecoderCache(net.empty(config, batch, room), cross, mask)  # noqa: E731
             (x, taps), (last, _), cache = chunks.read(read, rewind, caches, row.tokens, row.length, room)
             return nn.apply(forward, module)({"params": params}), cache
 
-    def extend(params, cache, tokens, parent=None, real=None):  # whoever gives `real` rewinds to it
+    def extend(params, cache, tokens, parent=None, real=None):
         def feed(net: Any) -> tuple[Forward, EncoderDecoderCache]:
-            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent)
+            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent, real=real)
             features = net.features(x)
             return Forward(net.logits(features), features, taps), grown
 
@@ -289,7 +301,16 @@ def same_encoder(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     # The fields that no parameter of the encoder depends on.
-    free = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "begin_tokens", "dtype")
+    free = (
+        "decoder_layers",
+        "layers",
+        "tied_head",
+        "scaled_head",
+        "max_positions",
+        "end_tokens",
+        "begin_tokens",
+        "dtype",
+    )
     names = [field.name for field in dataclasses.fields(first) if field.name in free]
     return dataclasses.replace(first, **{name: getattr(second, name) for name in names}) == second
 
@@ -297,11 +318,6 @@ def same_encoder(first: Any, second: Any) -> bool:
 def init_params(net: Any, config: Any, key: Key[Array, ""]) -> Params:
     """Draws an encoder-decoder's random parameters."""
     return stack.init_params(net(config), key, net.example(config), jnp.zeros((1, 2), jnp.int32))
-
-
-def stacks(config: Any) -> dict[str, int]:
-    """Returns the depth of either side."""
-    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
 
 
 def _pieces(config: Any) -> list[tuple[Any, int]]:
@@ -329,7 +345,8 @@ def _share(config: Any, path: str) -> float:
     return 0.0 if unread or looked_up or (path.startswith("embedding") and not config.tied_head) else 1.0
 
 
-def _trimmed(config: Any, tokens: int) -> tuple[Any, str]:
+def trimmed(config: Any, tokens: int) -> tuple[Any, str]:
+    """Returns the configuration with a head for so many tokens, and the name of the head's parameters."""
     # The start token must be an id of the smaller vocabulary, too, although a head does not read it.
     return dataclasses.replace(config, vocab_size=tokens, start_token=0), "embedding" if config.tied_head else "head"
 
@@ -339,5 +356,5 @@ def network(
 ) -> Network:
     """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of `Network`."""
     axes = lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size})  # noqa: E731
-    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=_share, trimmed=_trimmed)
+    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=_share, trimmed=trimmed)
     return Network(name, config, init, language_model, net, stacks, **shared | options)

@@ -114,6 +114,7 @@ class AttentionShape(WholeBlock):
         shares: the number of the layer whose keys and values it attends to, in place of its own; None: its own.
         gate: whether a gate of each head, projected beside its query, multiplies what the head mixes (Qwen 3.5).
         sinks: whether each head has one more score, of no key, among those of its softmax (gpt-oss).
+        reads_source: whether it attends to an encoder's keys beside its own (T5Gemma 2).
     """
 
     heads: int
@@ -132,6 +133,7 @@ class AttentionShape(WholeBlock):
     shares: int | None = None
     gate: bool = False
     sinks: bool = False
+    reads_source: bool = False
 
     def __post_init__(self):
         one_of(self.norms_of, "norms_of", NORMED)
@@ -177,6 +179,7 @@ class AttentionShape(WholeBlock):
             self.gate,
             dtype=dtype,
             has_sinks=self.sinks,
+            reads_source=self.reads_source,
             parent=None,
         )
 
@@ -231,6 +234,7 @@ class LayerShape:
         post_norms: whether what a block adds is normalised (Gemma 2 and 3).
         pre_norms: whether what a block reads is normalised; not in OLMo 2, which has post-norms alone.
         ff_norm: whether `pre_norms` holds of the feed-forward block; False for one that normalises its input itself.
+        cross: the attention to what an encoder read, between these two blocks; None for none. Nothing in it is rotated.
         parallel: whether both blocks read the same stream, after one norm (Cohere).
         added_scale: a factor of what each block adds (Granite).
         last: a third block, (stream [B, T, M], the layer's side input [B, T, P] or None) -> stream; None for none.
@@ -244,11 +248,12 @@ class LayerShape:
     parallel: bool = False
     added_scale: float = 1.0
     ff_norm: bool = True
+    cross: AttentionShape | None = None
 
     @property
     def blocks(self) -> dict[str, Block]:
         """The blocks by the names that their parameters have in a layer."""
-        blocks = {"attention": self.attention, "ff": self.ff, "last": self.last}
+        blocks = {"attention": self.attention, "cross": self.cross, "ff": self.ff, "last": self.last}
         return {name: block for name, block in blocks.items() if block is not None}
 
 

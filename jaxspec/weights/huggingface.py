@@ -27,7 +27,7 @@ from jaxspec.files import digests, folders
 from jaxspec.nets import dtype_of, net_of
 from jaxspec.weights import hf_families, lora, parameters, quantisation, quantised_files, stacks, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST, read_object
+from jaxspec.weights.hf_families.common import EMBEDDING, LARGEST, read_object
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Stored
@@ -121,10 +121,10 @@ def restore(
     if adapter is not None:
         if scheme is not None:
             raise CheckpointError(f"{folder} is quantised, and {adapter} changes it: load the full model, in any dtype")
-        tied = (family.names(config)[EMBEDDING].name, HEAD) if config.tied_head else None
+        tied = (family.names(config)[EMBEDDING].name, family.head) if config.tied_head else None
         transposed = {name for name, ((_, tensor), *_) in by_name.items() if tensor.transposed}
         files = lora.merge(files, lora.open_folder(adapter), family.canonical, transposed.__contains__, tied)
-    if table.get("text_config") is not None:
+    if any("text_config" in half for half in (table, table.get("encoder") or {})):
         _tell_of_others(folder, family, files)
     return assemble(folder, family, config, files, dtype, mesh)
 
@@ -132,7 +132,7 @@ def restore(
 def _tell_of_others(folder: Path, family: Family, files: list[tensors.Shard]) -> None:
     """Names what a model that also sees or hears has beside its text half, which alone is read."""
     names = [name for shard in files for name in shard.shapes if family.canonical(name) is None]
-    if parts := sorted({name.removeprefix("model.").split(".")[0] for name in names}):
+    if parts := sorted({name.removeprefix("model.").removeprefix("encoder.").split(".")[0] for name in names}):
         text = "%s: the text half is read, and not %s (%d tensors): prompts are text"
         logging.getLogger(__name__).warning(text, folder, ", ".join(parts), len(names))
 
@@ -394,7 +394,7 @@ def _without_copies(
     every T5's so). What may be copies is read once more, for that; few files hold any.
     """
     embedding = family.names(config)[EMBEDDING].name
-    copies = {**family.copies, **({HEAD: embedding} if config.tied_head else {})}
+    copies = {**family.copies, **({family.head: embedding} if config.tied_head else {})}
     by_name: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
         canonical = family.canonical(name)
@@ -407,11 +407,11 @@ def _without_copies(
     for copy, original in copies.items():
         if digests[by_name[copy]] == digests[by_name[original]]:
             continue
-        if copy != HEAD:
+        if copy != family.head:
             differs = f"{by_name[copy]} differs from {by_name[original]}, which it should repeat"
             raise CheckpointError(f"{folder}: {differs} (in umT5 biases do). Convert or download the model again")
         config = dataclasses.replace(config, tied_head=False)
-    return config, frozenset(copies) - ({HEAD} if not config.tied_head else set())
+    return config, frozenset(copies) - ({family.head} if not config.tied_head else set())
 
 
 def _digest(x: np.ndarray | Stored) -> tuple[str, Shape, str]:

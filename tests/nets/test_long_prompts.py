@@ -34,8 +34,7 @@ def net_of(name):
 def fresh(name, taps=()):
     """A network's functions that no other test has compiled."""
     if net_of(name) is t5:
-        net = t5.T5, CONFIGS[name], taps, encoder_decoder.empty_decoder
-        return encoder_decoder._language_model.__wrapped__(*net)
+        return encoder_decoder._language_model.__wrapped__(t5.T5, CONFIGS[name], taps)
     return decoder._language_model.__wrapped__(CONFIGS[name], taps)
 
 

@@ -14,7 +14,6 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.core import Room
-from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import hf_families, huggingface
 from tests.weights.folders import model_of
 
@@ -265,6 +264,23 @@ def t5(draw):
     }
 
 
+def t5gemma(draw):
+    def side() -> dict:
+        sizes = decoder(draw) | {
+            "num_hidden_layers": draw.choice([1, 2, 3]),
+            "num_key_value_heads": draw.choice([1, 2]),
+        }
+        del sizes["hidden_act"]
+        options = {"sliding_window": draw.choice([3, 4]), "query_pre_attn_scalar": draw.choice([8, 12])}
+        options |= {"hidden_activation": draw.choice(ACTIVATIONS), "attention_bias": draw.random() < 0.5}
+        caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": draw.choice([None, 3.0])}
+        return sizes | options | caps | {"bos_token_id": 2}
+
+    wide = {"hidden_size": draw.choice([32, 48])}
+    tied = draw.random() < 0.5
+    return {"encoder": side() | wide, "decoder": side(), "tie_word_embeddings": tied}
+
+
 FAMILIES = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -303,6 +319,7 @@ FAMILIES = {
     "GPT2LMHeadModel": gpt2,
     "T5ForConditionalGeneration": t5,
     "UMT5ForConditionalGeneration": t5,
+    "T5GemmaForConditionalGeneration": t5gemma,
 }
 OFTEN = (
     "Qwen3MoeForCausalLM",
@@ -414,7 +431,7 @@ def drawn(peer) -> list:
 def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:
     """Return the logits after each of the last tokens, which are read from a cache."""
     lm, params, row = model.lm, model.params, jnp.asarray(tokens)
-    if isinstance(model.config, T5Config):
+    if lm.limits.start_token is not None:
         _, cache = lm.prefill(params, jaxspec.Prompt(row, jnp.array([STEPS])), Room(STEPS + 1))
         return np.asarray(lm.extend(params, lm.rewind(cache, jnp.array([0])), row)[0].logits)
     first = STEPS - FED

@@ -23,6 +23,7 @@ from jaxspec.weights.hf_families import (
     qwen,
     qwen3_5,
     t5,
+    t5gemma,
     ungated,
     whisper,
 )
@@ -34,6 +35,8 @@ FAMILIES: tuple[Family, ...] = (
     t5.T5,
     t5.MT5,
     t5.UMT5,
+    t5gemma.T5GEMMA,
+    t5gemma.T5GEMMA2,
     gpt.GPT2,
     llama.LLAMA,
     mistral.MISTRAL,

@@ -44,6 +44,7 @@ class Family(NamedTuple):
         read_generation: (configuration, generation_config.json) -> the configuration with the family's own entries.
         write_generation: configuration -> the entries that `read_generation` reads.
         generation_keys: the keys of these entries.
+        head: the name of a head's own tensor.
         apart, alternate: the names of what files hold expert by expert, or head by head, and how two projections lie
             in one matrix: see `stacks.stacked`.
     """
@@ -63,6 +64,7 @@ class Family(NamedTuple):
     read_generation: Callable[[Any, dict], Any] = lambda config, table: config
     write_generation: Callable[[Any], dict[str, Any]] = lambda config: {}
     generation_keys: Collection[str] = ()
+    head: str = HEAD
 
 
 ACTIVATIONS = {
@@ -145,7 +147,16 @@ MAY_BE_ZERO = {
     "mtp_num_hidden_layers",
     "num_mtp_layers",
 }
-TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention", "dflash_config")
+TABLES = (
+    "text_config",
+    "encoder",
+    "decoder",
+    "rope_scaling",
+    "rope_parameters",
+    "full_attention",
+    "sliding_attention",
+    "dflash_config",
+)
 LARGEST = 2**31 - 1  # of a count: sizes are int32
 MOST = {  # lists and tables are made with an entry for each
     "_layers": 10_000,

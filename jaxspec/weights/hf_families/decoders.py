@@ -346,14 +346,14 @@ def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({
     if not config.tied_head:
         tensors["head/weight"] = Tensor(HEAD)
     for i, layer in enumerate(config.layers):
-        for path, tensor in _layer_tensors(layer, config.norm, renamed).items():
+        for path, tensor in layer_tensors(layer, config.norm, renamed).items():
             tensors[f"layers_{i}/{path}"] = tensor._replace(name=f"model.layers.{i}.{tensor.name}")
     return tensors
 
 
 def layer_names(layer: LayerShape) -> dict[str, str]:
     """Says where each parameter of a layer lies, in the layer's part of the names; norms are RMS norms."""
-    return {path: tensor.name for path, tensor in _layer_tensors(layer, NormShape(), {}).items()}
+    return {path: tensor.name for path, tensor in layer_tensors(layer, NormShape(), {}).items()}
 
 
 def _norm(path: str, name: str, norm: NormShape) -> dict[str, Tensor]:
@@ -361,7 +361,8 @@ def _norm(path: str, name: str, norm: NormShape) -> dict[str, Tensor]:
     return tensors | ({f"{path}/bias": Tensor(f"{name}.bias")} if norm.kind == "layer" and norm.bias else {})
 
 
-def _layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, Tensor]:
+def layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, Tensor]:
+    """Says where each parameter of a layer lies, in the layer's part of the names; `renamed` as `family` has it."""
     attention, ff, is_mixture = layer.attention, layer.ff, isinstance(layer.ff, ExpertsShape)
     present = {"attention_norm": layer.pre_norms, "ff_norm": layer.pre_norms and not layer.parallel}
     present |= dict.fromkeys(POST_NORMS, layer.post_norms)

@@ -1,0 +1,210 @@
+"""T5Gemma (arXiv 2504.06225), of Gemma 2's layers, and the text half of T5Gemma 2 (2512.14856), of Gemma 3's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.shapes import LayerShape
+from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config, without_encoder
+from jaxspec.nets.uniform import configs, nearest
+from jaxspec.weights.hf_families import decoders, gemma
+from jaxspec.weights.hf_families.common import EMBEDDING, Family, FamilyError, Tensor, need, only
+
+HEAD = "lm_head.out_proj.weight"
+RENAMED = {  # a layer's norms
+    "attention_norm": "pre_self_attn_layernorm",
+    "attention_post_norm": "post_self_attn_layernorm",
+    "ff_norm": "pre_feedforward_layernorm",
+    "ff_post_norm": "post_feedforward_layernorm",
+}
+OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
+TEXT = "model.encoder.text_model."
+
+
+def read(table: dict) -> T5GemmaConfig:
+    """Reads the network of a T5Gemma; the encoder's windows reach as far ahead as back, and count a token's own place.
+
+    A decoder's row begins with decoder_start_token_id; without one with bos_token_id, as in transformers.
+    """
+    encoder, decoder = (gemma.read_gemma2(need(table, side)) for side in ("encoder", "decoder"))
+    only(table["decoder"], cross_attention_hidden_size=encoder.dim)
+    encoder = _with_windows(encoder, _both_ways)
+    tied = table.get("tie_word_embeddings", True) is not False
+    return _joined(table, encoder, replace(decoder, tied_head=tied))
+
+
+def read_2(table: dict) -> T5GemmaConfig:
+    """Reads the text half of a T5Gemma 2, whose head and both of whose sides have one embedding."""
+    only(table, tie_word_embeddings=True)
+    encoder_table = need(table, "encoder")
+    encoder, decoder = (
+        gemma.read_gemma3(half) for half in (need(encoder_table, "text_config"), need(table, "decoder"))
+    )
+    if encoder.dim != decoder.dim:
+        raise FamilyError(f"the encoder's hidden_size is {encoder.dim}: expected the decoder's, {decoder.dim}")
+    image_end = encoder_table.get("eoi_token_index")
+    options = {"merged": True, "shares_embedding": True, "end_of_image": 256_000 if image_end is None else image_end}
+    return _joined(table, encoder, replace(decoder, tied_head=True), **options)
+
+
+def _joined(table: dict, encoder: DecoderConfig, decoder: DecoderConfig, **options: Any) -> T5GemmaConfig:
+    if encoder.vocab_size != decoder.vocab_size:
+        raise FamilyError(f"the encoder's vocab_size is {encoder.vocab_size}: expected {decoder.vocab_size}")
+    encoder = _as_encoder(encoder, decoder)
+    tables, keys = (table, table["decoder"]), ("decoder_start_token_id", "bos_token_id")
+    starts = (x[key] for x in tables for key in keys if x.get(key) is not None)
+    try:
+        return t5gemma_config(encoder, decoder, start_token=next(starts, 2), **options)
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
+
+
+def _as_encoder(encoder: DecoderConfig, decoder: DecoderConfig) -> DecoderConfig:
+    """Drops what a side says of its head and of its longest row, which are the decoder's."""
+    return replace(encoder, tied_head=True, logits_cap=None, max_positions=decoder.max_positions)
+
+
+def _both_ways(window: int) -> int:
+    """Counts the positions of an encoder's window, which reaches as far ahead as back."""
+    return 2 * window + 1
+
+
+def _with_windows(config: DecoderConfig, changed: Callable[[int], int]) -> DecoderConfig:
+    def change(_: int, layer: LayerShape) -> LayerShape:
+        window = layer.attention.window
+        return layer if window is None else decoders.change(layer, {"window": changed(window)})
+
+    return decoders.with_layers(config, change)
+
+
+def _sides(config: T5GemmaConfig, family: Family, encoder: DecoderConfig) -> dict[str, Any]:
+    """Writes both sides as models of the family whose layers they have."""
+    decoder = {**family.write(without_encoder(config)), "bos_token_id": config.start_token}
+    sides = {"encoder": family.write(encoder), "decoder": decoder}
+    for side in sides.values():
+        del side["architectures"], side["model_type"]
+    return {
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": config.start_token,
+        "tie_word_embeddings": config.tied_head,
+        **sides,
+    }
+
+
+def write(config: T5GemmaConfig) -> dict[str, Any]:
+    """Writes the config.json of a T5Gemma."""
+    encoder = _with_windows(config.encoder, lambda window: (window - 1) // 2)
+    names = {"architectures": ["T5GemmaForConditionalGeneration"], "model_type": "t5gemma"}
+    return names | _sides(config, gemma.GEMMA2, encoder)
+
+
+def write_2(config: T5GemmaConfig) -> dict[str, Any]:
+    """Writes the config.json of a T5Gemma 2. transformers makes none without a vision tower: here it is small."""
+    names = {"architectures": ["T5Gemma2ForConditionalGeneration"], "model_type": "t5gemma2"}
+    sides = _sides(config, gemma.GEMMA3, config.encoder)
+    encoder = {
+        "text_config": sides["encoder"],
+        "eoi_token_index": config.end_of_image,
+        "vision_config": {
+            **{"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16},
+            **{"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 224, "patch_size": 14},
+        },
+    }
+    return names | sides | {"encoder": encoder}
+
+
+def names(config: T5GemmaConfig) -> dict[str, Tensor]:
+    """Says where each parameter of a T5Gemma lies."""
+    return _names(config, "model.encoder.", "model.decoder.embed_tokens.weight")
+
+
+def names_2(config: T5GemmaConfig) -> dict[str, Tensor]:
+    """Says where each parameter of a T5Gemma 2 lies."""
+    return _names(config, TEXT, f"{TEXT}embed_tokens.weight")
+
+
+def _names(config: T5GemmaConfig, encoder: str, embedding: str) -> dict[str, Tensor]:
+    tensors = {EMBEDDING: Tensor(embedding)}
+    if not config.shares_embedding:
+        tensors["encoder_embedding/embedding"] = Tensor(f"{encoder}embed_tokens.weight")
+    if config.end_of_image is not None:
+        tensors["encoder_image_end"] = Tensor(f"{encoder}embed_tokens.eoi_embedding")
+    if not config.tied_head:
+        tensors["head/weight"] = Tensor(HEAD)
+    sides = (("encoder", encoder, config.encoder), ("layers", "model.decoder.", config))
+    for name, tensor_name, side in sides:
+        tensors["norm/scale" if name == "layers" else "encoder_norm/scale"] = Tensor(f"{tensor_name}norm.weight")
+        for i, layer in enumerate(side.layers):
+            for path, tensor in _layer(layer, side).items():
+                tensors[f"{name}_{i}/{path}"] = tensor._replace(name=f"{tensor_name}layers.{i}.{tensor.name}")
+    return tensors
+
+
+def _layer(layer: LayerShape, config: DecoderConfig) -> dict[str, Tensor]:
+    tensors = decoders.layer_tensors(layer, config.norm, RENAMED)
+    if layer.cross is None:
+        return tensors
+    # Cross-attention has the names of self-attention, with another word in them.
+    crossing = decoders.layer_tensors(replace(layer, attention=layer.cross), config.norm, RENAMED)
+    return tensors | {
+        path.replace("attention", "cross", 1): tensor._replace(name=tensor.name.replace("self_attn", "cross_attn"))
+        for path, tensor in crossing.items()
+        if path.startswith("attention")
+    }
+
+
+def canonical(name: str) -> str | None:
+    """Leaves out rotary frequencies, and what reads images; finds the encoder's text half in either of its layouts.
+
+    >>> canonical("model.encoder.layers.0.mlp.up_proj.weight")
+    'model.encoder.text_model.layers.0.mlp.up_proj.weight'
+    >>> canonical("model.encoder.vision_tower.vision_model.post_layernorm.bias")
+    """
+    if name.startswith(OF_IMAGES):
+        return None
+    return decoders.canonical(name.replace(TEXT, "model.encoder.").replace("model.encoder.", TEXT))
+
+
+def _size(encoder: DecoderConfig, decoder: DecoderConfig, **options: Any) -> T5GemmaConfig:
+    return t5gemma_config(_as_encoder(encoder, decoder), decoder, **options)
+
+
+# The sizes of T5 v1.1, with Gemma 2's layers; and those of Gemma 2.
+_S = replace(
+    nearest(gemma.SIZES_2["gemma-2-2b"]),
+    **{"dim": 512, "ff_dim": 1024, "layers": 8, "heads": 8, "kv_heads": 8, "head_dim": 64, "query_scalar": 64.0},
+)
+_SIDES = configs(
+    {
+        "s": _S,
+        "b": replace(_S, dim=768, ff_dim=2048, layers=12, heads=12, kv_heads=12),
+        "l": replace(_S, dim=1024, ff_dim=2816, layers=24, heads=16, kv_heads=16),
+        "xl": replace(_S, dim=2048, ff_dim=5120, layers=24, heads=32, kv_heads=32),
+    }
+) | {size: gemma.SIZES_2[f"gemma-2-{size}"] for size in ("2b", "9b")}
+_PAIRS = [*((size, size) for size in _SIDES), ("9b", "2b")]
+SIZES = {
+    f"t5gemma-{encoder}-{decoder}": _size(_with_windows(_SIDES[encoder], _both_ways), _SIDES[decoder])
+    for encoder, decoder in _PAIRS
+}
+_SCALED = {"vocab_size": 262_144, "rope_scaling": "linear", "rope_factor": 8.0}
+_SIDES_2 = {
+    size: replace(nearest(gemma.SIZES_3[f"gemma-3-{size}"]), **_SCALED).config() for size in ("270m", "1b", "4b")
+}
+SIZES_2 = {
+    f"t5gemma-2-{size}-{size}": _size(side, side, merged=True, shares_embedding=True, end_of_image=256_000)
+    for size, side in _SIDES_2.items()
+}
+
+UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
+T5GEMMA = Family("T5Gemma", ("t5gemma",), read, write, names, decoders.canonical, SIZES, {}, UNWRITTEN, head=HEAD)
+T5GEMMA2 = Family(
+    *("T5Gemma 2, text", ("t5gemma2",), read_2, write_2, names_2, canonical, SIZES_2),
+    copies={f"model.decoder.{name}": f"{TEXT}{name}" for name in ("embed_tokens.weight", "embed_tokens.eoi_embedding")},
+    unwritten=UNWRITTEN,
+    head=HEAD,
+)
