@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from jaxspec.files import strict_tables
-from jaxspec.nets import blocks, decoder, ngram, t5, t5gemma, whisper
+from jaxspec.nets import bart, blocks, decoder, ngram, t5, t5gemma, whisper
 from jaxspec.nets.network import Form, Network
 from jaxspec.sharding import WHOLE, Axes
 
 PLACES = ("attention", "cross", "ff", "last")  # of a layer's blocks
-_ALL = (t5.NETWORK, t5gemma.NETWORK, whisper.NETWORK, decoder.NETWORK, ngram.NETWORK)
+_ALL = (t5.NETWORK, bart.NETWORK, t5gemma.NETWORK, whisper.NETWORK, decoder.NETWORK, ngram.NETWORK)
 NETWORKS = {network.name: network for network in _ALL}
 _BY_CONFIG = {network.config: network for network in NETWORKS.values()}
 

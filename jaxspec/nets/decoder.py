@@ -361,7 +361,7 @@ NETWORK = Network(
     logits_cap=lambda config: config.logits_cap,
     trimmed=lambda config, tokens: (
         dataclasses.replace(config, vocab_size=tokens),
-        "embedding" if config.tied_head else "head",
+        ("embedding" if config.tied_head else "head",),
     ),
     forms=FORMS,
 )

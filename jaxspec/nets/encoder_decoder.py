@@ -341,14 +341,18 @@ def cache(config: Any, batch: int, room: Room, width: int) -> EncoderDecoderCach
 def _share(config: Any, path: str) -> float:
     """Keys and values of the prompt are made in prefill; biases and positions are looked up."""
     unread = path.startswith("encoder") or "cross/key" in path or "cross/value" in path
-    looked_up = path.endswith("table") or path.startswith("position")
+    looked_up = path.endswith("table") or "position" in path
     return 0.0 if unread or looked_up or (path.startswith("embedding") and not config.tied_head) else 1.0
 
 
-def trimmed(config: Any, tokens: int) -> tuple[Any, str]:
-    """Returns the configuration with a head for so many tokens, and the name of the head's parameters."""
-    # The start token must be an id of the smaller vocabulary, too, although a head does not read it.
-    return dataclasses.replace(config, vocab_size=tokens, start_token=0), "embedding" if config.tied_head else "head"
+def trimmed(config: Any, tokens: int) -> tuple[Any, tuple[str, ...]]:
+    """Returns the configuration with a head for so many tokens, and the names of the head's parameters."""
+    # These must be ids of the smaller vocabulary, too, although a head does not read them.
+    lists = ("begin_tokens", "banned_tokens")
+    ids = {name: () for name in lists if hasattr(config, name)}
+    biased = ("head",) if getattr(config, "logits_bias", False) else ()
+    parts = ("embedding", *biased) if config.tied_head else ("head",)
+    return dataclasses.replace(config, vocab_size=tokens, start_token=0, **ids), parts
 
 
 def network(

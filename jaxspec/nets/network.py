@@ -122,8 +122,8 @@ class Network(NamedTuple):
         spread: (configuration, path) -> a factor of a random matrix, beside the inverse root of its columns' number.
         embedding_scale: configuration -> the factor between rows of its embedding and what its first layer reads.
         logits_cap: configuration -> the soft cap that its head ends with.
-        trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the name of the
-            head's parameters, "head" or "embedding". None: it has no head.
+        trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the names of
+            the head's parameters, "head" or "embedding". None: it has no head.
         source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no text; else None.
         forms: (family, short form of the configuration) for each family; none: the configuration is short itself.
     """
@@ -141,7 +141,7 @@ class Network(NamedTuple):
     spread: Callable[[Any, str], float] = lambda config, path: 1.0
     embedding_scale: Callable[[Any], float] = lambda config: 1.0
     logits_cap: Callable[[Any], float | None] = lambda config: None
-    trimmed: Callable[[Any, int], tuple[Any, str]] | None = None
+    trimmed: Callable[[Any, int], tuple[Any, tuple[str, ...]]] | None = None
     source: Callable[[Any, int], Any] = lambda config, rows: None
     forms: tuple[tuple[str, Form], ...] = ()
 

@@ -71,14 +71,14 @@ def trim_vocabulary(
     if not isinstance(drafter_model.params, dict):
         raise ValueError(f"{name} has a vocabulary map already: trim the model first")
     chosen = frequent_ids(drafter_model, size, counts, ids)
-    (config, module), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
+    (config, modules), rows = net.trimmed(drafter_model.config, len(chosen)), jnp.asarray(chosen)
 
-    def cut(layer: Params) -> Params:
-        # Every parameter of the head's module, a quantised matrix too, has a row for each token.
-        return {module: {leaf: quantised.take_rows(x, rows) for leaf, x in layer.items()}}
+    def cut(layers: Params) -> Params:
+        # Every parameter of the head's modules, a quantised matrix too, has a row for each token.
+        return {name: {leaf: quantised.take_rows(x, rows) for leaf, x in layers[name].items()} for name in modules}
 
-    layer = drafter_model.params[module]
-    head_params = jax.eval_shape(cut, layer) if are_shapes(layer) else cut(layer)
+    layers = {name: drafter_model.params[name] for name in modules}
+    head_params = jax.eval_shape(cut, layers) if are_shapes(layers) else cut(layers)
     inside = net.language_model(config).inside
     assert inside is not None
     trimmed = with_head(drafter_model, inside.head, head_params, chosen)

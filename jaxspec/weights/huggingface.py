@@ -232,8 +232,10 @@ def _generation(
     unread = {key: named[key] for key, none in NOT_READ.items() if named.get(key) not in (None, none, [], {})}
     unread = {key: value for key, value in unread.items() if key not in keys}
     if unread:
-        text = "%s asks for %s, which jaxspec does not read from there: pass what `generate` has to it as options"
-        logging.getLogger(__name__).warning(text, path, ", ".join(f"{key}={value!r}" for key, value in unread.items()))
+        text = "%s asks for %s, which jaxspec does not read from there: pass what `generate` has to it as options%s"
+        beams = "; `beam_search` searches with beams" if "num_beams" in unread else ""
+        options = ", ".join(f"{key}={value!r}" for key, value in unread.items())
+        logging.getLogger(__name__).warning(text, path, options, beams)
     ends = named.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if others := [x for x in ends if type(x) is not int]:
@@ -276,11 +278,13 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     # transformers takes these from config.json, and the tokenizer knows them.
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype}
-    tables = {CONFIG: table}
-    if ends := model.config.end_tokens:
-        kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
-        tables[GENERATION] = {key: table[key] for key in kept if key in table} | {"eos_token_id": list(ends)}
-        tables[GENERATION] |= family.write_generation(model.config)
+    tables, ends = {CONFIG: table}, model.config.end_tokens
+    options = family.write_generation(model.config)
+    if ends or options:
+        # transformers then reads no config.json.
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        named = {key: table[key] for key in kept if key in table} | options
+        tables[GENERATION] = named | ({"eos_token_id": list(ends)} if ends else {})
     return write_folder(folder, tables, _theirs(model, family), model.tokenizer)
 
 
@@ -319,6 +323,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         ordered = sorted(parts, key=lambda item: item[1].part)
         tensor = np.concatenate([read(path) for path, _ in ordered]) if len(ordered) > 1 else read(ordered[0][0])
         tensor = tensor.swapaxes(-1, -2) if ordered[0][1].transposed else tensor
+        tensor = tensor[None] if ordered[0][1].is_row else tensor
         tensor = np.asarray(tensor, jnp.dtype(_saved_as(model)), order="C")
         yield from stacks.unstacked(name, tensor, family.apart, family.alternate)
 
@@ -363,6 +368,8 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
     path, tensor = parts[0]
     if not expected[path]:  # a number
         return ()
+    if tensor.is_row:
+        return (1, *expected[path])
     rows, *rest = expected[path]
     first, last, count = tensor.part
     shape = (rows * count // (last - first), *rest)
@@ -371,8 +378,10 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
 
 def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
     first, last, count = tensor.part
-    if count == 1 and not tensor.transposed:
+    if count == 1 and not tensor.transposed and not tensor.is_row:
         return x
+    if tensor.is_row:
+        return np.asarray(x)[0]
     rows = x.shape[1 if tensor.transposed else 0] // count
     if isinstance(x, quantised_files.Quantised) and not tensor.transposed:
         return x.part(first * rows, last * rows)
@@ -400,6 +409,10 @@ def _without_copies(
         canonical = family.canonical(name)
         if canonical is not None and (other := by_name.setdefault(canonical, name)) != name:
             raise CheckpointError(f"{folder} holds {canonical} twice, as {other} and as {name}: expected it once")
+    # Files of a model without its head lack what the head adds.
+    config = dataclasses.replace(
+        config, **{field: False for name, field in family.optional.items() if name not in by_name}
+    )
     copies = {copy: original for copy, original in copies.items() if copy in by_name and original in by_name}
     # Digests, not arrays, are compared: two embeddings of a large model would not fit.
     names = {by_name[name] for pair in copies.items() for name in pair}

@@ -79,6 +79,13 @@ PUBLISHED = {  # those of transformers' models of the published configurations
     "t5gemma-xl-xl": 3_766_980_608,
     "t5gemma-9b-2b": 12_292_375_296,
     "t5gemma-2-270m-270m": 368_424_832,
+    "bart-base": 139_470_681,  # with the biases of logits, which files hold
+    "bart-large-cnn": 406_340_696,
+    "mbart-large-50": 611_129_542,
+    "opus-mt-en-de": 73_944_309,
+    "m2m100-418m": 483_905_536,
+    "nllb-200-distilled-600m": 615_073_792,
+    "nllb-200-3.3b": 3_344_863_232,
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
     "llama-2-7b": 6_738_415_616,

@@ -21,7 +21,7 @@ SEED, STEPS, FED = 21, 12, 4  # FED of the STEPS tokens are read from a cache
 LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
-BUFFERS = ("layer_scalar", "act_fn.beta", "act_fn.eps")
+BUFFERS = ("layer_scalar", "act_fn.beta", "act_fn.eps", "final_logits_bias")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "gelu_fast")
 
 
@@ -281,6 +281,21 @@ def t5gemma(draw):
     return {"encoder": side() | wide, "decoder": side(), "tie_word_embeddings": tied}
 
 
+def bart(draw):
+    sides = {"ffn_dim": 48, "layers": 2, "attention_heads": draw.choice([2, 4])}
+    return LENGTHS | {
+        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()},
+        **{"d_model": 32, "max_position_embeddings": 32, "decoder_start_token_id": 2, "pad_token_id": 1},
+        "activation_function": draw.choice(ACTIVATIONS),
+        "scale_embedding": draw.random() < 0.5,
+    }
+
+
+def marian(draw):
+    own = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 67}
+    return bart(draw) | {"pad_token_id": 2} | (own if draw.random() < 0.5 else {})
+
+
 FAMILIES = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -320,6 +335,10 @@ FAMILIES = {
     "T5ForConditionalGeneration": t5,
     "UMT5ForConditionalGeneration": t5,
     "T5GemmaForConditionalGeneration": t5gemma,
+    "BartForConditionalGeneration": bart,
+    "MBartForConditionalGeneration": bart,
+    "MarianMTModel": marian,
+    "M2M100ForConditionalGeneration": bart,
 }
 OFTEN = (
     "Qwen3MoeForCausalLM",
@@ -425,7 +444,8 @@ def test_texts_of_random_configurations_are_those_of_transformers(architecture, 
 
 def drawn(peer) -> list:
     """Return all that is learned, and the buffers that files hold."""
-    return [*peer.parameters(), *(x for name, x in peer.named_buffers() if name.endswith(BUFFERS))]
+    learned = [x for x in peer.parameters() if x.requires_grad]  # Marian's sinusoids are not
+    return [*learned, *(x for name, x in peer.named_buffers() if name.endswith(BUFFERS))]
 
 
 def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxspec.weights import quantised_files
 from jaxspec.weights.hf_families import (
+    bart,
     cohere,
     gemma,
     gemma4,
@@ -74,6 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     mixtures.MIXTRAL,
     mixtures.GPT_OSS,
     whisper.WHISPER,
+    *bart.FAMILIES,
 )
 
 

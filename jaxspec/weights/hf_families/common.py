@@ -22,6 +22,7 @@ class Tensor(NamedTuple):
     name: str
     transposed: bool = False  # whether it, or each matrix of a stack, is stored [in, out]; ours are [out, in]
     part: tuple[int, int, int] = (0, 1, 1)  # (a, b, n): parts a to b of n on the (untransposed) tensor's first axis
+    is_row: bool = False  # whether a vector of ours is stored as a matrix of one row
 
 
 class Family(NamedTuple):
@@ -47,6 +48,7 @@ class Family(NamedTuple):
         head: the name of a head's own tensor.
         apart, alternate: the names of what files hold expert by expert, or head by head, and how two projections lie
             in one matrix: see `stacks.stacked`.
+        optional: {name of a tensor that some files lack: the field of a configuration that is then False}.
     """
 
     title: str
@@ -65,6 +67,7 @@ class Family(NamedTuple):
     write_generation: Callable[[Any], dict[str, Any]] = lambda config: {}
     generation_keys: Collection[str] = ()
     head: str = HEAD
+    optional: Mapping[str, str] = MappingProxyType({})
 
 
 ACTIVATIONS = {
@@ -134,6 +137,7 @@ UNREAD = {  # no sizes
     "add_classification_head",
     "org_vocab_size",
     "mlp_only_layers",
+    "static_position_embeddings",
     "sliding_window_pattern",  # a number, or letters
 }
 MAY_BE_ZERO = {
@@ -230,6 +234,16 @@ def read_keys(table: Mapping[str, Any], keys: Mapping[str, str], **defaults: Any
 def write_keys(form: Any, keys: Mapping[str, str]) -> dict[str, Any]:
     """Writes what `read_keys` reads, of a network's short form."""
     return {key: getattr(form, field) for field, key in keys.items()}
+
+
+def with_start(table: dict[str, Any]) -> dict[str, Any]:
+    """Fills in the token that a decoder's row begins with, in transformers' order of keys, as far as one is named.
+
+    >>> with_start({"pad_token_id": 0, "bos_token_id": 2})["decoder_start_token_id"]
+    2
+    """
+    starts = (table.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    return table | {"decoder_start_token_id": next((token for token in starts if token is not None), None)}
 
 
 def only(table: dict, **expected: Any) -> None:

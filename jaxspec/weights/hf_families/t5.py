@@ -7,7 +7,16 @@ from typing import Any
 
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, read_keys, write_keys
+from jaxspec.weights.hf_families.common import (
+    EMBEDDING,
+    HEAD,
+    Family,
+    FamilyError,
+    Tensor,
+    read_keys,
+    with_start,
+    write_keys,
+)
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -46,10 +55,7 @@ def read(table: dict) -> T5Config:
     activation, gated = FEED_FORWARD[kind]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
-    # transformers has the same order: the key itself, then bos_token_id, then what T5 pads with.
-    starts = (table.get(key) for key in (KEYS["start_token"], "bos_token_id"))
-    start = next((token for token in starts if token is not None), table.get("pad_token_id", 0))
-    table = table if start is None else {**table, KEYS["start_token"]: start}
+    table = with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
     fields = read_keys(table, KEYS, decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
     try:
         return T5Config(**fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled)

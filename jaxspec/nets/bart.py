@@ -1,0 +1,270 @@
+"""BART (Lewis et al., arXiv 1910.13461), mBART, Marian, M2M-100 and NLLB: one network with absolute positions.
+
+It is the first Transformer (Vaswani et al., arXiv 1706.03762) with a choice of norms and positions. mBART, M2M-100 and
+NLLB normalise the input of each block, BART and Marian the sum after it.
+
+Whisper's decoder is a configuration, too: `norms_after=False`, `embedding_norm=False`, `final_norm=True`, `offset=0`,
+`positions="learned"`, `key_bias=False`, `logits_bias=False`. A network with another encoder is a subclass of `Bart`
+with `setup_encoder`, `encode` and `real` of its own; the names of their parameters begin with "encoder". Its file has
+a `language_model`, an `init` and a record as this one, made by the functions of `nets.encoder_decoder`.
+
+Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, M model dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.core import LanguageModel, Params, Prompt
+from jaxspec.core import kv_cache as kv
+from jaxspec.nets import dense, encoder_decoder, stack
+from jaxspec.nets.attention import MASKED, Attention, FeedForward, LayerInputs, LayerNorm, causal, for_queries
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.encoder_decoder import EncoderDecoder, Layer
+
+POSITIONS = ("learned", "sinusoids", "inclusive sinusoids")
+
+
+@dataclasses.dataclass(frozen=True)
+class BartConfig:
+    """The shape of a BART, an mBART, a Marian or an M2M-100.
+
+    Attributes:
+        vocab_size: rows of the decoder's embedding (and columns of the head).
+        dim, ff_dim, heads: model and feed-forward sizes, and heads of dim / heads dimensions.
+        encoder_layers, decoder_layers: depth of either side.
+        source_vocab: rows of the encoder's own embedding; None: it shares the decoder's.
+        activation: one of `attention.ACTIVATIONS`.
+        positions: "learned", "sinusoids" (Marian) or "inclusive sinusoids" (M2M-100), whose last frequency is 1/10000.
+        offset: number of the row's first position (2 in BART and M2M-100).
+        max_positions: longest prompt, and longest output.
+        norms_after: whether blocks are normalised after they are added to the stream; False: before.
+        embedding_norm: whether what the first layer reads is normalised.
+        final_norm: whether either side ends in a norm.
+        scale_embedding: whether embedded tokens are multiplied by the root of `dim`.
+        tied_head: whether the head is the decoder's embedding.
+        logits_bias: whether a bias is added to the logits.
+        key_bias: whether projections to keys have biases, as all others do.
+        start_token: the id that the decoder's row begins with.
+        begin_tokens: ids that follow it in every row, such as a language.
+        banned_tokens: ids that are never generated: their logits are -1e30.
+        end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
+        dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
+        epsilon: added to the variance in every norm.
+    """
+
+    vocab_size: int
+    dim: int
+    ff_dim: int
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+    source_vocab: int | None = None
+    activation: str = "gelu_erf"
+    positions: str = "learned"
+    offset: int = 2
+    max_positions: int = 1024
+    norms_after: bool = True
+    embedding_norm: bool = True
+    final_norm: bool = False
+    scale_embedding: bool = False
+    tied_head: bool = True
+    logits_bias: bool = True
+    key_bias: bool = True
+    start_token: int = 2
+    begin_tokens: tuple[int, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
+    end_tokens: tuple[int, ...] = ()
+    dtype: str = "float32"
+    epsilon: float = 1e-5
+
+    def __post_init__(self):
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions is {self.positions!r}: expected one of {', '.join(POSITIONS)}")
+        if self.dim % self.heads:
+            raise ValueError(f"dim is {self.dim}, which is no multiple of heads={self.heads}")
+        if self.positions != "learned" and (self.dim % 2 or self.dim < 4):
+            raise ValueError(f"dim is {self.dim}: expected an even number from 4 on, for sines and cosines")
+        named = {"start token": (self.start_token,), "first tokens": self.begin_tokens, "bans": self.banned_tokens}
+        for name, ids in named.items():
+            if outside := [x for x in ids if not 0 <= x < self.vocab_size]:
+                raise ValueError(f"the {name}: {outside[0]}, expected ids from 0 to {self.vocab_size - 1}")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head: 64 where 512 dimensions have 8 heads."""
+        return self.dim // self.heads
+
+
+class LogitsBias(nn.Module):
+    """The bias of a head that is otherwise the embedding."""
+
+    @nn.compact
+    def __call__(self, logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
+        bias = dense.parameter(self, "bias", nn.initializers.zeros, logits.shape[-1:])
+        return logits + bias[None, None, :]
+
+
+def sinusoids(position: Int[Array, "B T"], dim: int, inclusive: bool) -> Float[Array, "B T M"]:
+    """Computes sines, then cosines, of positions times frequencies that fall from 1 to 1/10000.
+
+    Args:
+        position: the positions.
+        dim: the width, an even number.
+        inclusive: whether the last frequency is 1/10000, as in tensor2tensor; otherwise the one after it would be.
+
+    >>> [f"{x:.3f}" for x in sinusoids(jnp.array([[1]]), dim=4, inclusive=False)[0, 0]]
+    ['0.841', '0.010', '0.540', '1.000']
+    """
+    half = dim // 2
+    step = math.log(10_000) / (half - 1 if inclusive else half)
+    frequency = jnp.asarray(np.exp(-step * np.arange(half)), jnp.float32)
+    angle = position.astype(jnp.float32)[:, :, None] * frequency[None, None, :]
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+class Bart(EncoderDecoder):
+    """The network. `__call__` is teacher forcing; `encode`, `embed` and `run` are the steps of decoding."""
+
+    config: BartConfig
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.embedding = self._table(c.vocab_size)
+        if c.positions == "learned":
+            self.decoder_position = self._table(c.max_positions + c.offset)
+        if c.embedding_norm:
+            self.decoder_embedding_norm = self._norm()
+        self.decoder = [self.layer(has_cross=True) for _ in range(c.decoder_layers)]
+        if c.final_norm:
+            self.decoder_norm = self._norm()
+        if not c.tied_head:
+            self.head = Dense(c.vocab_size, c.logits_bias, dtype)
+        elif c.logits_bias:
+            self.head = LogitsBias()
+        self.setup_encoder()
+
+    def setup_encoder(self):
+        """Makes the parts of the encoder: the place for another one."""
+        c = self.config
+        if c.source_vocab is not None:
+            self.encoder_embedding = self._table(c.source_vocab)
+        if c.positions == "learned":
+            self.encoder_position = self._table(c.max_positions + c.offset)
+        if c.embedding_norm:
+            self.encoder_embedding_norm = self._norm()
+        self.encoder = [self.layer(has_cross=False) for _ in range(c.encoder_layers)]
+        if c.final_norm:
+            self.encoder_norm = self._norm()
+
+    def layer(self, has_cross: bool) -> Layer:
+        """Makes a layer of either side."""
+        c, options = self.config, dict(dtype=jnp.dtype(self.config.dtype))
+        biases: dict[str, Any] = dict(qkv_bias=True, out_bias=True, key_bias=c.key_bias)
+        scale = c.head_dim**-0.5
+        return Layer(
+            functools.partial(Attention, c.heads, c.heads, c.head_dim, c.dim, scale, **biases, **options),
+            functools.partial(FeedForward, c.dim, c.ff_dim, c.activation, use_bias=True, **options),
+            self._norm,
+            has_cross,
+            c.norms_after,
+        )
+
+    @nn.nowrap
+    def _norm(self) -> LayerNorm:
+        return LayerNorm(self.config.epsilon, dtype=jnp.dtype(self.config.dtype))
+
+    @nn.nowrap
+    def _table(self, rows: int) -> Embedding:
+        normal, c = nn.initializers.normal(0.02), self.config
+        # Embeddings that are multiplied by the root of dim begin that much smaller.
+        scale = nn.initializers.normal(c.dim**-0.5) if c.scale_embedding else normal
+        return Embedding(rows, c.dim, scale, jnp.dtype(c.dtype))
+
+    def _embedded(
+        self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"], table: Embedding, side: str
+    ) -> Float[Array, "B T M"]:
+        """Computes what the first layer of a side reads."""
+        c, x = self.config, table(tokens)
+        if c.scale_embedding:
+            x = x * jnp.asarray(c.dim**0.5, x.dtype)
+        position = position + c.offset
+        if c.positions == "learned":
+            # Padding may lie past the table; what it reads is never looked at.
+            x = x + getattr(self, f"{side}_position")(jnp.minimum(position, c.max_positions + c.offset - 1))
+        else:
+            x = x + sinusoids(position, c.dim, c.positions == "inclusive sinusoids").astype(x.dtype)
+        return getattr(self, f"{side}_embedding_norm")(x) if c.embedding_norm else x
+
+    def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
+        """Computes the encoder's output; `mask` is that of `real`."""
+        position = jnp.arange(prompt.tokens.shape[1], dtype=jnp.int32)[None]
+        table = self.embedding if self.config.source_vocab is None else self.encoder_embedding
+        return self.encode_embedded(self._embedded(prompt.tokens, position, table, "encoder"), mask)
+
+    def encode_embedded(self, x: Float[Array, "B P M"], mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
+        """Runs the encoder's layers on what the first one reads."""
+        inputs = LayerInputs(for_queries(x.shape[1], lambda *_: (mask, None))[0], None, None)
+        x = stack.without_cache([functools.partial(layer, inputs=inputs) for layer in self.encoder], x)[-1]
+        return self.encoder_norm(x) if self.config.final_norm else x
+
+    def embed_at(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
+        """Embeds tokens with their positions."""
+        return self._embedded(tokens, position, self.embedding, "decoder")
+
+    def inputs(self, at: kv.Pass, capacity: int) -> list[LayerInputs]:
+        """Makes the mask of a decoder's pass, or how to make it: the same for all layers."""
+        mask = causal(at.length, at.step, capacity, at.parent)
+        return [LayerInputs(mask, None, None)] * self.config.decoder_layers
+
+    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """Applies the decoder's final norm, if it has one."""
+        return self.decoder_norm(x) if self.config.final_norm else x
+
+    def logits(
+        self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False
+    ) -> Float[Array, "B T V"]:
+        """Applies the head; `raw` leaves out the bans."""
+        c = self.config
+        logits = self.embedding.logits(features, training) if c.tied_head else self.head(features)
+        logits = logits.astype(jnp.float32)
+        if c.tied_head and c.logits_bias:
+            logits = self.head(logits)
+        # Finite, so that a probability of 0 times its logarithm is 0.
+        return logits if raw or not c.banned_tokens else logits.at[..., jnp.array(c.banned_tokens)].set(MASKED)
+
+
+def language_model(config: BartConfig, taps: Sequence[int] = ()) -> LanguageModel:
+    """Makes a BART's pure functions of (params, ...), for `jaxspec.decode`.
+
+    Args:
+        config: its shape.
+        taps: decoder layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
+
+    >>> import jax, jaxspec
+    >>> config = BartConfig(32, dim=16, ff_dim=32, heads=2, encoder_layers=1, decoder_layers=1)
+    >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
+    >>> lm = language_model(config)
+    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, jaxspec.core.Room(8))
+    >>> forward.logits.shape, cache.decoder.length.tolist()
+    ((2, 1, 32), [1, 1])
+    """
+    return encoder_decoder.language_model(Bart, config, taps)
+
+
+def init(config: BartConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters: fan-in scaled matrices, and embeddings of size 1 once they are scaled."""
+    return encoder_decoder.init_params(Bart, config, key)
+
+
+NETWORK = encoder_decoder.network("bart", BartConfig, Bart, language_model, init)

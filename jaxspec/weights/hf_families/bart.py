@@ -1,0 +1,232 @@
+"""BART, mBART, Marian (opus-mt), M2M-100 and NLLB: one network, whose norms and positions the family decides.
+
+Keys of the first files that say what a family always does, such as normalize_before, are not read, as in transformers.
+`forced_eos_token_id` is not done: a row that ends at its limit has no end token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from jaxspec.nets.bart import BartConfig
+from jaxspec.weights.hf_families import common
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor
+
+KEYS = {  # the network's fields: those of config.json
+    "vocab_size": "vocab_size",
+    "dim": "d_model",
+    "ff_dim": "decoder_ffn_dim",
+    "heads": "decoder_attention_heads",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "max_positions": "max_position_embeddings",
+    "scale_embedding": "scale_embedding",
+    "tied_head": "tie_word_embeddings",
+    "start_token": "decoder_start_token_id",
+}
+SIDES = {"encoder_ffn_dim": "decoder_ffn_dim", "encoder_attention_heads": "decoder_attention_heads"}
+GENERATION = ("forced_bos_token_id", "bad_words_ids")
+BEFORE: dict[str, Any] = dict(norms_after=False, final_norm=True)
+BART: dict[str, Any] = {}
+MBART: dict[str, Any] = BEFORE
+MARIAN: dict[str, Any] = dict(embedding_norm=False, positions="sinusoids", offset=0)
+M2M_100: dict[str, Any] = BEFORE | dict(embedding_norm=False, logits_bias=False, positions="inclusive sinusoids")
+OWN = "share_encoder_decoder_embeddings"
+
+
+def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
+    """Reads the network of a config.json.
+
+    Args:
+        options: the fields that the family decides.
+        activation: the one of a file that names none.
+        table: the file's content. Both sides must have layers of the same sizes.
+    """
+    common.only(table, **{key: common.need(table, other) for key, other in SIDES.items()})
+    source = None
+    # Their vocab_size is then the encoder's alone.
+    if table.get(OWN) is False:
+        source = common.need(table, "vocab_size")
+        table = table | {"vocab_size": table.get("decoder_vocab_size") or source}
+    table = common.with_start(table)
+    scaled = options.get("positions") == "inclusive sinusoids"
+    if scaled and (pad := table.get("pad_token_id")) is not None:
+        options = options | {"offset": pad + 1}
+    fields = common.read_keys(table, KEYS, max_positions=1024, scale_embedding=scaled, tied_head=True, start_token=2)
+    try:
+        return BartConfig(
+            **fields,
+            **options,
+            source_vocab=source,
+            activation=common.activation(table.get("activation_function") or activation),
+        )
+    except (ValueError, TypeError) as error:
+        raise FamilyError(str(error)) from error
+
+
+def read_generation(config: BartConfig, table: dict[str, Any]) -> BartConfig:
+    """Reads the forced first token, and words that are single tokens; longer ones are left to `generate`."""
+    begin, words = table.get("forced_bos_token_id"), table.get("bad_words_ids") or ()
+    if longer := [word for word in words if len(word) != 1]:
+        text = "bad_words_ids has %s: words of several tokens are not read; ban them with logits_processors"
+        logging.getLogger(__name__).warning(text, longer)
+    banned = tuple(word[0] for word in words if len(word) == 1)
+    return dataclasses.replace(config, begin_tokens=() if begin is None else (begin,), banned_tokens=banned)
+
+
+def write_generation(config: BartConfig) -> dict[str, Any]:
+    """Writes what `read_generation` reads."""
+    begin = dict(zip(GENERATION, config.begin_tokens, strict=False))
+    return begin | ({GENERATION[1]: [[token] for token in config.banned_tokens]} if config.banned_tokens else {})
+
+
+def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, Any]:
+    """Writes the config.json of a network."""
+    table = common.write_keys(config, KEYS)
+    if config.source_vocab is not None:
+        table |= {"vocab_size": config.source_vocab, "decoder_vocab_size": config.vocab_size, OWN: False}
+    if config.positions != "learned":  # M2M-100 counts positions from its padding's id on, and Marian begins with it
+        table["pad_token_id"] = config.offset - 1 if config.offset else config.start_token
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "is_encoder_decoder": True,
+        **table,
+        "tie_word_embeddings": True,  # False unties the sides' embeddings, too; the weights show a head of its own
+        **{key: table[other] for key, other in SIDES.items()},
+        "activation_function": THEIRS[config.activation],
+    }
+
+
+def names(config: BartConfig) -> dict[str, Tensor]:
+    """Says where each parameter lies."""
+    shared = config.source_vocab is None
+    tensors = {EMBEDDING: Tensor(SHARED if shared else "model.decoder.embed_tokens.weight")}
+    if not shared:
+        tensors["encoder_embedding/embedding"] = Tensor("model.encoder.embed_tokens.weight")
+    if not config.tied_head:
+        tensors["head/weight"] = Tensor(HEAD)
+    if config.logits_bias:
+        tensors["head/bias"] = Tensor(BIAS, is_row=True)
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        tensors |= side_names(config, side, layers, f"model.{side}")
+    return tensors
+
+
+def side_names(config: Any, side: str, layers: int, prefix: str) -> dict[str, Tensor]:
+    """Says where the parameters of a side lie, but for its embedding: norms, positions and layers."""
+    tensors: dict[str, Tensor] = {}
+
+    def add(part: str, name: str, leaves: tuple[str, ...]) -> None:
+        for leaf in leaves:
+            tensors[f"{part}/{leaf}"] = Tensor(f"{prefix}.{name}.{'bias' if leaf == 'bias' else 'weight'}")
+
+    norm, matrix = ("scale", "bias"), ("weight", "bias")
+    if config.positions == "learned":
+        add(f"{side}_position", "embed_positions", ("embedding",))
+    if config.embedding_norm:
+        add(f"{side}_embedding_norm", "layernorm_embedding", norm)
+    if config.final_norm:
+        add(f"{side}_norm", "layer_norm", norm)
+    blocks = {"attention": "self_attn", "cross": "encoder_attn"}
+    for i in range(layers):
+        layer, name = f"{side}_{i}", f"layers.{i}"
+        for block, tensor in list(blocks.items())[: 1 if side == "encoder" else 2]:
+            add(f"{layer}/{block}_norm", f"{name}.{tensor}_layer_norm", norm)
+            for part, projection in (("query", "q_proj"), ("value", "v_proj"), ("out", "out_proj")):
+                add(f"{layer}/{block}/{part}", f"{name}.{tensor}.{projection}", matrix)
+            # Whisper's projections to keys have no bias.
+            keys = matrix if config.key_bias else ("weight",)
+            add(f"{layer}/{block}/key", f"{name}.{tensor}.k_proj", keys)
+        add(f"{layer}/ff_norm", f"{name}.final_layer_norm", norm)
+        add(f"{layer}/ff/wi", f"{name}.fc1", matrix)
+        add(f"{layer}/ff/out", f"{name}.fc2", matrix)
+    return tensors
+
+
+SHARED, BIAS = "model.shared.weight", "final_logits_bias"
+COPIES = {f"model.{side}.embed_tokens.weight": SHARED for side in ("encoder", "decoder")}
+
+
+def canonical(name: str) -> str | None:
+    """Adds "model.", which names of models without a head lack, and leaves out version numbers.
+
+    >>> canonical("shared.weight"), canonical("model.encoder.version")
+    ('model.shared.weight', None)
+    """
+    if name in (HEAD, BIAS):
+        return name
+    return None if name.endswith(".version") else f"model.{name.removeprefix('model.')}"
+
+
+def without_positions(name: str) -> str | None:
+    """Leaves out sinusoids, too, which some files hold."""
+    return None if ".embed_positions." in name else canonical(name)
+
+
+def _config(
+    options: dict[str, Any], vocab: int, dim: int, ff_dim: int, heads: int, layers: int, **more: Any
+) -> BartConfig:
+    return BartConfig(vocab, dim, ff_dim, heads, layers, layers, **options, **more)
+
+
+_MARIAN: dict[str, Any] = dict(activation="silu", scale_embedding=True, max_positions=512)
+_M2M: dict[str, Any] = M2M_100 | dict(activation="relu", scale_embedding=True)
+BART_SIZES = {
+    "bart-base": _config(BART, 50_265, 768, 3072, 12, 6),
+    "bart-large": _config(BART, 50_265, 1024, 4096, 16, 12),
+    "bart-large-cnn": _config(BART, 50_264, 1024, 4096, 16, 12),
+}
+MBART_SIZES = {
+    "mbart-large-50": _config(MBART, 250_054, 1024, 4096, 16, 12, scale_embedding=True, activation="relu"),
+}
+MARIAN_SIZES = {
+    "opus-mt-en-de": _config(MARIAN, 58_101, 512, 2048, 8, 6, start_token=58_100, **_MARIAN),
+}
+M2M_SIZES = {
+    "m2m100-418m": _config(_M2M, 128_112, 1024, 4096, 16, 12),
+    "m2m100-1.2b": _config(_M2M, 128_112, 1024, 8192, 16, 24),
+    "nllb-200-distilled-600m": _config(_M2M, 256_206, 1024, 4096, 16, 12),
+    "nllb-200-distilled-1.3b": _config(_M2M, 256_206, 1024, 8192, 16, 24),
+    "nllb-200-3.3b": _config(_M2M, 256_206, 2048, 8192, 16, 24),
+}
+
+
+def _family(
+    title: str,
+    model_type: str,
+    architecture: str,
+    options: dict[str, Any],
+    sizes: dict[str, BartConfig],
+    canonical: Callable[[str], str | None] = canonical,
+    activation: str = "gelu",
+) -> Family:
+    return Family(
+        title,
+        (model_type,),
+        functools.partial(read, options, activation),
+        functools.partial(write, model_type, architecture),
+        names,
+        canonical,
+        sizes,
+        COPIES,
+        ("dtype", "end_tokens", "logits_bias", "tied_head", "begin_tokens", "banned_tokens"),
+        read_generation=read_generation,
+        write_generation=write_generation,
+        generation_keys=GENERATION,
+        optional={BIAS: "logits_bias"},
+    )
+
+
+FAMILIES = (
+    _family("BART", "bart", "BartForConditionalGeneration", BART, BART_SIZES),
+    _family("mBART", "mbart", "MBartForConditionalGeneration", MBART, MBART_SIZES),
+    _family("Marian, OPUS-MT", "marian", "MarianMTModel", MARIAN, MARIAN_SIZES, without_positions),
+    _family(
+        "M2M-100, NLLB", "m2m_100", "M2M100ForConditionalGeneration", M2M_100, M2M_SIZES, without_positions, "relu"
+    ),
+)
