@@ -78,7 +78,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_692,  # costs of recurrent layers by the draft
-    "audio": 692,  # features, files, Whisper's rules and windows
+    "audio": 694,  # features, files, Whisper's rules and windows
     "cli": 4_189,  # transcribe
     "core": 4_181,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_625,

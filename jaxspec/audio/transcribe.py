@@ -107,8 +107,11 @@ def transcribe(
 
     Reference: Radford et al., arXiv 2212.04356; Gandhi et al., Distil-Whisper, arXiv 2311.00430.
     """
+    (batch_size,) = integers(1, batch_size=batch_size)
     several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], float))
     sounds: Any = audio if several else [audio]
+    if not sounds:
+        raise ValueError("got no sounds: expected at least one path or waveform")
     options = dict(drafter=drafter, gamma=gamma, rule=rule, policy=policy, key=key) | sampling
     shared = Transcribing(language, task, timestamps, max_new_tokens)
     transcripts = list[Transcript]()
@@ -164,7 +167,6 @@ def iterate(
         options: options of `generate`.
         advance: called with the seconds of sound that a batch of windows has added to what is done.
     """
-    (batch_size,) = integers(1, batch_size=batch_size)
     config, speech = _checked(target)
     language = None if shared.language is None else _language(target, speech, shared.language)
     task = _task(target, speech, shared)

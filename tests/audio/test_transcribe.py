@@ -113,6 +113,8 @@ def test_what_cannot_be_transcribed_is_refused(target, sound):
         jaxspec.transcribe(target, [sound[:10], np.array([np.inf])], language="en")
     with pytest.raises(ValueError, match="batch_size is 0"):
         jaxspec.transcribe(target, sound, batch_size=0)
+    with pytest.raises(ValueError, match="got no sounds"):
+        jaxspec.transcribe(target, [])
     english = dataclasses.replace(target.config, speech=network.Speech(no_timestamps=47))
     english = target._replace(config=english)
     refused: list[dict[str, Any]] = [{"language": "en"}, {"task": "transcribe"}]
