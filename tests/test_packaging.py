@@ -77,26 +77,26 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_692,  # costs of recurrent layers by the draft
+    "analysis": 4_726,  # costs of recurrent layers by the draft
     "audio": 694,  # features, files, Whisper's rules and windows
     "cli": 4_189,  # transcribe
     "core": 4_181,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_625,
-    "draft_heads": 4_580,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
-    "drafters": 4_383,
+    "draft_heads": 4_625,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
+    "drafters": 4_423,
     "files": 643,
-    "jobs": 2_014,
+    "jobs": 2_018,
     "nets": 5_650,  # BART, Whisper, T5Gemma, and what encoder-decoders share
     "policies": 604,
     "rules": 1_490,
     "sampling": 924,
     "structured": 1_652,
-    "testing": 2_048,
+    "testing": 2_069,
     "top": 827,
     "trace": 454,
-    "training": 2_718,  # a lesson of a kind's own
+    "training": 2_776,  # a lesson of a kind's own
     "vocab": 718,
-    "weights": 7_635,  # T5Gemma; stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
+    "weights": 7_692,  # T5Gemma; stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -105,6 +105,9 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
             or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
         dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
 
+    Raises:
+        ValueError: no such shape, file or dtype.
+
     >>> model = shape_model("t5-v1_1-xxl")
     >>> f"{quantisation.count(model.params):,}", model.params["decoder_0"]["ff"]["wi"]["weight"].shape
     ('11,135,332,352', (10240, 4096))
@@ -150,6 +153,11 @@ def compile_for(
             devices of one that is two.
         plain: plain decoding that was compiled before for the same target, rows and topology.
         advance: called with what is compiled next, before each of the two programs.
+
+    Raises:
+        ImportError: the compiler is not installed; with the command that does.
+        ValueError: there is no such topology, or it has too few chips for the mesh.
+        DoesNotFit: nor do the programs; with what would.
 
     Example, some minutes for large models:
         >>> from jaxspec.core import Prompt
@@ -402,6 +410,11 @@ def load(
 
     Returns:
         A function that runs a generation of the same shape, as `jaxspec.decode.loop.run` does.
+
+    Raises:
+        FileNotFoundError: no such program.
+        ValueError: it was compiled by another version, with other options, for other devices or shapes, or for another
+            generation.
     """
     from jax.experimental import serialize_executable
 

@@ -102,6 +102,9 @@ def run(
         config: the quantities to measure, and the effort.
         doing: called with what is being done, and the share of everything that is done before.
 
+    Raises:
+        ValueError: an unknown quantity, or a store for a drafter without a name.
+
     Example:
         >>> from jaxspec import drafters
         >>> from jaxspec.analysis.result import Task, product
@@ -471,6 +474,10 @@ class Predictor:
 
 class PassTimer:
     """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
+
+    Args:
+        prepared: one batch, with the drafter.
+        drafts: numbers of draft tokens that its passes judge.
 
     c is that of the model that drafts; of several, layers of the target and heads, a whole draft's over its tokens. A
     look-up has no c, and a whole draft is a round's search.

@@ -146,6 +146,10 @@ def measure_all(
 ) -> list[Cost]:
     """Measures costs as `measure` does, for several gammas, whose passes are all interleaved, to be compared.
 
+    Args:
+        gammas: draft tokens a round.
+        advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
+
     Returns:
         A Cost for each gamma, in their order; those of one-token passes are the same in all of them.
     """

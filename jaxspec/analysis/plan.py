@@ -48,8 +48,8 @@ class Candidate(NamedTuple):
 
     shape: Choices  # for `drafters.tree(model, shape=...)`, of a chain with one child a node; empty: plain decoding
     tokens_per_round: float  # expected, of a row
-    drafting: float  # drafting, verifying: costs of the drafter's passes, one a level, and of the target's
-    verifying: float
+    drafting: float  # cost of the drafter's passes, one a level, in one-token passes of the target
+    verifying: float  # cost of the target's pass, in one-token passes of it
     operations: float  # arithmetic operations over those of plain decoding
     draw: str = ""  # how `drafters.tree` is to choose children; empty of chains, and where that is not planned
 
@@ -322,6 +322,7 @@ def of_sizes(
     """Plans for a machine of the table in `roofline`, by its memory, bandwidth and peak; real passes are slower.
 
     Args:
+        alpha: acceptance rate.
         target, draft: published shapes, or parameters that decode, as "11B".
         batch, most: rows, and the largest gamma to consider.
         c, c_hat: in place of those that follow from bytes, and from parameters.

@@ -68,6 +68,7 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
         prepared: a generation with a target and a draft model. Its rows are the unit of the standard errors. Its
             temperature and logits processors shape the texts. Texts at 0 serve temperature 0 only, so collect some for
             each temperature that matters.
+        batch: rows at a time.
 
     Example:
         >>> from jaxspec import rules
@@ -237,6 +238,11 @@ def tokens_per_round(
     choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
 ) -> Rate:
     """Computes the tokens per round of a tree along the texts, as `Stats.tokens_per_round` over all rows.
+
+    Args:
+        choices: the tree.
+        ratios: the result of `tree_ratios`, or of `chain_ratios` for a chain.
+        counts: how many tokens each text has.
 
     >>> always = np.zeros((9, 2, 2))
     >>> always[:, :, 0] = 1  # the first child is always right: 8 tokens in 3 rounds, then in 4

@@ -409,6 +409,9 @@ class ResultStore:
 
     Args:
         file: the file of an earlier run, or a new one.
+
+    Raises:
+        ValueError: a line of the file is no result. The last one may be cut: the run ended while it was written.
     """
 
     def __init__(self, file: Path | None):

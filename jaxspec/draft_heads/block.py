@@ -180,7 +180,13 @@ class BlockDrafter(PartlyShared):
     def blocks(
         self, shared: SharedWithTarget, starts: DraftStarts, last: Int[Array, "B A"], position: Int[Array, " A"]
     ) -> Float[Array, "B A L+C M"]:
-        """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`."""
+        """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
+
+        Args:
+            starts: the target's pass over whole rows, and the lengths of their sources.
+            last: the tokens at these places.
+            position: positions in the rows, the same in each.
+        """
         config, c, size = self.config, self.config.layer, self.config.block
         context, (batch, anchors) = self.read(starts.forward), last.shape
         x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)

@@ -44,7 +44,13 @@ def read(
     kind: type[BlockConfig] = BlockConfig,
     counts: Mapping[str, str] = types.MappingProxyType({}),
 ) -> BlockConfig:
-    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators."""
+    """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
+
+    Args:
+        shapes: shapes of tensors by name.
+        kind: the configuration's type.
+        counts: further fields of it, which are integers, and their keys.
+    """
     nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
     expected = OPTIONS.union(counts.values(), UNLIKE)
     if unknown := sorted(nested.keys() - expected):

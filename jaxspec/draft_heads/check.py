@@ -72,6 +72,8 @@ def check_acceptance(
 
     Args:
         prompts: to continue; None: a few English texts, or single tokens for a target without a tokenizer.
+        tokens: how many to generate for each.
+        name: the drafter's name, for the warning.
         network: returns its configuration and parameters (`read_head`); it is called only if the rate is low.
 
     Returns:
@@ -109,7 +111,13 @@ def _acceptance(drafter: BoundDrafter, prompts: Sequence[str] | Prompt, tokens: 
 def diagnose(
     config: Any, params: Params, target: Model, rate: float, prompts: Sequence[str] | Prompt, tokens: int
 ) -> str:
-    """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at."""
+    """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at.
+
+    Args:
+        rate: its acceptance rate as it is.
+        prompts: texts to continue, as the rate was measured.
+        tokens: how many to generate for each.
+    """
     tried = list(changes(config, params, target))
     measured = [_acceptance(bound(x.config, x.params, target), prompts, tokens)[0] for x in tried]
     lines = [_line(x.description, f"{of_change:.0%}") for x, of_change in zip(tried, measured, strict=True)]

@@ -189,7 +189,14 @@ def written_layer(layer: DecoderConfig) -> dict[str, Any]:
 
 
 def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json that `speculators`, and so vLLM and SGLang, read."""
+    """Writes the config.json that `speculators`, and so vLLM and SGLang, read.
+
+    Args:
+        kind: "eagle3", "dflash", "dspark" or "mtp".
+        table: this kind's own entries.
+        verifier: the target's name and architectures, and what else is known of it.
+        tokens: draft tokens a round.
+    """
     return {
         "architectures": [architecture],
         "speculators_model_type": kind,

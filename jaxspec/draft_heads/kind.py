@@ -88,7 +88,7 @@ class LayerSizes:
 def sizes_of(config: type, without: Collection[str] = (), **defaults: Any) -> type:
     """Makes the type of a recipe's [head] table: the fields of a configuration that a target does not say.
 
-    It has those of `LayerSizes` where the configuration has layers. A draft_vocab of 0 is the target's.
+    It has those of `LayerSizes` where the configuration has layers. A draft_vocab of 0 is the target's, as None is.
 
     Args:
         config: the type of the configuration.

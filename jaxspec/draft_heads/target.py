@@ -122,6 +122,16 @@ def bind(
     With a `trimmed` model the network uses its head in place of the target's, one of fewer tokens (FR-Spec). The text
     keeps the target's distribution; what the head leaves out is never drafted.
 
+    Args:
+        functions: (the network's functions, its parts) -> the drafter's functions.
+        head: the network and its parameters.
+        trimmed: `jaxspec.trim_vocabulary(target, size=...)`, or None.
+        title: the network's name in errors.
+
+    Raises:
+        ValueError: the network is for another target. Or it has a head of its own, or the trimmed model's reads
+            features of another width or writes another vocabulary.
+
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """
     requirements = head.network.requirements

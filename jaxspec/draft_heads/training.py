@@ -61,7 +61,11 @@ def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Arra
 
 
 def begin_with_copies(config: Any, params: Params, target: Model, often: Frequencies) -> Params:
-    """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit."""
+    """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit.
+
+    Args:
+        often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
+    """
     inside, ids = inside_of(target), None
     if VOCABULARY in params:
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))

@@ -42,7 +42,10 @@ def fallback(*drafters: Drafter | BoundDrafter | Model) -> BoundDrafter:
     bound = [as_drafter(drafter) for drafter in drafters]
     for index, drafter in enumerate(bound):
         if drafter.functions.tree is not None:
-            raise ValueError(f"drafter {index} of {len(bound)} drafts trees: fallback takes drafters of chains")
+            raise ValueError(
+                f"drafter {index} of {len(bound)} drafts trees: fallback takes drafters of chains; several look-ups in "
+                "one tree are drafters.prompt_lookup(candidates=...)"
+            )
         if index < len(bound) - 1 and not drafter.functions.may_be_empty:
             raise ValueError(
                 f"drafter {index} of {len(bound)} always has a draft, so those after it would never be asked: put it "

@@ -36,10 +36,20 @@ def inside_of(
     sizes: tuple[int, int] | None = None,
     advice: str = "it was made for another target",
 ) -> Inside:
-    """Returns the inside of a model, once it is known that a reader can use it."""
+    """Returns the inside of a model, once it is known that a reader can use it.
+
+    Args:
+        model: the target, or a model whose head is used in its place.
+        reader: who asks, for errors.
+        sizes: the width of features and the number of token ids that the reader expects; None: any.
+        advice: the way out where sizes differ.
+    """
     inside, name = model.lm.inside, model.name or "the model"
     if inside is None:
-        raise ValueError(f"{reader} reads hidden states, and {name} gives none: expected a network of jaxspec.nets")
+        raise ValueError(
+            f"{reader} reads hidden states, and {name} gives none (its LanguageModel.inside is None): expected a "
+            "network of jaxspec.nets"
+        )
     if sizes is not None and (inside.width, model.lm.vocab_size) != sizes:
         raise ValueError(
             f"{reader} expects hidden states of width {sizes[0]} and {sizes[1]} token ids, and {name} has "
@@ -53,7 +63,10 @@ def check_target(requirements: TargetRequirements, target: Model, kind: str) -> 
     inside = inside_of(target, kind, (requirements.hidden_size, requirements.vocab_size))
     taps = inside.taps
     if requirements.encoder and inside.encoder is None:
-        raise ValueError(f"{kind} reads the output of an encoder, and {target.name or 'the target'} has none")
+        raise ValueError(
+            f"{kind} reads the output of an encoder, and {target.name or 'the target'} has none: it was made for "
+            "another target"
+        )
     if requirements.taps and taps != requirements.taps:
         state = f"has the outputs of layers {list(taps)}" if taps else "was built without taps"
         raise ValueError(

@@ -139,6 +139,10 @@ def missing(prepared: Prepared, needs: Mapping[str, Any], bounded: bool) -> dict
 
     Their values are no row's, since rows bring their own. They say what the program can do: draw, and find so many of
     the largest logits.
+
+    Args:
+        needs: the options of a row.
+        bounded: whether every row has a top_k, because the job has one.
     """
     options, vocab, added = prepared.options, prepared.target.lm.vocab_size, dict[str, Any]()
     temperature = options.get("temperature")

@@ -115,7 +115,11 @@ def _row_by_row(policy: core.BoundPolicy | core.Policy) -> core.BoundPolicy:
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:
-    """Certifies the first `steps` tokens of a generation's one row, as `certify` does."""
+    """Certifies the first `steps` tokens of a generation's one row, as `certify` does.
+
+    Raises:
+        ValueError, FloatingPointError, RuntimeError: the errors of `decoder_distribution`.
+    """
     eos = [token for token in np.asarray(prepared.request.eos)[0].tolist() if token >= 0]
     distribution = decoder_distribution(prepared, steps=steps, merge=prepared.request.policy is None)
     plain = plain_distribution(
@@ -175,6 +179,12 @@ def decoder_distribution(
     Returns:
         The probability of each sequence that has one.
 
+    Raises:
+        ValueError: more than one row; a decoder that draws in another way, or twice with one key; a state with an
+            array that does not have the batch first; a rule whose verdict is impossible on some path.
+        FloatingPointError: the target's logits are not finite on some path.
+        RuntimeError: a round that commits nothing, or one whose outcomes cannot be enumerated.
+
     Example:
         >>> from jaxspec.testing import table_model_from
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
@@ -184,7 +194,7 @@ def decoder_distribution(
     """
     decoder, prompt = prepared.decoder, prepared.prompt
     if prompt.tokens.shape[0] != 1 or prompt.length.shape != (1,):
-        raise ValueError(f"got a prompt of {prompt.tokens.shape[0]} rows: expected one")
+        raise ValueError(f"got a prompt of {len(prompt.tokens)} rows: expected the one whose distribution is asked for")
     limit = steps + decoder.gamma if limit is None else limit
     request = prepared.request._replace(keys=None, max_new_tokens=np.full(1, limit, np.int32))
     vocab = prepared.target.lm.vocab_size

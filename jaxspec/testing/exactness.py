@@ -39,7 +39,12 @@ def certificate(entry: RuleEntry, *, gamma: int = 2, steps: int = 3, seed: int =
 
     Args:
         entry: a rule, with its bound if it is inexact.
+        gamma: draft tokens a round.
         steps: tokens whose joint distribution is enumerated.
+        seed: the seed of the table models.
+
+    Raises:
+        ValueError: the rule is inexact and states no bound.
 
     Example:
         >>> from jaxspec.rules import catalogue

@@ -76,6 +76,9 @@ def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> c
             0. A table [V] is a model that looks at nothing.
         encoder: whether it has an encoder, as in `table_model`.
 
+    Raises:
+        ValueError: axes of different sizes.
+
     Example:
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
         >>> toy.config

@@ -22,6 +22,9 @@ def word_tokenizer(
         unknown: the token for words that are not in the vocabulary.
         **options: options of `PreTrainedTokenizerFast`: pad_token, chat_template, ...
 
+    Raises:
+        ValueError: a word is there twice, or `end` or `unknown` is not there.
+
     Example:
         >>> import jax, jaxspec
         >>> from jaxspec.testing import table_model

@@ -180,7 +180,13 @@ def _padded(rows: Sequence[np.ndarray], count: int, width: int) -> tuple[np.ndar
 
 
 def examples(options: Data, encoder: bool, folder: Path, tokenizer, heldout: bool = False) -> Tasks:
-    """Reads the examples of each task of a recipe (of the one task "text" for a language model, without an encoder)."""
+    """Reads the examples of each task of a recipe (of the one task "text" for a language model, without an encoder).
+
+    Args:
+        encoder: whether the model has one.
+        folder: holds the files.
+        heldout: the held-out examples instead of those to train on.
+    """
     check_data(options, encoder)
     path = folder / (options.heldout if heldout else options.train)
     also = () if heldout else [folder / name for name in options.also]

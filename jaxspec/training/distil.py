@@ -56,7 +56,13 @@ def own_texts(
     path: Path,
     progress: bool,
 ) -> dict[str, list[Example]]:
-    """Returns the examples of each task with a model's answers to their sources, and the examples `texts` times."""
+    """Returns the examples of each task with a model's answers to their sources, and the examples `texts` times.
+
+    Args:
+        options: a recipe's numbers.
+        longest: most tokens of an answer; of a language model, of a text after its first token.
+        path: the path of the stored answers, without the ending that each task adds.
+    """
     if len(options.answers) != len(tasks):
         raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
     if teacher.lm.limits.start_token is None:
@@ -167,8 +173,11 @@ def on_policy(
     batch's rows. A decoder-only student continues the row's first tokens. Gradients do not flow through samples.
 
     Args:
+        loss: a function of parameters and a batch.
+        student: the model whose parameters these are.
         share: the share of rows to replace: 1 is all, 0.5 a mixture.
         prompt: tokens of a row that a decoder-only student is given.
+        eos: the tokens that end a text.
     """
 
     def mixed(params: Any, batch: TrainingBatch) -> TrainingBatch:

@@ -76,7 +76,11 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
 
 
 def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> HeadInTraining:
-    """Makes the drafter that a run begins with: random, with what its kind copies of the target, or a trained one."""
+    """Makes the drafter that a run begins with: random, with what its kind copies of the target, or a trained one.
+
+    Args:
+        frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
+    """
     config = in_dtype(recipe.head.config(target), recipe.train.dtype)
     kind = kind_of(config)
     assert kind.training is not None, "recipes have the kinds that are trained"
@@ -89,7 +93,9 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
     if recipe.train.start:
         trained_config, params = read_head(recipe.train.start, target=target)
         if trained_config != config:
-            raise ValueError(f"{recipe.train.start} holds {trained_config}: expected {config}, of {recipe.name}")
+            raise ValueError(
+                f"{recipe.train.start} holds {trained_config}: expected {config}, of {recipe.name}; start from another"
+            )
     else:
         params = kind.init(config, jax.random.key(recipe.train.seed))
         params = kind.training.begin(config, params, target, frequencies)

@@ -355,7 +355,12 @@ def shipped() -> dict[str, Path]:
 
 
 def load(path: str | Path) -> AnyRecipe:
-    """Reads a recipe: a file, or one that comes with jaxspec, by its name."""
+    """Reads a recipe: a file, or one that comes with jaxspec, by its name.
+
+    Raises:
+        FileNotFoundError: there is no such recipe.
+        RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
+    """
     path, recipes = Path(path), shipped()
     if not path.is_file():
         if str(path) not in recipes:

@@ -64,6 +64,10 @@ def _drop(x: Float[Array, "B T M"], rate: float, key: Key[Array, ""]) -> Float[A
 def rounded(params: Params, dtype: str) -> Params:
     """Returns parameters as a checkpoint of `dtype` holds them, with the gradient of the parameters themselves.
 
+    Args:
+        params: the tree of a network, matrices in float32.
+        dtype: "int8" or "int4", as `weights.quantisation` says.
+
     >>> layer = {"weight": jnp.array([[0.5, -1.0, 0.26]])}
     >>> [f"{x:.3f}" for x in rounded(layer, "int8")["weight"][0]]
     ['0.504', '-1.000', '0.260']

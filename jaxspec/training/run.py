@@ -13,13 +13,14 @@ import jax
 from jaxspec import files
 from jaxspec.core.checks import one_of
 from jaxspec.files import folders
-from jaxspec.nets import table_of
+from jaxspec.nets import form_of, table_of
 from jaxspec.training import heads, networks, ngrams
 from jaxspec.training.loop import Destination, TrainingRun, fit
 from jaxspec.training.recipes import AnyRecipe, HeadRecipe, Recipe, TableRecipe
 from jaxspec.weights import orbax
 
 RECORD = "recipe.json"  # beside a run's state: whose it is
+SAME = {("head.draft_vocab", "0"): "null"}  # two values, as JSON, that mean one: the target's vocabulary
 
 
 def train(
@@ -48,18 +49,26 @@ def train(
 
 
 def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
-    """Refuses a folder that holds the run of another recipe, and records the recipe; steps may differ."""
+    """Refuses a folder that holds the run of another recipe, and records the recipe; steps may differ.
+
+    A field that the record lacks is newer than the run, which had its default.
+    """
     record, table = work / RECORD, dataclasses.asdict(recipe)
+    defaults = dict(_defaults(recipe))
     if isinstance(recipe, Recipe):
         table["model"] = table_of(recipe.model)
+        defaults |= _defaults(form_of(recipe.model)[1], "model.")
     for name in ("steps", "evaluate_every", "save_every"):
         del table["train"][name]
     fields = {name: json.dumps(value) for name, value in _flat(table)}
     if record.is_file():
         recorded = files.json_object(files.read_text(record), str(record))
-        if differ := [name for name in sorted(fields | recorded) if fields.get(name) != recorded.get(name)]:
-            named = [f"{name} is {recorded.get(name)} there and {fields.get(name)} here" for name in differ]
-            raise ValueError(f"{work} holds the run of another recipe ({folders.some(named)}): give another --work")
+        earlier = {name: json.dumps(value, default=str) for name, value in defaults.items()} | recorded
+        if differ := [name for name in sorted(fields | recorded) if _meaning(name, fields) != _meaning(name, earlier)]:
+            named = [f"{name} is {earlier.get(name)} there and {fields.get(name)} here" for name in differ]
+            raise ValueError(
+                f"{work} holds the run of another recipe ({folders.some(named)}): give another --work, or remove it"
+            )
     elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
         files.write_text(record, [json.dumps(fields), "\n"])
 
@@ -68,6 +77,20 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values of nested tables, by their paths."""
     for name, value in table.items():
         yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+
+
+def _meaning(name: str, texts: dict[str, str]) -> str:
+    text = texts.get(name, "")
+    return SAME.get((name, text), text)
+
+
+def _defaults(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the defaults of a dataclass' fields, and of those nested in it, by their paths."""
+    for field in dataclasses.fields(options):
+        if dataclasses.is_dataclass(value := getattr(options, field.name)):
+            yield from _defaults(value, f"{prefix}{field.name}.")
+        elif field.default is not dataclasses.MISSING:
+            yield prefix + field.name, field.default
 
 
 def checkpoint(
@@ -91,6 +114,11 @@ def checkpoint(
 
     Returns:
         A line that describes the checkpoint.
+
+    Raises:
+        FileNotFoundError: the data is not there.
+        OSError: another process trains with its state in `work`, or the disk is full.
+        ValueError: there is something at `out`, another recipe's run in `work`, or another dtype.
     """
     for written in (out, work / "state"):
         files.check_writable(written)

@@ -71,7 +71,12 @@ CUTS = {
 
 
 def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
-    """Makes the tokenizer of a file, as one of transformers'; None if the file holds none."""
+    """Makes the tokenizer of a file, as one of transformers'; None if the file holds none.
+
+    Args:
+        path: the file's path, for messages.
+        metadata: the file's metadata, by key.
+    """
     kind = metadata.get(f"{KEY}model", "no_vocab")
     if kind in ("no_vocab", "none"):
         return None

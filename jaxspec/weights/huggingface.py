@@ -76,6 +76,7 @@ def download(
     """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
     Args:
+        name: owner/name.
         revision: a branch, a tag or a commit; None for the main branch.
         files: patterns of what may hold weights. The first that is there is taken.
         is_adapter: whether it is an adapter that is wanted; if not, one is refused.
@@ -111,6 +112,10 @@ def restore(
 
     Returns:
         The parameters and the network's configuration: whether its head is tied is decided by the weights.
+
+    Raises:
+        CheckpointError: the model is of another family, or its files are absent, damaged, or another model's. Then the
+            message lists what is missing, unexpected, and of another shape, before any weights are read.
     """
     folder = Path(folder)
     # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.

@@ -262,6 +262,9 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
         target: a model with one of jaxspec's networks.
         taps: layers; 0 is the output of the first one. See `nets.stack.check_taps`.
 
+    Raises:
+        ValueError: the model is none of jaxspec's networks, or has no such layer.
+
     >>> target = with_taps(load("debian-t5-base"), (0, 1))
     >>> target.lm.inside.taps
     (0, 1)

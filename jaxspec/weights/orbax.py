@@ -54,7 +54,9 @@ class Manifest:
     model: Any  # the network's configuration; the file holds the family's form of it (`nets.form_of`)
     files: dict  # [size in bytes, SHA-256] of every other file, by its path in the folder
     about: dict  # where the weights come from and what was measured; plain values
-    shares: dict = dataclasses.field(default_factory=dict)  # `folder`, `digest` and `modules` of one beside this
+    # the `folder` of a checkpoint beside this one, the `digest` of its parameters, and the `modules` that are read from
+    # there; empty: this checkpoint holds all of its parameters
+    shares: dict = dataclasses.field(default_factory=dict)
 
 
 def save(
@@ -78,11 +80,15 @@ def save(
     what lies on its own devices.
 
     Args:
+        folder: where to; its name is usually the model's.
+        params: the tree that `init` of the family's network makes, on any devices; its matrices may be quantised.
         tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and tokenizer_config.json, which are
             copied.
+        name, family: the fields of `Manifest`.
         dtype: how to store matrices. What is stored is the model: "int8" and "int4" round it once and for all.
         description: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
             booleans and lists of these.
+        overwrite: whether a checkpoint that is there already may be replaced.
         draft_tokens: the ids that a drafter's head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
             None: to none. What is stored is the whole model.
         shares: the name of a checkpoint in the same folder as this one. Modules that it stores with the same values,
@@ -136,6 +142,9 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     Returns:
         The parameters (other leaves float32, tables integers), the network's configuration, whose dtype is that of the
         computation, and the manifest.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
     """
     folder = Path(folder).expanduser().absolute()
     manifest = read_manifest(folder)
@@ -225,7 +234,11 @@ def _is_stored_as(module: Params, other: Params, name: str, dtype: str) -> bool:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Reads what a checkpoint says about itself, and no weights."""
+    """Reads what a checkpoint says about itself, and no weights.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or its manifest is damaged or of another version.
+    """
     folder = Path(folder)
     folders.recover(folder)
     path = folder / MANIFEST

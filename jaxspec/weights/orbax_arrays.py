@@ -36,6 +36,7 @@ def write(folder: Path, params: Params, store: Callable[[str, Any], Any]) -> Non
     """Writes a tree of parameters; under `jax.distributed` all processes call it, with the same folder.
 
     Args:
+        params: the tree; its matrices may be quantised.
         store: (path, parameter) -> what is stored of it, an array or a dict of arrays.
     """
     import orbax.checkpoint as ocp  # here and below: slow to import, and needed only where files are touched
@@ -82,6 +83,7 @@ def read(
     """Reads parameters, by path.
 
     Args:
+        folder: a folder that `write` wrote.
         chosen: whether to read a path.
         check: called with the parameters, whose arrays have only a shape and a dtype yet.
         put: makes of each path and parameter, a dict if that is a quantised matrix, what is to be in its place.

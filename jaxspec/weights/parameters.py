@@ -60,7 +60,9 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
     It is converted by rows, into the memory that it then stays in if the device is a CPU.
 
     Args:
+        path: the parameter's path.
         x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
+        axes: the network's, by which it is split.
         mesh: the devices to split it over (`jaxspec.sharding`); None for the default device.
         dtype: a matrix' dtype: "float32", "bfloat16", or "int8" or "int4", which make it entries and scales
             (`weights.quantisation`), or take those that are stored. All other parameters are float32.

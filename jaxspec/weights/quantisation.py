@@ -39,7 +39,11 @@ HEAD = "head"  # the module whose weight makes logits
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Tells whether a leaf is a matrix of weights, or several in one array: experts'."""
+    """Tells whether a leaf is a matrix of weights, or several in one array: experts'.
+
+    Args:
+        path: the leaf's path in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
+    """
     return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) > 1
 
 

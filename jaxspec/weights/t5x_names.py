@@ -85,7 +85,11 @@ def names(config: T5Config) -> dict[str, Tensor]:
 
 
 def infer(checkpoint: Path, arrays: Mapping[str, Shape]) -> T5Config:
-    """Infers the network whose arrays these are, as far as names and shapes say."""
+    """Infers the network whose arrays these are, as far as names and shapes say.
+
+    Args:
+        arrays: the shapes of its arrays, by T5X's names.
+    """
     shapes = {name: shape for path, x in arrays.items() for names, shape in [unstacked(path, x)] for name in names}
 
     def sizes(name: str) -> Shape:

@@ -45,8 +45,10 @@ def with_template(tokenizer: Any, template: str | Path, name: str) -> Any:
     """Gives a tokenizer another chat template.
 
     Args:
+        tokenizer: one of transformers'; None where a model has none.
         template: the text of a Jinja template, or the path of a file with it. A .json file, such as transformers'
             chat_template.json, has it under "chat_template".
+        name: the model's, for errors.
     """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot have a chat template either")

@@ -30,6 +30,9 @@ def load(source: str | Path) -> Vocabulary:
         source: a path, a name or a hub id, for `jaxspec.load`. A model of the hub is downloaded whole. A Hugging Face
             folder may lack its weights.
 
+    Raises:
+        CheckpointError: there is no such model, or it has no tokenizer that can be used.
+
     Example:
         >>> vocabulary = load("debian-t5-base")
         >>> vocabulary.size, len(vocabulary.tokenizer), vocabulary.start_token

@@ -118,9 +118,8 @@ def test_a_folder_of_another_recipe_is_refused_in_a_line(project, standard_dtype
     (project / "other.toml").write_text(RECIPE.replace("ff_dim = 8", "ff_dim = 16").replace("steps = 4", "steps = 8"))
     again = ("other.toml", "--out", "other", "--work", "runs/tiny")
     said = refused(*again)
-    assert (
-        "runs/tiny holds the run of another recipe (model.ff_dim is 8 there and 16 here): give another --work" in said
-    )
+    differ = "model.ff_dim is 8 there and 16 here"
+    assert f"runs/tiny holds the run of another recipe ({differ}): give another --work, or remove it" in said
     assert said.count("\n") == 1
     (project / "runs" / "tiny" / run.RECORD).unlink()
     said = refused(*again)

@@ -422,7 +422,7 @@ def test_a_head_for_another_target():
             "expects hidden states of width 16 and 3 token ids, and decoder has 8 and 3",
         ),
         (bound("eagle 3", layer=words), tapped, "of width 8 and 9 token ids, and decoder has 8 and 3"),
-        (bound("dspark", reads_source=True), tapped, "reads the output of an encoder, and decoder has none"),
+        (bound("dspark", reads_source=True), tapped, "output of an encoder, and decoder has none: it was made for"),
         (
             bound("medusa", vocab_size=4),
             plain,

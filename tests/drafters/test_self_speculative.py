@@ -196,7 +196,7 @@ FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit
         (lambda: drafters.early_exit(table_model(jax.random.key(0), 3), layers=1), "cannot be run in part"),
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, head=table_model(jax.random.key(0), 4)),
-            "reads hidden states, and table-4 gives none",
+            r"reads hidden states, and table-4 gives none \(its LanguageModel.inside is None\)",
         ),
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, head=jaxspec.Model(FEWER_IDS, {}, name="few")),

@@ -353,7 +353,7 @@ def test_a_dynamic_tree_of_fewer_nodes_than_levels():
             lambda: drafters.tree(BLEND, shape=[(0,), (1, 0)]),
             r"has the node \(1, 0\) and not its parent \(1,\): add it",
         ),
-        (lambda: drafters.tree(BLEND, shape=[(0,), (2,)]), r"not its elder sibling \(1,\)"),
+        (lambda: drafters.tree(BLEND, shape=[(0,), (2,)]), r"not its elder sibling \(1,\): add it, ranks have no gaps"),
         (lambda: drafters.tree(BLEND, shape=[(0,), (0,)]), "each node once"),
         (lambda: drafters.tree(BLEND, shape=[]), "no nodes"),
         (lambda: drafters.tree(BLEND, (2,), shape=[(0,)]), "both a branching and a shape"),

@@ -559,7 +559,7 @@ def test_a_state_that_rows_share_is_refused():
 
 def test_more_than_one_prompt_is_refused():
     two = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32))
-    with pytest.raises(ValueError, match="2 rows"):
+    with pytest.raises(ValueError, match="2 rows: expected the one whose distribution is asked for"):
         certify(TOY, prompt=two)
 
 

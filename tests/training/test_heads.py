@@ -286,6 +286,45 @@ def test_mistakes_in_recipes_are_named(change, message):
         recipes.parse(TABLE | {"family": "eagle", "head": LAYER} | change)
 
 
+def record(work, change, *without):
+    """Writes what a run's record would be, had it begun with other values or without some fields."""
+    path = work / run.RECORD
+    fields = {name: text for name, text in json.loads(path.read_text()).items() if name not in without}
+    path.write_text(json.dumps(fields | change))
+
+
+@pytest.mark.parametrize("family", ["eagle", "heads", "block"])
+def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_path):
+    """In recipes, and in the records of runs, whichever of both they hold."""
+    sizes = {"eagle": LAYER | dict(taps=[0, 1, 2]), "heads": KINDS["medusa"][1], "block": KINDS["dspark"][1]}[family]
+
+    def recipe(**change):
+        return recipes.parse(TABLE | {"family": family, "head": sizes | change})
+
+    alike, other = (recipe(), recipe(draft_vocab=0)), recipe(draft_vocab=9, own_head=True)
+    assert [x.head.config(target).draft_vocab for x in (*alike, other)] == [None, None, 9]
+    run.check_run(alike[0], tmp_path)
+    for text in ("0", "null"):
+        record(tmp_path, {"head.draft_vocab": text})
+        for same in alike:
+            run.check_run(same, tmp_path)
+        with pytest.raises(ValueError, match=f"draft_vocab is {text} there and 9 here.* --work, or remove it"):
+            run.check_run(other, tmp_path)
+
+
+def test_a_run_that_is_older_than_a_field_goes_on_with_its_default(tmp_path):
+    recipe = recipes.load("debian-t5-small")
+    run.check_run(recipe, tmp_path)
+    record(tmp_path, {}, "model.bias_by_layer", "model.begin_tokens", "train.dropout")
+    run.check_run(recipe, tmp_path)
+    other = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, bias_by_layer=True))
+    with pytest.raises(ValueError, match=r"\(model.bias_by_layer is false there and true here\)"):
+        run.check_run(other, tmp_path)
+    record(tmp_path, {}, "model.ff_dim")  # it has no default
+    with pytest.raises(ValueError, match=r"\(model.ff_dim is None there and \d+ here\)"):
+        run.check_run(recipe, tmp_path)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_trained(target, folder, load_target):
     with pytest.raises(ValueError, match="dtype is 'int8': drafters that read hidden states are stored as float32 or"):

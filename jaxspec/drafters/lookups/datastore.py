@@ -74,6 +74,10 @@ def build(
         vocabulary: the digest of the vocabulary; see `DatastoreManifest`.
         advance: called when the tokens are in place, and when they are sorted: twice.
 
+    Raises:
+        DatastoreError: no tokens, an id outside of the vocabulary, or more tokens than 32-bit indices reach.
+        ModuleNotFoundError: pydivsufsort is not installed.
+
     >>> store = build([[1, 0, 1], [0, 1]], vocab_size=2)
     >>> store.tokens.tolist(), store.suffixes.tolist()
     ([2, 1, 2, 0, 1, 2, 0], [4, 1, 5, 2, 0])
@@ -117,6 +121,9 @@ def save(
         store: the result of `build`.
         provenance: `DatastoreManifest.about`: strings, numbers, booleans and lists of these.
         overwrite: whether a datastore that is there already may be replaced.
+
+    Raises:
+        DatastoreError: there is something at `folder` already.
     """
     folder = Path(folder).expanduser().resolve()
     if complaint := folders.occupied(folder, "datastore", overwrite):
@@ -134,6 +141,9 @@ def save(
 
 def load(folder: str | Path) -> Datastore:
     """Opens a datastore: its files are read once, to check them, and its arrays then mapped into memory, not copied.
+
+    Raises:
+        DatastoreError: there is none, or it is damaged.
 
     Example:
         >>> import tempfile
@@ -156,7 +166,11 @@ def load(folder: str | Path) -> Datastore:
 
 
 def read_manifest(folder: str | Path) -> DatastoreManifest:
-    """Reads a datastore's manifest, and checks it."""
+    """Reads a datastore's manifest, and checks it.
+
+    Raises:
+        DatastoreError: there is no datastore, or its manifest is damaged or of another version.
+    """
     folders.recover(Path(folder))
     path = Path(folder) / MANIFEST
     if not path.is_file():

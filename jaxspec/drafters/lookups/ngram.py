@@ -103,6 +103,9 @@ def count(
         start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
         advance: called when the contexts of another length have been counted, `order` times at most.
 
+    Raises:
+        ValueError: order, followers or least < 1, no rows, or an id outside of the vocabulary.
+
     >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
     >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
     ((2,), [1, 0])

@@ -27,6 +27,10 @@ def likeliest(
 ) -> tuple[Int[Array, "B K G"], Float[Array, "B K G"]]:
     """Chooses a continuation by one vote a token: those that have all tokens chosen so far vote for the next one.
 
+    Args:
+        real: their real tokens.
+        voters: True for continuations that vote, in each of K groups.
+
     Returns:
         The tokens, of equals that of the first continuation; and the probability of each with all before it, by the
         shares of the votes. It is 0 from where no continuation goes on, and the tokens there are of no meaning.

@@ -102,7 +102,10 @@ def _shape_of(choices: Choices) -> Shape:
     present = set(nodes)
     for node in nodes:
         if node[-1] and (*node[:-1], node[-1] - 1) not in present:
-            raise ValueError(f"the tree has the node {node} and not its elder sibling {(*node[:-1], node[-1] - 1)}")
+            elder = (*node[:-1], node[-1] - 1)
+            raise ValueError(
+                f"the tree has the node {node} and not its elder sibling {elder}: add it, ranks have no gaps"
+            )
     # A node's younger siblings come after it, so the elder siblings of a fed one are fed, too.
     inner: set[tuple[int, ...]] = set()
     for node in nodes:

@@ -42,6 +42,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Translates a file's metadata into a config.json that `hf_families.of` reads.
 
+    Args:
+        metadata: the file's metadata, by key.
+        shapes: the shapes of its tensors, by llama.cpp's names; rows first.
+
     >>> config_json({"general.architecture": "rwkv7"}, {})
     Traceback (most recent call last):
     jaxspec.weights.hf_families.common.FamilyError: the architecture is 'rwkv7': expected one of gpt2, ...
