@@ -27,20 +27,23 @@ from jaxspec.files import digests, folders
 from jaxspec.nets import dtype_of, net_of
 from jaxspec.weights import hf_families, lora, parameters, quantisation, quantised_files, stacks, tensors, tokenizers
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
-from jaxspec.weights.hf_families.common import EMBEDDING, LARGEST, read_object
+from jaxspec.weights.hf_families.common import EMBEDDING, FORCED, LARGEST, check_id, decoder_vocab, read_object
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Stored
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"  # which tokens begin and end a text, and options of transformers' `generate`
+FORCED_END = "forced_eos_token_id"
 NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys((FORCED, FORCED_END, "suppress_tokens", "begin_suppress_tokens")),
     **dict.fromkeys(("bad_words_ids", "sequence_bias", "stop_strings")),
+    "exponential_decay_length_penalty": None,
     "num_beams": 1,
 }
+OF_BEAMS = {"length_penalty": 1, "early_stopping": False}  # keys that change it where there are beams
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
 WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
@@ -198,8 +201,10 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     try:
         table = read_object(path)
         family = hf_families.of(table)
-        start, ends, named = _generation(folder, table, family.generation_keys)
-        config = family.read_generation(family.read(table | start), named)
+        source, start, ends, named = _generation(folder, table, family.generation_keys)
+        config = dataclasses.replace(family.read(table | start), end_tokens=ends)
+        path = source  # the file that errors are of from here on
+        config = family.read_generation(config, named)
     except CheckpointError:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -207,7 +212,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     if ends and not any(0 <= token < config.vocab_size for token in ends):
         text = "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to max_new_tokens"
         logging.getLogger(__name__).warning(text, folder, list(ends), config.vocab_size - 1)
-    return family, dataclasses.replace(config, end_tokens=ends)
+    return family, config
 
 
 def _reason(error: Exception) -> str:
@@ -217,10 +222,10 @@ def _reason(error: Exception) -> str:
 
 def _generation(
     folder: Path, table: dict[str, Any], keys: Collection[str]
-) -> tuple[dict[str, int], tuple[int, ...], dict[str, Any]]:
+) -> tuple[Path, dict[str, Any], tuple[int, ...], dict[str, Any]]:
     """Reads the keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
 
-    Also returns the table that has them, whose `keys` the family reads.
+    The file that has them comes first in what is returned, and its table last, whose `keys` the family reads.
 
     As in transformers, generation_config.json alone says so where there is one. Without it config.json does, before its
     text_config. An id that the model lacks stays among the ends: it never occurs.
@@ -234,23 +239,31 @@ def _generation(
     else:
         path = folder / CONFIG
         named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
-    unread = {key: named[key] for key, none in NOT_READ.items() if named.get(key) not in (None, none, [], {})}
+    plain = NOT_READ | (OF_BEAMS if named.get("num_beams") not in (None, 1) else {})
+    unread = {key: named[key] for key, none in plain.items() if named.get(key) not in (None, none, [], {})}
     unread = {key: value for key, value in unread.items() if key not in keys}
     if unread:
-        text = "%s asks for %s, which jaxspec does not read from there: pass what `generate` has to it as options%s"
-        beams = "; `beam_search` searches with beams" if "num_beams" in unread else ""
+        text = "%s asks for %s, which jaxspec does not read from there: %s"
+        advice = {
+            "pass what `generate` has to it as options": unread.keys() - {"num_beams", *OF_BEAMS, FORCED_END},
+            "pass `beam_search` beams, length_penalty and early_stopping": unread.keys() & {"num_beams"},
+            "no end is forced, texts end where the model ends them, or are cut": unread.keys() & {FORCED_END},
+        }
         options = ", ".join(f"{key}={value!r}" for key, value in unread.items())
-        logging.getLogger(__name__).warning(text, path, options, beams)
+        logging.getLogger(__name__).warning(text, path, options, "; ".join(x for x in advice if advice[x]))
     ends = named.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if others := [x for x in ends if type(x) is not int]:
         raise CheckpointError(f"{path}: eos_token_id has {others[0]!r}: expected an id, or a list of ids")
-    start, vocab = named.get("decoder_start_token_id"), table.get("vocab_size") or LARGEST
-    if start is not None and not (type(start) is int and 0 <= start < vocab):
-        raise CheckpointError(f"{path}: decoder_start_token_id is {start!r}: expected an id from 0 to {vocab - 1}")
+    start = named.get("decoder_start_token_id")
+    if start is not None:
+        try:
+            check_id("decoder_start_token_id", start, decoder_vocab(table) or LARGEST)
+        except FamilyError as error:
+            raise CheckpointError(f"{path}: {error}") from error
     # config.json may lack them, and `family.read` then has its own default.
     starts = {"decoder_start_token_id": start, "bos_token_id": named.get("bos_token_id")}
-    return (starts if any(x is not None for x in starts.values()) else {}), tuple(ends), named
+    return path, (starts if any(x is not None for x in starts.values()) else {}), tuple(ends), named
 
 
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -278,13 +291,13 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         raise CheckpointError(complaint)
     try:
         family, table = hf_families.describe(model.config)
+        options = family.write_generation(model.config)
     except FamilyError as error:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     # transformers takes these from config.json, and the tokenizer knows them.
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype}
     tables, ends = {CONFIG: table}, model.config.end_tokens
-    options = family.write_generation(model.config)
     if ends or options:
         # transformers then reads no config.json.
         kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

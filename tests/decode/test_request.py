@@ -254,6 +254,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(seed=0), r"there is no option 'seed': it is called key=jax.random.key\(seed\)"),
     (dict(streamer=1), "it is called jaxspec.stream, which yields pieces of text"),
     (dict(length_penalty=1), "there is no option 'length_penalty': only jaxspec.beam_search has it"),
+    (dict(forced_eos_token_id=2), "there is no option 'forced_eos_token_id': a text ends where the model ends"),
     (dict(guided_json="{}"), "there is no option 'guided_json': give choices, regex or json_schema"),
     (dict(qqqq=1), "there is no option 'qqqq': expected one of"),
     (dict(gamma=0, policy=jaxspec.policies.constant(2)), "got a policy and gamma=0, of which nothing is drafted"),

@@ -245,8 +245,17 @@ def written(folder, name, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(num_beams=6), ["num_beams=6", "beam_search"]),
-        (dict(forced_eos_token_id=2), ["forced_eos_token_id=2"]),
+        (dict(num_beams=6), ["asks for num_beams=6, which", "there: pass `beam_search` beams"]),
+        (
+            dict(num_beams=4, length_penalty=2.0, early_stopping=True),
+            ["num_beams=4, length_penalty=2.0, early_stopping=True, which", "there: pass `beam_search` beams, length"],
+        ),
+        (dict(num_beams=4, length_penalty=1.0, early_stopping=False), ["asks for num_beams=4, which"]),
+        (dict(forced_eos_token_id=2), ["asks for forced_eos_token_id=2, which", "there: no end is forced"]),
+        (
+            dict(forced_eos_token_id=2, num_beams=2, min_length=3),
+            ["there: pass what `generate` has to it as options; pass `beam_search` beams", "; no end is forced"],
+        ),
         (dict(bad_words_ids=[[7], [8, 9]]), ["[8, 9]", "logits_processors"]),
     ],
 )
@@ -260,12 +269,64 @@ def test_what_a_generation_file_asks_for_in_vain_is_said(changes, words, folders
     assert config.banned_tokens == ((7,) if "bad_words_ids" in changes else ())
 
 
+def test_options_of_beams_are_nothing_to_greedy_text(folders, tmp_path, caplog):
+    written(tmp_path, "config.json", **json.loads((folders("bart") / "config.json").read_text()))
+    written(tmp_path, "generation_config.json", num_beams=1, length_penalty=2.0, early_stopping=True)
+    huggingface.read_config(tmp_path)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("ends", "banned"), [(2, (7, 3)), ([2, 3], (7,)), (None, (7, 2, 3))])
+def test_end_tokens_are_not_banned(ends, banned, tmp_path):
+    """As in transformers, whose processor drops them: no text would end."""
+    transformers = pytest.importorskip("transformers")
+    words = [[7], [2], [3]]
+    written(tmp_path, "config.json", **(SIZES | IDS | {"model_type": "bart"}))
+    written(tmp_path, "generation_config.json", eos_token_id=ends, bad_words_ids=words)
+    _, config = huggingface.read_config(tmp_path)
+    theirs = transformers.NoBadWordsLogitsProcessor(words, eos_token_id=ends)
+    assert {(token,) for token in config.banned_tokens} == {*theirs.sequence_bias} == {(token,) for token in banned}
+
+
+@pytest.mark.parametrize(("start", "is_refused"), [(64, False), (67, True)])
+def test_a_row_begins_with_an_id_of_the_decoder(start, is_refused, tmp_path):
+    """The encoder of these files has 61 ids."""
+    options = CASES["marian, own embeddings"][1] | {"model_type": "marian"}
+    written(tmp_path, "config.json", **(options | {"decoder_start_token_id": start}))
+    if is_refused:
+        with pytest.raises(huggingface.CheckpointError, match=r"decoder_start_token_id is 67: expected .* 0 to 66"):
+            huggingface.read_config(tmp_path)
+    else:
+        assert huggingface.read_config(tmp_path)[1].start_token == start
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(forced_bos_token_id="5"), "forced_bos_token_id is '5': expected an id from 0 to 60"),
+        (dict(forced_bos_token_id=[5]), r"forced_bos_token_id is \[5\]: expected an id from 0 to 60"),
+        (dict(forced_bos_token_id=-1), "forced_bos_token_id is -1: expected an id from 0 to 60"),
+        (dict(bad_words_ids=[5]), r"bad_words_ids is \[5\]: expected a list of words, each a list of ids"),
+        (dict(bad_words_ids=5), "bad_words_ids is 5: expected a list of words"),
+        (dict(bad_words_ids=[[]]), r"bad_words_ids is \[\[\]\]: expected a list of words"),
+        (dict(bad_words_ids=[[5], [6, 61]]), "an id in bad_words_ids is 61: expected an id from 0 to 60"),
+        (dict(bad_words_ids=[["<pad>"]]), "an id in bad_words_ids is '<pad>': expected an id from 0 to 60"),
+    ],
+)
+def test_wrong_options_are_refused_by_file_and_key(file, changes, message, tmp_path):
+    written(tmp_path, "config.json", **(SIZES | IDS | {"model_type": "bart"}))
+    written(tmp_path, file, **changes)
+    with pytest.raises(huggingface.CheckpointError, match=f"/{file} .*: {message}"):
+        huggingface.read_config(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (dict(encoder_ffn_dim=64), "encoder_ffn_dim is 64: only 48 is supported"),
         (dict(decoder_attention_heads=5, encoder_attention_heads=5), "dim is 32, which is no multiple of heads=5"),
-        (dict(forced_bos_token_id=61), "first tokens: 61, expected ids from 0 to 60"),
+        (dict(forced_bos_token_id=61), "forced_bos_token_id is 61: expected an id from 0 to 60"),
         (dict(decoder_ffn_dim=-1, encoder_ffn_dim=-1), "encoder_ffn_dim is -1: expected a positive integer"),
     ],
 )

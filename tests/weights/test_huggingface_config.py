@@ -268,6 +268,39 @@ def test_a_saved_t5_with_end_tokens_starts_and_ends_alike_in_transformers(tmp_pa
     assert (theirs.decoder_start_token_id, theirs.eos_token_id) == (3, [5, 7])
 
 
+@pytest.mark.parametrize("size", ["t5-small", "mt5-small", "umt5-small", "t5gemma-s-s", "t5gemma-2-270m-270m"])
+def test_forced_beginnings_are_read_and_written_without_a_warning(size, tmp_path, caplog):
+    family = next(family for family in hf_families.FAMILIES if size in family.sizes)
+    (tmp_path / "config.json").write_text(
+        json.dumps(family.write(family.sizes[size]) | {"model_type": family.model_types[0]})
+    )
+    (tmp_path / "generation_config.json").write_text('{"forced_bos_token_id": 9}')
+    _, config = huggingface.read_config(tmp_path)
+    assert (config.begin_tokens, caplog.messages) == ((9,), [])
+    assert family.write_generation(config) == {"forced_bos_token_id": 9}
+    (tmp_path / "generation_config.json").write_text('{"forced_bos_token_id": [9]}')
+    with pytest.raises(
+        CheckpointError, match=r"generation_config\.json .*: forced_bos_token_id is \[9\]: expected an id"
+    ):
+        huggingface.read_config(tmp_path)
+
+
+def test_a_t5_with_a_forced_beginning_writes_the_texts_of_transformers(tmp_path):
+    """A folder has place for one token."""
+    # transformers makes a cache of as many layers as the encoder has.
+    config = dataclasses.replace(T5, decoder_layers=T5.encoder_layers, begin_tokens=(9,), end_tokens=(1,))
+    model = model_of(config)
+    folder = huggingface.save(model, tmp_path / "t5")
+    torch, peer = pytest.importorskip("torch"), transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    theirs = peer.generate(torch.tensor([[3, 4, 5, 1]]), max_new_tokens=6, do_sample=False)[0].tolist()
+    ours = jaxspec.generate(jaxspec.load(folder), [[3, 4, 5, 1]], max_new_tokens=5)
+    assert theirs[:2] == [T5.start_token, 9]
+    assert ours.tokens[0].tolist() == theirs[2:]
+    longer = dataclasses.replace(model.config, begin_tokens=(9, 8))
+    with pytest.raises(CheckpointError, match=r"begin_tokens is \(9, 8\): expected one at most"):
+        huggingface.save(model._replace(config=longer), tmp_path / "longer")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -29,7 +29,7 @@ KEYS = {  # the network's fields: those of config.json
     "start_token": "decoder_start_token_id",
 }
 SIDES = {"encoder_ffn_dim": "decoder_ffn_dim", "encoder_attention_heads": "decoder_attention_heads"}
-GENERATION = ("forced_bos_token_id", "bad_words_ids")
+BANNED = "bad_words_ids"
 BEFORE: dict[str, Any] = dict(norms_after=False, final_norm=True)
 BART: dict[str, Any] = {}
 MBART: dict[str, Any] = BEFORE
@@ -51,7 +51,7 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
     # Their vocab_size is then the encoder's alone.
     if table.get(OWN) is False:
         source = common.need(table, "vocab_size")
-        table = table | {"vocab_size": table.get("decoder_vocab_size") or source}
+        table = table | {"vocab_size": common.decoder_vocab(table)}
     table = common.with_start(table)
     scaled = options.get("positions") == "inclusive sinusoids"
     if scaled and (pad := table.get("pad_token_id")) is not None:
@@ -69,19 +69,26 @@ def read(options: dict[str, Any], activation: str, table: dict) -> BartConfig:
 
 
 def read_generation(config: BartConfig, table: dict[str, Any]) -> BartConfig:
-    """Reads the forced first token, and words that are single tokens; longer ones are left to `generate`."""
-    begin, words = table.get("forced_bos_token_id"), table.get("bad_words_ids") or ()
-    if longer := [word for word in words if len(word) != 1]:
-        text = "bad_words_ids has %s: words of several tokens are not read; ban them with logits_processors"
+    """Reads the forced first token, and words that are single tokens; longer ones are left to `generate`.
+
+    End tokens are not banned, as in transformers: no text would end.
+    """
+    words = [] if table.get(BANNED) is None else table[BANNED]
+    if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
+        raise FamilyError(f"{BANNED} is {words!r}: expected a list of words, each a list of ids, such as [[5], [6, 7]]")
+    for token in (token for word in words for token in word):
+        common.check_id(f"an id in {BANNED}", token, config.vocab_size)
+    if longer := [word for word in words if len(word) > 1]:
+        text = f"{BANNED} has %s: words of several tokens are not read; ban them with logits_processors"
         logging.getLogger(__name__).warning(text, longer)
-    banned = tuple(word[0] for word in words if len(word) == 1)
-    return dataclasses.replace(config, begin_tokens=() if begin is None else (begin,), banned_tokens=banned)
+    banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in config.end_tokens)
+    return dataclasses.replace(common.read_begin(config, table), banned_tokens=banned)
 
 
 def write_generation(config: BartConfig) -> dict[str, Any]:
     """Writes what `read_generation` reads."""
-    begin = dict(zip(GENERATION, config.begin_tokens, strict=False))
-    return begin | ({GENERATION[1]: [[token] for token in config.banned_tokens]} if config.banned_tokens else {})
+    banned = {BANNED: [[token] for token in config.banned_tokens]} if config.banned_tokens else {}
+    return common.write_begin(config) | banned
 
 
 def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, Any]:
@@ -217,7 +224,7 @@ def _family(
         ("dtype", "end_tokens", "logits_bias", "tied_head", "begin_tokens", "banned_tokens"),
         read_generation=read_generation,
         write_generation=write_generation,
-        generation_keys=GENERATION,
+        generation_keys=(common.FORCED, BANNED),
         optional={BIAS: "logits_bias"},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ class Family(NamedTuple):
         copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
             checked before it is left out. A tied head is not among them: see `HEAD`.
         unused: configuration -> names of tensors that a file may hold, and that the network does not use.
-        read_generation: (configuration, generation_config.json) -> the configuration with the family's own entries.
+        read_generation: (configuration, generation_config.json) -> the configuration with the family's own entries. The
+            configuration has its end tokens.
         write_generation: configuration -> the entries that `read_generation` reads.
         generation_keys: the keys of these entries.
         head: the name of a head's own tensor.
@@ -244,6 +246,48 @@ def with_start(table: dict[str, Any]) -> dict[str, Any]:
     """
     starts = (table.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
     return table | {"decoder_start_token_id": next((token for token in starts if token is not None), None)}
+
+
+def decoder_vocab(table: Mapping[str, Any]) -> int | None:
+    """Returns the size of a decoder's vocabulary: vocab_size, unless the two sides of a Marian have embeddings apart.
+
+    >>> decoder_vocab({"vocab_size": 61, "decoder_vocab_size": 67, "share_encoder_decoder_embeddings": False})
+    67
+    """
+    apart = table.get("share_encoder_decoder_embeddings") is False
+    return (table.get("decoder_vocab_size") if apart else None) or table.get("vocab_size")
+
+
+def check_id(key: str, value: Any, vocab: int) -> int:
+    """Returns an id of a vocabulary.
+
+    >>> check_id("forced_bos_token_id", "5", 61)
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: forced_bos_token_id is '5': expected an id from 0 to 60
+    """
+    if type(value) is not int or not 0 <= value < vocab:
+        raise FamilyError(f"{key} is {value!r}: expected an id from 0 to {vocab - 1}")
+    return value
+
+
+FORCED = "forced_bos_token_id"
+
+
+def read_begin(config: Any, table: Mapping[str, Any]) -> Any:
+    """Reads the token that follows the start token in every row."""
+    begin = () if table.get(FORCED) is None else (check_id(FORCED, table[FORCED], config.vocab_size),)
+    return dataclasses.replace(config, begin_tokens=begin)
+
+
+def write_begin(config: Any) -> dict[str, Any]:
+    """Writes what `read_begin` reads."""
+    if len(config.begin_tokens) > 1:
+        raise FamilyError(f"begin_tokens is {config.begin_tokens}: expected one at most, which is {FORCED}")
+    return {FORCED: config.begin_tokens[0]} if config.begin_tokens else {}
+
+
+BEGINNING: dict[str, Any] = dict(read_generation=read_begin, write_generation=write_begin, generation_keys=(FORCED,))
+"""The fields of a family that reads its rows' beginning, and nothing else, from generation_config.json."""
 
 
 def only(table: dict, **expected: Any) -> None:

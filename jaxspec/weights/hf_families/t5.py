@@ -8,6 +8,7 @@ from typing import Any
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.hf_families.common import (
+    BEGINNING,
     EMBEDDING,
     HEAD,
     Family,
@@ -159,6 +160,6 @@ UMT5_SIZES = {
 }
 
 UNWRITTEN = ("begin_tokens", "dtype", "end_tokens", "max_positions")
-T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES, UNWRITTEN)
-MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES, UNWRITTEN)
-UMT5 = Family("umT5", ("umt5",), read_umt5, write, names, canonical, UMT5_SIZES, COPIES, UNWRITTEN)
+T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES, UNWRITTEN, **BEGINNING)
+MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES, UNWRITTEN, **BEGINNING)
+UMT5 = Family("umT5", ("umt5",), read_umt5, write, names, canonical, UMT5_SIZES, COPIES, UNWRITTEN, **BEGINNING)

@@ -11,7 +11,7 @@ from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config, without_encoder
 from jaxspec.nets.uniform import configs, nearest
 from jaxspec.weights.hf_families import decoders, gemma
-from jaxspec.weights.hf_families.common import EMBEDDING, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import BEGINNING, EMBEDDING, Family, FamilyError, Tensor, need, only
 
 HEAD = "lm_head.out_proj.weight"
 RENAMED = {  # a layer's norms
@@ -201,10 +201,13 @@ SIZES_2 = {
 }
 
 UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
-T5GEMMA = Family("T5Gemma", ("t5gemma",), read, write, names, decoders.canonical, SIZES, {}, UNWRITTEN, head=HEAD)
+T5GEMMA = Family(
+    *("T5Gemma", ("t5gemma",), read, write, names, decoders.canonical, SIZES, {}, UNWRITTEN), head=HEAD, **BEGINNING
+)
 T5GEMMA2 = Family(
     *("T5Gemma 2, text", ("t5gemma2",), read_2, write_2, names_2, canonical, SIZES_2),
     copies={f"model.decoder.{name}": f"{TEXT}{name}" for name in ("embed_tokens.weight", "embed_tokens.eoi_embedding")},
     unwritten=UNWRITTEN,
     head=HEAD,
+    **BEGINNING,
 )
