@@ -8,6 +8,10 @@ with a schema of four fields. In turn, `--repeats` times: plain decoding without
 prompt lookup, `--draft` if it is given, and transformers, whose logits are masked on the host by the same automaton in
 every step. The masked texts must be the same and valid JSON, else this ends with 1. Rates are tokens a second, with the
 reading of prompts; ratios are over plain decoding with the mask.
+
+    python -m benchmarks.structured --topology v5e:2x2 --shape gemma-3-1b    # minutes; libtpu, no TPU
+
+estimates a step with and without the mask instead, by the TPU compiler, for a published shape with the same tokenizer.
 """
 
 from __future__ import annotations
@@ -19,16 +23,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import jaxspec
 from benchmarks import peer
+from benchmarks.estimates.estimate import estimate
 from benchmarks.long_prompts import shown
 from jaxspec import drafters
-from jaxspec.analysis import environment
+from jaxspec.analysis import aot, environment
 from jaxspec.core import Model, Prompt, token_ids
+from jaxspec.decode import request
 from jaxspec.structured import automaton
 from jaxspec.structured.patterns import pattern_of
 
@@ -77,6 +85,24 @@ def host_mask(target: Model, start: int, new_tokens: int) -> Any:
     return HostMask()
 
 
+def estimated(tokenizer: Any, shape: str, topology: str, masked: dict[str, Any]) -> list[float]:
+    """Returns the seconds of a plain step on a TPU, by its compiler's estimates: without the mask, and with it.
+
+    Args:
+        tokenizer: the tokenizer, whose ids the shape has.
+        shape: a published shape (`jaxspec models`), in bfloat16.
+        topology: as `jaxspec compile` takes it.
+        masked: the options that make the mask.
+    """
+    target = aot.shape_model(shape, "bfloat16")._replace(tokenizer=tokenizer)
+    rows, ends = Prompt(jnp.zeros((1, 64), jnp.int32), jnp.full(1, 64, jnp.int32)), tokenizer.eos_token_id
+    prepared = (
+        request.prepare(target, rows, max_new_tokens=128, eos_ids=ends, **options)
+        for options in (dict[str, Any](), masked)
+    )
+    return [estimate(generation, topology).plain_seconds for generation in prepared]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Prints a table with a line for each way of decoding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,9 +112,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--topology", help="estimate a step on these TPUs instead, such as v5e:2x2")
+    parser.add_argument("--shape", default="gemma-3-270m", help="the shape to estimate")
     options = parser.parse_args(arguments)
-    target = peer.target_of(options.target)
     masked: dict[str, Any] = dict(json_schema=SCHEMA)
+    if options.topology is not None:
+        jax.config.update("jax_platforms", "cpu")
+    target = peer.target_of(options.target)
+    if options.topology is not None:
+        free, with_mask = estimated(target.tokenizer, options.shape, options.topology, masked)
+        step = f"a step takes {1e3 * free:.3f} ms, and {with_mask / free:.3f} times as long with the mask"
+        print(f"{options.shape} on {options.topology}, by estimates: {step}")
+        return
     sides: dict[str, dict[str, Any]] = {
         "plain, no mask": {},
         "plain": masked,

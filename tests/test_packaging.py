@@ -80,13 +80,13 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "analysis": 4_726,  # costs of recurrent layers by the draft
     "audio": 694,  # features, files, Whisper's rules and windows
     "cli": 4_189,  # transcribe
-    "core": 4_181,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
-    "decode": 4_625,
+    "core": 4_188,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
+    "decode": 4_627,
     "draft_heads": 4_625,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
     "drafters": 4_423,
     "files": 643,
     "jobs": 2_018,
-    "nets": 5_650,  # BART, Whisper, T5Gemma, and what encoder-decoders share
+    "nets": 5_651,  # BART, Whisper, T5Gemma, and what encoder-decoders share
     "policies": 604,
     "rules": 1_490,
     "sampling": 924,

@@ -237,6 +237,7 @@ class Limits(NamedTuple):
         max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
         begin: ids that an encoder-decoder's row has after its start token, such as a language's.
+        source_vocab: number of token ids that an encoder reads; None for those of the decoder.
     """
 
     start_token: int | None = None
@@ -244,6 +245,7 @@ class Limits(NamedTuple):
     max_prompt: int | None = None
     end_tokens: tuple[int, ...] = ()
     begin: tuple[int, ...] = ()
+    source_vocab: int | None = None
 
     @property
     def first_tokens(self) -> tuple[int, ...]:
@@ -293,6 +295,11 @@ class LanguageModel(NamedTuple):
     limits: Limits = Limits()
     inside: Inside | None = None
     is_causal: bool = False
+
+    @property
+    def prompt_vocab(self) -> int:
+        """Number of token ids that prompts may have."""
+        return self.vocab_size if self.limits.source_vocab is None else self.limits.source_vocab
 
     @property
     def encoder(self) -> Encoder | None:

@@ -383,9 +383,10 @@ def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
         if n > len(row):
             raise ValueError(f"prompt {index} has length {n}, but its row holds {len(row)} tokens")
-        outside = row[:n][(row[:n] < 0) | (row[:n] >= lm.vocab_size)]
+        vocab = lm.prompt_vocab if prompt.encoder is None else lm.vocab_size
+        outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
         if outside.size:
-            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {lm.vocab_size - 1}")
+            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
 def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:

@@ -212,8 +212,9 @@ def _row(
     if not ids or (is_decoder and len(row) < 2):
         complaint = "no token" if not ids else "one token, and nothing before it: give start, a token to begin with"
         raise ValueError(f"{name} has {complaint}")
-    if (outside := [x for x in (*before, *ids) if not 0 <= x < target.lm.vocab_size]) != []:
-        raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {target.lm.vocab_size - 1}")
+    for part, vocab in ((before, target.lm.prompt_vocab), (ids, target.lm.vocab_size)):
+        if outside := [token for token in part if not 0 <= token < vocab]:
+            raise ValueError(f"{name} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
     most, read = target.lm.limits.max_positions, len(row) + len(target.lm.limits.first_tokens)
     if most is not None and read > most:
         raise ValueError(f"{name} has {read} tokens, and the model has {most} positions: cut it into parts")

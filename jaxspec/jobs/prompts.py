@@ -281,7 +281,7 @@ class PromptReader:
             if self._prefix is not None:
                 shared = len(self._prefix)
                 row = self._prefix.followed_by(row, kind)
-            vocab = self._target.lm.vocab_size
+            vocab = self._target.lm.prompt_vocab
             if outside := [token for token in row if not 0 <= token < vocab]:  # an array has no larger than int64
                 raise ValueError(f"the prompt has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
         except (ValueError, TypeError) as error:

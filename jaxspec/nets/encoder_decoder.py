@@ -229,7 +229,8 @@ def language_model(net: type[EncoderDecoder], config: Any, taps: Sequence[int] =
 def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...]) -> LanguageModel:
     module = net(config, taps)
     most = config.max_positions
-    limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens)
+    source_vocab = getattr(config, "source_vocab", None)
+    limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens, source_vocab)
     init = functools.partial(init_params, net)
 
     def encode(module: Any, source: Any, encoded: Array | None) -> tuple[Any, tuple[Cross, ...], Array]:

@@ -340,3 +340,17 @@ def test_refuses_what_the_network_has_not(changes, message, tmp_path):
 def test_refuses_positions_of_another_kind():
     with pytest.raises(ValueError, match="positions is 'rotary': expected one of learned, sinusoids"):
         bart.BartConfig(32, 16, 32, 2, 1, 1, positions="rotary")
+
+
+def test_prompts_have_the_ids_of_the_encoder():
+    """Where the sides have two vocabularies; look-ups draft none of the source's ids that the decoder lacks."""
+    config = bart.BartConfig(11, 8, 16, 2, 1, 1, source_vocab=40, start_token=2, max_positions=30)
+    model = jaxspec.Model(bart.language_model(config), bart.init(config, jax.random.key(0)), None, config)
+    source, options = [[39, 3, 38, 3, 5]], dict(max_new_tokens=9, eos_ids=())
+    plain = jaxspec.generate(model, source, **options)
+    out = jaxspec.generate(model, source, drafter=drafters.prompt_lookup(1), gamma=3, **options)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    with pytest.raises(ValueError, match="token id 40: expected ids from 0 to 39"):
+        jaxspec.generate(model, [[40]], **options)
+    with pytest.raises(ValueError, match="token id 11: expected ids from 0 to 10"):
+        list(jaxspec.score(model, [([39], [11])]))
