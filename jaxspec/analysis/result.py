@@ -216,10 +216,11 @@ def describe(setting: Setting, target: Model, digests: Digests | None = None) ->
     digests = {} if digests is None else digests
     task, model, drafter = setting.task, setting.target or target, setting.drafter
     prompts = token_rows.to_lists(*task.prompts[:2]) if isinstance(task.prompts, Prompt) else task.prompts
+    features = getattr(task.prompts, "encoder", None)
     drafting = [getattr(drafter, "params", ()), [part.params for part in getattr(drafter, "models", ())]]
     numbers = getattr(setting.policy, "params", ())
     return summary(setting, model)._asdict() | {
-        "prompts": fingerprint(list(prompts)),
+        "prompts": fingerprint([*prompts, *([] if features is None else [digest(features, digests)])]),
         "ends": task.ends,
         "sampling": {name: np.asarray(value).tolist() for name, value in setting.sampling.items()},
         "gamma": 0 if setting.is_plain else setting.gamma,

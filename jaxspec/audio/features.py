@@ -36,7 +36,7 @@ def log_mel(waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAM
     >>> log_mel(np.zeros(RATE, np.float32)).shape, log_mel(np.zeros(40 * RATE, np.float32), mels=128).shape
     ((80, 3000), (128, 4000))
     """
-    waveform = _checked(waveform)
+    waveform = checked(waveform)
     silence = max(0, least * HOP - len(waveform))
     padded = np.pad(np.pad(waveform, (0, silence)), SPECTRUM // 2, mode="reflect")
     frames = sliding_window_view(padded, SPECTRUM)[::HOP][:-1]  # [F, 400]; the last frame is Whisper's to drop
@@ -50,9 +50,11 @@ def log_mel(waveform: Float[np.ndarray, " N"], mels: int = 80, least: int = FRAM
     return ((np.maximum(logs, logs.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
 
 
-def _checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+def checked(waveform: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     """Refuses what is no waveform; returns it in float32."""
     waveform = np.asarray(waveform)
+    if waveform.dtype == object:
+        raise TypeError("the waveform is no array of numbers: expected floats from -1 to 1")
     if not np.issubdtype(waveform.dtype, np.floating):
         raise TypeError(f"the waveform's dtype is {waveform.dtype}: expected floats from -1 to 1 (int16 / 32768)")
     if waveform.ndim != 1 or not len(waveform):

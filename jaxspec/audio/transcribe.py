@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from jaxspec.decode import inputs
 from jaxspec.decode.generate import generate
 from jaxspec.nets.whisper import Speech, WhisperConfig, speech_of
 from jaxspec.sampling import SamplingOptions
+from jaxspec.sampling.params import OPTIONS
 
 Sound = str | os.PathLike[str] | Float[np.ndarray, " N"]
 """The path of a .wav file, or a waveform: 16,000 samples for each second, from -1 to 1."""
@@ -89,26 +91,39 @@ def transcribe(
         audio: a path or a waveform, or several.
         drafter: a Model, which reads the target's encoder where their encoders are equal (distil-whisper), or any of
             `jaxspec.drafters`. None for plain decoding.
-        language: a code such as "de", or a name such as "german". None: each sound's own, as its first window tells.
-        task: "transcribe", the default, or "translate" (to English). English-only models have no language and no task.
+        language: a code such as "de", or a name such as "german". None: the one that the model's files name, or each
+            sound's own, as its first window tells.
+        task: "transcribe" or "translate" (to English). None: the one that the model's files name, or "transcribe".
+            English-only models have no language and no task.
         timestamps: whether the text has timestamps, as longer sound needs. Without them a sound of at most 30 seconds
-            is one segment.
+            is one segment, if the model keeps to it.
         batch_size: windows decoded at a time.
         gamma, rule, policy, key: options of `jaxspec.generate`. Each window of each sound has a key of its own.
         max_new_tokens: most tokens of a window; None for as many as the model has positions.
-        **sampling: other options of `jaxspec.generate`, a number for all rows.
+        **sampling: temperature and the other numbers of `sampling.SamplingOptions`, each for all sounds; logit_bias,
+            banned, logits_processors.
 
     Returns:
         A transcript for each sound, in their order.
 
     Raises:
-        ValueError, TypeError: the target is no Whisper, a sound cannot be read, or an option is wrong.
+        ValueError, TypeError: the target is no Whisper, or has no timestamps; a sound cannot be read; or an option is
+            wrong.
         FloatingPointError: the target's logits are not finite.
 
     Reference: Radford et al., arXiv 2212.04356; Gandhi et al., Distil-Whisper, arXiv 2311.00430.
     """
     (batch_size,) = integers(1, batch_size=batch_size)
-    several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], float))
+    several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], numbers.Real))
+    if not (isinstance(audio, str | os.PathLike | list | tuple) or hasattr(audio, "__array__")):
+        raise TypeError(f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of these")
+    unknown = [name for name in sampling if name not in OPTIONS and name != "logits_processors"]
+    if unknown:
+        raise TypeError(
+            f"{unknown[0]} is no option of transcribe: expected one of {', '.join(OPTIONS)}, logits_processors"
+        )
+    inputs.check_shared(sampling, "expected one for all sounds")
+    inputs.check_type(language, str | None, "language", "a code such as 'de', the same for all sounds")
     sounds: Any = audio if several else [audio]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
@@ -168,7 +183,13 @@ def iterate(
         advance: called with the seconds of sound that a batch of windows has added to what is done.
     """
     config, speech = _checked(target)
-    language = None if shared.language is None else _language(target, speech, shared.language)
+    if shared.timestamps and speech.no_timestamps is None:
+        raise ValueError(
+            f"{target.name or 'the target'} has no timestamps, since its generation_config.json has no "
+            "no_timestamps_token_id: put the published file there, or pass timestamps=False"
+        )
+    language = shared.language or (speech.language if speech.languages else None)
+    language = None if language is None else _language(target, speech, language)
     task = _task(target, speech, shared)
     (end, *_) = token_ids.ends(target) or (config.vocab_size,)
     processor = rules.text_rules(speech, end, shared.timestamps)
@@ -237,12 +258,12 @@ def _opened(number: int, audio: Sound, config: WhisperConfig, language: str | No
     name = str(audio) if isinstance(audio, str | os.PathLike) else f"sound {number}"
     try:
         waveform = files.read(Path(audio)) if isinstance(audio, str | os.PathLike) else audio
-        sound = _Sound(number, np.asarray(waveform), config, language)
+        sound = _Sound(number, features.checked(waveform), config, language)
     except (ValueError, TypeError) as error:
         raise type(error)(str(error) if name in str(error) else f"{name}: {error}") from error
     if not timestamps and sound.left > sound.width:
         most = sound.width * features.HOP / features.RATE
-        raise ValueError(f"{name} has {sound.seconds:.1f} s: expected at most {most:g} s, or timestamps=True")
+        raise ValueError(f"{name} has {sound.seconds:.1f} s: expected at most {most:g} s where there are no timestamps")
     return sound
 
 
@@ -262,7 +283,7 @@ def _language(target: Model, speech: Speech, language: str) -> str:
 
 def _task(target: Model, speech: Speech, shared: Transcribing) -> str | None:
     if speech.tasks:
-        task = "transcribe" if shared.task is None else shared.task
+        task = shared.task or speech.task or "transcribe"
         one_of(task, "task", speech.tasks)
         return task
     if shared.task is not None:

@@ -80,5 +80,5 @@ def split(tokens: Sequence[int], first: int | None, begin: int, frames: int) -> 
         ends_twice = cut == cuts[-1] and not ends_alone
         segments.append(segment(part, part[0] - first, part[-2 if ends_twice else -1] - first))
         before = cut
-    # The timestamps of a text only grow, and the first pair is not at 0 s: there is always some progress.
-    return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first)
+    # By the rules of timestamps the first pair is later than 0 s. A text that breaks them must not be read for ever.
+    return segments, frames if ends_alone else STRIDE * (tokens[before - 2] - first) or frames

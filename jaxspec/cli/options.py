@@ -91,6 +91,8 @@ Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template in place of the model's own.")]
 Adapter = Annotated[str | None, text("FOLDER", "A LoRA folder or hub id, merged into the target.")]
+SourceLanguage = Annotated[str | None, text("NAME", "The prompts' language, of a model that translates.")]
+TargetLanguage = Annotated[str | None, text("NAME", "The language to write, such as deu_Latn.")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]
 
 

@@ -11,7 +11,16 @@ import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import TARGET, Adapter, ChatTemplate, refuse, seed_number, text
+from jaxspec.cli.options import (
+    TARGET,
+    Adapter,
+    ChatTemplate,
+    SourceLanguage,
+    TargetLanguage,
+    refuse,
+    seed_number,
+    text,
+)
 from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
@@ -40,8 +49,8 @@ class Pair(NamedTuple):
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None
     chat_template: ChatTemplate = None
     adapter: Adapter = None
-    source_language: Annotated[str | None, text("NAME", "The prompts' language, of a model that translates.")] = None
-    target_language: Annotated[str | None, text("NAME", "The language to write, such as deu_Latn.")] = None
+    source_language: SourceLanguage = None
+    target_language: TargetLanguage = None
 
     @property
     def languages(self) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
-from jaxspec.cli.options import TARGET, ChatTemplate, flag, number, text
+from jaxspec.cli.options import TARGET, ChatTemplate, SourceLanguage, TargetLanguage, flag, number, text
 from jaxspec.decode import inputs
 from jaxspec.decode.scoring import Score, iterate
 from jaxspec.jobs.files import check_paths
@@ -35,6 +35,8 @@ def score(
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32",
     mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None,
     chat_template: ChatTemplate = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     overwrite: Annotated[bool, flag("Replace what is there.", "--overwrite")] = False,
     as_json: Annotated[bool, flag("Print the totals as one JSON object.", "--json")] = False,
 ) -> None:
@@ -55,7 +57,9 @@ def score(
     total = sum(1 for _ in read(input))  # what is wrong with a line is said before a model is loaded
     if not total:
         raise ValueError(f"{', '.join(map(str, input))} holds no text: expected one a line")
-    model = names.model(target, dtype, None if mesh is None else sharding.mesh(mesh), chat_template=chat_template)
+    languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
+    devices = None if mesh is None else sharding.mesh(mesh)
+    model = names.model(target, dtype, devices, chat_template=chat_template, **languages)
     totals, token = Totals(), int(start) if start is not None and start.isdecimal() else start
 
     where, ids = "", collections.deque[Any]()  # of the line that was read last; of those that have no score yet

@@ -34,8 +34,8 @@ def transcribe(
     """Transcribe sound with a Whisper model, faster with a drafter.
 
     Each file's text is printed as soon as it and those before it are done. A file that cannot be read is named, and the
-    others go on; the exit status is then 1. Longer sound is read in windows of 30
-    seconds. A drafter with the target's encoder, such as distil-whisper, does not run it again.
+    others go on; the exit status is then 1. Longer sound is read in windows of 30 seconds. A drafter with the target's
+    encoder, such as distil-whisper, does not run it again.
 
     \b
         jaxspec transcribe talk.wav --target openai/whisper-small
@@ -54,14 +54,14 @@ def transcribe(
     options: dict[str, Any] = {"drafter": drafter, "gamma": gamma}
     seconds, num_errors, err = sum(map(files.seconds_of, paths)), 0, Console(stderr=True, highlight=False)
     with console.progress(remaining=True) as bar:
-        task = bar.add_task("seconds of sound", total=round(seconds))
-        advance = functools.partial(bar.advance, task)
+        shown = bar.add_task("seconds of sound", total=round(seconds))
+        advance = functools.partial(bar.advance, shown)
         results = iterate(model, paths, min(batch, len(paths)), shared, options, advance)
         for path, result in zip(paths, results, strict=True):
             if isinstance(result, Exception):
-                num_errors += 1
-                console.say(err, f"{path} is left out: {console.message(result)}")
-                report = {"error": console.message(result)}
+                num_errors, wrong = num_errors + 1, console.message(result).removeprefix(f"{path}: ")
+                console.say(err, f"{path} is left out: {wrong}")
+                report = {"error": wrong}
             else:
                 report = _report(result)
             if as_json:

@@ -17,7 +17,7 @@ from jax.extend.core import jaxprs_in_params
 from rich import filesize
 
 from jaxspec.core import LanguageModel, Model, Prompt, checks, chunks, token_ids, token_rows
-from jaxspec.sampling.params import as_list
+from jaxspec.sampling.params import OPTIONS, as_list
 
 THEIR_NAMES = {  # of other libraries: ours
     "assistant_model": "drafter",
@@ -107,6 +107,26 @@ def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxs
         f"{name} is Model({type(lm).__name__}, ...), whose first argument is no LanguageModel. jaxspec.nets.adapters "
         f"makes one: {way}"
     )
+
+
+def check_reads_text(target: Model) -> None:
+    """Refuses a model whose encoder reads no ids, where prompts are text."""
+    if target.lm.prompt_vocab == 0:
+        raise ValueError(
+            f"{target.name or 'the target'} reads sound: call jaxspec.transcribe, or give jaxspec.generate a "
+            "jaxspec.Prompt(tokens, length, features)"
+        )
+
+
+def check_shared(options: Mapping[str, Any], advice: str) -> None:
+    """Refuses options with a value for each of several rows; `advice` says what to do instead."""
+    for name in ("key", *OPTIONS):
+        of_all_rows = 1 if name in ("logit_bias", "banned") else 0  # dimensions of a value that is the same for all
+        if options.get(name) is None:
+            continue
+        value = key_of(options[name]) if name == "key" else options[name]  # of PRNGKey an array
+        if np.ndim(value) > of_all_rows:
+            raise ValueError(f"{name} has a value for each of several rows: {advice}")
 
 
 def check_type(value: Any, types: Any, name: str, expected: str, home: str = "") -> None:

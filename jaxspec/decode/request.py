@@ -324,6 +324,8 @@ def encode(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow it."""
+    if getattr(prompts, "encoder", None) is None:
+        inputs.check_reads_text(target)
     kind, prompt = _encode(target, prompts, chat_template_kwargs)
     if prefix is None:
         return prompt

@@ -148,6 +148,7 @@ def iterate(
 ) -> Iterator[Score]:
     """Yields the score of each text, in their order, while further ones are read; see `score`."""
     inputs.check_model(target, "target")
+    inputs.check_reads_text(target)
     batch_size = integer(batch_size, "batch_size", "an integer, 1 or more")
     at_least(1, batch_size=batch_size)
     inputs.check_untraced(target.params)
@@ -259,7 +260,9 @@ def _encoded(
 
 def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
     """Encodes a text without the end token that a tokenizer may put after it; `begins` keeps what it puts before it."""
-    ids = list(target.tokenizer(text, add_special_tokens=begins)["input_ids"])
+    # Some tokenizers of encoder-decoders write another vocabulary than they read (Marian's).
+    writes = {"text": text} if target.lm.limits.start_token is None else {"text_target": text}
+    ids = list(target.tokenizer(**writes, add_special_tokens=begins)["input_ids"])
     if begins and ids and ids[-1] == getattr(target.tokenizer, "eos_token_id", None) and not _spells(target, text):
         return ids[:-1]
     return ids
@@ -285,7 +288,7 @@ def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Scor
     weights = core.Weights(target.params)
     if inputs.is_large(batch, fed.tokens.shape[1], 0):
         # Shapes alone: memory is refused before anything is allocated.
-        begin = functools.partial(target.lm.prefill, room=_room(fed.tokens.shape[1]))
+        begin = functools.partial(target.lm.prefill, room=_room(target.lm, prompt, fed.tokens.shape[1]))
         parts = {"weights": inputs.size_of(weights)}
         parts["caches"] = inputs.size_of(jax.eval_shape(begin, target.params, prompt)[1])
         purpose = f"{batch} texts of up to {fed.tokens.shape[1]} tokens, padding included,"
@@ -300,9 +303,9 @@ def _of_batch(target: core.Model, rows: Sequence[_Row], batch: int) -> list[Scor
     ]
 
 
-def _room(width: int) -> core.Room:
+def _room(lm: core.LanguageModel, prompt: core.Prompt, width: int) -> core.Room:
     size, count = chunks.split(width)
-    return core.Room(1 + size * count, rewind=0)
+    return token_rows.reading_room(lm, prompt, size * count)
 
 
 @programs.jit(static_argnames=("lm",))
@@ -317,8 +320,10 @@ def read(
         fed: the tokens that follow; what is returned at their padding is garbage.
     """
     width = fed.tokens.shape[1]
-    forward, cache = lm.prefill(params, prompt, _room(width))
-    begun = jnp.ones_like(fed.length)  # a row's first token, or its start token, is in the cache
+    room = _room(lm, prompt, width)
+    forward, cache = lm.prefill(params, prompt, room)
+    # A row's first token, or an encoder-decoder's beginning of it, is in the cache.
+    begun = jnp.full_like(fed.length, token_rows.prefill_length(lm, prompt))
     # Prefill ends before the text, so its logits score the first token.
     first = _of_tokens(forward.logits, fed.tokens[:, :1])
     if width == 1:
@@ -334,7 +339,7 @@ def read(
 
     before, shapes = core.Before(cache, begun, width), jax.eval_shape(lambda: cache)
     rest, _, _ = chunks.read(
-        feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, _room(width), before
+        feed, lm.rewind, lambda *_: shapes, (fed.tokens, following), begun + fed.length, room, before
     )
     return jax.tree.map(lambda begin, more: jnp.concatenate([begin, more[:, :-1]], axis=1), first, rest)
 

@@ -21,7 +21,7 @@ from jaxspec.decode.request import Prepared, prepare
 from jaxspec.jobs import fields as job_fields
 from jaxspec.jobs.prompts import JobPrompt, PromptReader, limits_of
 from jaxspec.jobs.slots import Report, Rounds, Slots
-from jaxspec.sampling.params import OPTIONS, is_set
+from jaxspec.sampling.params import is_set
 
 ROUNDS = 64  # between two looks of the host at the slots, at most
 STOP_ROUNDS = 8  # the same where it looks for stop strings: what is decoded past one is thrown away
@@ -248,7 +248,8 @@ def generate_many(
     if is_one or not hasattr(prompts, "__iter__"):
         kind = type(prompts).__name__
         raise TypeError(f"the prompts are of type {kind}: expected an iterable of prompts, such as a list of dicts")
-    _check_single(options)
+    inputs.check_shared(options, "give it in the dicts of the prompts")
+    inputs.check_reads_text(target)
     options["max_new_tokens"] = integer(max_new_tokens, "max_new_tokens", "an integer, 1 or more: dicts have their own")
     prepared = prepare(target, [[0]], **options)  # the prompts come later
     if num_samples > 1 and not prepared.is_sampled:
@@ -262,17 +263,6 @@ def generate_many(
     sizes = _Sizes(slots, group, width, max_ahead if in_order else None)
     job = _Job(prepared, reader, stopper, sizes, progress)
     return _checked(job.run(), on_error)
-
-
-def _check_single(options: dict[str, Any]) -> None:
-    """Refuses what would have to differ from prompt to prompt."""
-    for name in ("key", *OPTIONS):
-        of_all_rows = 1 if name in ("logit_bias", "banned") else 0  # dimensions of a value that is the same for all
-        if options.get(name) is None:
-            continue
-        value = inputs.key_of(options[name]) if name == "key" else options[name]  # of PRNGKey an array
-        if np.ndim(value) > of_all_rows:
-            raise ValueError(f"{name} has a value for each of several prompts: give it in the dicts of the prompts")
 
 
 class _Live(NamedTuple):

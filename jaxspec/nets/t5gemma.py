@@ -228,6 +228,11 @@ def _axes(config: T5GemmaConfig) -> Axes:
     return decoder.NETWORK.axes(dataclasses.replace(without_encoder(config), layers=layers))
 
 
+def _trimmed(config: T5GemmaConfig, tokens: int) -> tuple[T5GemmaConfig, tuple[str, ...]]:
+    smaller, modules = encoder_decoder.trimmed(config, tokens)
+    return dataclasses.replace(smaller, end_of_image=None), modules  # a head alone embeds nothing
+
+
 NETWORK = Network(
     "t5gemma",
     T5GemmaConfig,
@@ -241,5 +246,5 @@ NETWORK = Network(
     _share,
     embedding_scale=decoder.NETWORK.embedding_scale,
     logits_cap=decoder.NETWORK.logits_cap,
-    trimmed=encoder_decoder.trimmed,
+    trimmed=_trimmed,
 )

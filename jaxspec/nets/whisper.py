@@ -39,6 +39,7 @@ class Speech:
         suppressed: ids that are never generated.
         suppressed_first: ids that are not generated as the first token of a text.
         latest_start: number of the latest timestamp that a text may begin with; None for any.
+        language, task: the ones to use where a call names none; None: the detected one, "transcribe".
     """
 
     languages: tuple[str, ...] = ()
@@ -49,6 +50,8 @@ class Speech:
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
     latest_start: int | None = None
+    language: str | None = None
+    task: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +89,9 @@ class WhisperConfig:
     begin_tokens: tuple[int, ...] = ()
     speech: Speech = Speech()
 
-    tied_head = True  # no field: there is no other
+    # No fields: there are no others.
+    tied_head = True
+    source_vocab = 0  # the encoder reads no ids
 
     def __post_init__(self):
         if self.dim % self.heads:

@@ -106,7 +106,9 @@ def answers(
     padding.
     """
     header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
-    stored = _open(path, header | ({"temperature": temperature} if temperature else {}))
+    header |= {"temperature": temperature} if temperature else {}
+    header |= {"begins": list(teacher.lm.limits.first_tokens)} if teacher.lm.limits.begin else {}
+    stored = _open(path, header)
     all_sources = {tuple(example.source.tolist()) for example in examples}
     sources = sorted(all_sources.difference(stored), key=lambda source: (len(source), source))
     batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]

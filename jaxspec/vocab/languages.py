@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 from typing import Any
 
-from jaxspec.core import Model
+from jaxspec.core import LanguageModel, Model
 from jaxspec.nets import find, net_of
 
 
@@ -30,12 +30,12 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
     Raises:
         ValueError: the tokenizer has no such language, or none at all; Marian's are in its prompts (">>deu<< Hello").
     """
-    tokenizer, config = model.tokenizer, model.config
+    lm, tokenizer, config = model.lm, model.tokenizer, model.config
     if source is not None:
         tokenizer = _reading(model, source)
     if target is not None:
         names = [field.name for field in dataclasses.fields(config)] if find(config) else []
-        if "begin_tokens" not in names or model.lm != _network_of(model, config):
+        if "begin_tokens" not in names or lm != _network_of(model, config):
             raise ValueError(
                 f"{_name(model)} cannot be given a target language: expected a network with a beginning of its rows, "
                 "such as NLLB's, before its vocabulary is trimmed or mapped"
@@ -43,7 +43,8 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
         token = language_id(model, target)
         starts = config.start_token in languages(tokenizer).values()
         config = dataclasses.replace(config, **({"start_token": token} if starts else {"begin_tokens": (token,)}))
-    return model._replace(lm=_network_of(model, config), tokenizer=tokenizer, config=config)
+        lm = _network_of(model, config)
+    return model._replace(lm=lm, tokenizer=tokenizer, config=config)
 
 
 def language_id(model: Model, name: str) -> int:
@@ -88,10 +89,13 @@ def _reading(model: Model, source: str) -> Any:
     return tokenizer
 
 
-def _network_of(model: Model, config: Any) -> Any:
-    if find(config) is None:
-        return model.lm
-    return net_of(config).language_model(config, model.lm.inside.taps if model.lm.inside else ())
+def _network_of(model: Model, config: Any) -> LanguageModel:
+    """Makes the network of a configuration, with the taps of a model, and its encoder if the model shares it."""
+    inside = model.lm.inside
+    lm = net_of(config).language_model(config, () if inside is None else inside.taps)
+    if lm.inside is None or lm.encoder is None or model.lm.encoder is None or not model.lm.encoder.is_shared:
+        return lm
+    return lm._replace(inside=lm.inside._replace(encoder=lm.encoder._replace(is_shared=True)))
 
 
 def _name(model: Model) -> str:

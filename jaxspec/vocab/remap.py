@@ -273,6 +273,11 @@ class _Ragged(NamedTuple):
         return jax.lax.cond(needed <= width, *passes, *arguments)
 
     def prefill(self, params: MappedParams, prompt: core.Prompt, room: core.Room) -> tuple[core.Forward, MappedCache]:
+        if prompt.encoder is not None or self.lm.limits.begin:
+            raise ValueError(
+                "the row begins with more than a start token, such as a language, and the drafter has another "
+                "tokenizer: expected a drafter with the target's tokenizer"
+            )
         width, lead, encoder = prompt.tokens.shape[1], self.lead, self.lm.limits.start_token is not None
         tokens, ends = self.spell(params, prompt.tokens, _is_real(prompt.tokens, prompt.length))
         if params.first is not None:
@@ -287,7 +292,10 @@ class _Ragged(NamedTuple):
             forward, cache = self.lm.prefill(params.model, row, own_room)
             return (forward if encoder else _at_ends(forward, ends)), cache
 
-        forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
+        if encoder:  # its output and the cache are as wide as what it reads, so that no conditional chooses
+            forward, cache = read(width * self.longest)
+        else:
+            forward, cache = self.narrowest(width, jnp.max(ends[:, -1]) - lead, read)
         forward = forward._replace(logits=match_vocab(forward.logits, self.vocab, params.to_target))
         # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
         if encoder:  # the row is its start token

@@ -13,7 +13,8 @@ from jaxspec import drafters
 from jaxspec.audio import features, transcribe
 from jaxspec.drafters.share_encoder import difference
 from jaxspec.nets import whisper as network
-from tests.audio.conftest import WIDTH, WORDS
+from jaxspec.weights.hf_families import whisper as hf_whisper
+from tests.audio.conftest import SPECIAL, WIDTH, WORDS
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_transcribed_is_refused(target, sound):
         jaxspec.transcribe(target, sound, language="klingon")
     with pytest.raises(ValueError, match="task is 'sing': expected one of transcribe, translate"):
         jaxspec.transcribe(target, sound, task="sing")
-    with pytest.raises(ValueError, match=r"sound 0 has 60\.0 s: expected at most 3 s, or timestamps=True"):
+    with pytest.raises(ValueError, match=r"sound 0 has 60\.0 s: expected at most 3 s where there are no timestamps"):
         jaxspec.transcribe(target, sound, language="en", timestamps=False)
     with pytest.raises(ValueError, match="sound 1: the waveform has values that are not finite"):
         jaxspec.transcribe(target, [sound[:10], np.array([np.inf])], language="en")
@@ -130,5 +131,43 @@ def test_an_english_only_model_has_neither_language_nor_task():
 
 
 def test_text_prompts_are_refused_by_the_encoder(target):
-    with pytest.raises(ValueError, match="was given token ids: expected features of sound"):
-        jaxspec.generate(target, [[1, 2]], max_new_tokens=3)
+    for refused in (
+        lambda: jaxspec.generate(target, [[1, 2]], max_new_tokens=3),
+        lambda: jaxspec.generate_many(target, [[1, 2]]),
+        lambda: list(jaxspec.score(target, [([1], [2])])),
+    ):
+        with pytest.raises(ValueError, match=r"reads sound: call jaxspec.transcribe, or give jaxspec.generate a"):
+            refused()
+
+
+def test_options_that_hold_for_no_sound_are_refused(target, sound):
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"temperature": [1.0, 0.0]}, "temperature has a value for each of several rows: expected one for all sounds"),
+        ({"num_samples": 2}, "num_samples is no option of transcribe: expected one of"),
+        ({"regex": "a"}, "regex is no option of transcribe"),
+        ({"language": ["en"]}, "language is of type list: expected a code such as 'de'"),
+    ]
+    for options, message in wrong:
+        with pytest.raises((ValueError, TypeError), match=message):
+            jaxspec.transcribe(target, [sound, sound], **options)
+    for audio, message in (
+        (None, "audio is of type NoneType: expected a path, a waveform, or a list"),
+        ([None], "sound 0: the waveform is no array of numbers"),
+        ([[1, 2]], "sound 0: the waveform's dtype is int64: expected floats"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            jaxspec.transcribe(target, audio, language="en")
+    speech = dataclasses.replace(target.config.speech, no_timestamps=None)
+    with pytest.raises(ValueError, match="has no timestamps, since its generation_config"):
+        jaxspec.transcribe(target._replace(config=dataclasses.replace(target.config, speech=speech)), sound)
+
+
+def test_files_may_name_a_language_and_a_task(target):
+    """As published ones do: under their names, or as tokens of a row's beginning."""
+    for table in ({"language": "<|de|>", "task": "translate"}, {"forced_decoder_ids": [[1, 43], [2, 46]]}):
+        config = hf_whisper.read_generation(target.config, {**SPECIAL, **table})
+        named = target._replace(config=config)
+        assert transcribe._language(named, config.speech, config.speech.language) == "de"
+        assert transcribe._task(named, config.speech, transcribe.Transcribing()) == "translate"
+        again = hf_whisper.read_generation(target.config, hf_whisper.write_generation(config))
+        assert again.speech == config.speech

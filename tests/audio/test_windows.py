@@ -49,3 +49,7 @@ def test_a_text_without_timestamps_is_one_segment():
     segments, moved = windows.split([5, 6, 7], None, 0, 400)
     assert [(x.start, x.end, x.tokens) for x in segments] == [(0.0, 4.0, [5, 6, 7])] and moved == 400
     assert windows.split([], FIRST, 0, 400)[0][0].tokens == []
+
+
+def test_a_text_that_breaks_the_rules_ends_its_window():
+    assert windows.split([48, 48], first=48, begin=0, frames=300)[1] == 300

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import nets
 from jaxspec.core import Prompt, Room, chunks
 from jaxspec.nets import t5gemma
@@ -96,3 +97,16 @@ def test_layers_that_read_no_encoder_are_refused():
         t5gemma.T5GemmaConfig(**vars(NARROW), encoder=WIDE)
     with pytest.raises(ValueError, match="the start token is 31: expected an id from 0 to 30"):
         dataclasses.replace(CONFIGS["one softmax"], start_token=31)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_model_with_a_trimmed_vocabulary_drafts(kind):
+    config = CONFIGS[kind]
+    model = jaxspec.Model(t5gemma.language_model(config), params_of(config), config=config)
+    options = dict(max_new_tokens=9, eos_ids=())
+    plain = jaxspec.generate(model, PROMPT, **options)
+    drafter = jaxspec.trim_vocabulary(model, size=20)
+    out = jaxspec.generate(model, PROMPT, drafter=drafter, gamma=3, **options)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.stats.accepted.sum() > 0

@@ -123,6 +123,9 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
     other = teacher._replace(params=jax.tree.map(lambda leaf: leaf + 1, params))
     with pytest.raises(ValueError, match=r"holds answers of .*, expected .*: move it away"):
         distil.answers(other, examples, path, 6, progress=False)
+    german = teacher._replace(lm=teacher.lm._replace(limits=teacher.lm.limits._replace(begin=(3,))))
+    with pytest.raises(ValueError, match="'begins'"):  # of the same weights, which write another language
+        distil.answers(german, examples, path, 6, progress=False)
 
 
 @pytest.mark.slow

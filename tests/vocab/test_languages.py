@@ -63,6 +63,50 @@ def test_a_model_without_languages_is_refused():
     small = jaxspec.trim_vocabulary(model_of(), size=200)
     with pytest.raises(ValueError, match="before its vocabulary is trimmed"):
         jaxspec.with_languages(small, target="deu_Latn")
+    assert jaxspec.with_languages(small, source="fra_Latn").lm == small.lm
+
+
+def test_a_shared_encoder_stays_shared():
+    target = model_of()
+    draft = jaxspec.drafters.share_encoder(target, target)
+    german = jaxspec.with_languages(draft, target="deu_Latn")
+    assert german.lm.encoder.is_shared and german.lm.limits.begin == (language_id(target, "deu_Latn"),)
+    assert jaxspec.with_languages(draft, source="deu_Latn").lm == draft.lm
+
+
+def test_scores_are_those_of_the_text_that_was_generated():
+    """After a beginning of two tokens; each token's log probability is that of the row that generate has written."""
+    model = model_of()
+    german = model._replace(lm=t5.language_model(dataclasses.replace(CONFIG, begin_tokens=(40, 41))))
+    out = jaxspec.generate(german, [[5, 6, 7]], max_new_tokens=6, eos_ids=(), log_probs=True)
+    (score,) = jaxspec.score(german, [([5, 6, 7], out.tokens[0].tolist())])
+    np.testing.assert_allclose(score.log_probs, out.log_probs.raw[0], atol=1e-5)
+
+
+def test_a_drafter_of_another_tokenizer_is_refused_after_a_beginning():
+    words = ["<unk>", "</s>", "ab", "a", "b"]
+    names = {"target": words, "draft": [word for word in words if word != "ab"]}
+    models = {
+        name: Model(t5.language_model(config), t5.init(config, jax.random.key(0)), bpe(names[name]), config)
+        for name, config in {name: tiny_t5(len(names[name])) for name in names}.items()
+    }
+    draft = jaxspec.share_vocabulary(models["draft"], models["target"])
+    plain = jaxspec.generate(models["target"], [[3, 2, 4]], max_new_tokens=6, eos_ids=())
+    out = jaxspec.generate(models["target"], [[3, 2, 4]], drafter=draft, gamma=2, max_new_tokens=6, eos_ids=())
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    row = Prompt(jnp.array([[0, 3]]), jnp.array([2]), Prompt(jnp.array([[3, 2, 4]]), jnp.array([3])))
+    with pytest.raises(ValueError, match="expected a drafter with the target's tokenizer"):
+        jaxspec.generate(models["target"], row, drafter=draft, gamma=2, max_new_tokens=6, eos_ids=())
+
+
+def bpe(words):
+    """A tokenizer whose words are characters, and "ab"."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    merges = [("a", "b")] if "ab" in words else []
+    raw = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", unk_token="<unk>")
 
 
 def test_rows_of_several_languages_share_a_batch_and_drafters_follow_their_target():

@@ -33,6 +33,7 @@ KEYS = {  # the network's fields: those of config.json
 DECODER = {"ff_dim": "decoder_ffn_dim", "heads": "decoder_attention_heads"}  # equal in every published model
 LISTS = {"suppressed": "suppress_tokens", "suppressed_first": "begin_suppress_tokens"}
 NUMBERS = {"no_timestamps": "no_timestamps_token_id", "latest_start": "max_initial_timestamp_index"}
+DEFAULTS = ("language", "task")
 TABLES = {"language": "lang_to_id", "task": "task_to_id"}  # their ids by "<|en|>" and "transcribe"
 
 
@@ -86,7 +87,18 @@ def read_generation(config: WhisperConfig, table: dict) -> WhisperConfig:
         fields[f"{field}_tokens"] = ids(key, entries.values())
         if len(fields[f"{field}_tokens"]) < len(entries):
             raise FamilyError(f"{key} has ids that the model lacks: expected ids from 0 to {config.vocab_size - 1}")
-    return dataclasses.replace(config, speech=Speech(**fields))
+    speech = Speech(**fields, language=table.get("language"), task=table.get("task"))
+    # Older files have defaults as [[place, token], ...] of a row's beginning.
+    forced = [token for _, token in table.get("forced_decoder_ids") or ()]
+    languages, tasks = (dict(zip(tokens, x, strict=True)) for x, tokens in _named(speech))
+    language = speech.language or next((languages[token] for token in forced if token in languages), None)
+    task = speech.task or next((tasks[token] for token in forced if token in tasks), None)
+    return dataclasses.replace(config, speech=dataclasses.replace(speech, language=language, task=task))
+
+
+def _named(speech: Speech) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
+    """Returns the names and the tokens of languages, and of tasks."""
+    return (speech.languages, speech.language_tokens), (speech.tasks, speech.task_tokens)
 
 
 def write_generation(config: WhisperConfig) -> dict[str, Any]:
@@ -94,6 +106,7 @@ def write_generation(config: WhisperConfig) -> dict[str, Any]:
     speech = config.speech
     lists = {key: list(getattr(speech, field)) for field, key in LISTS.items()}
     numbers = {key: getattr(speech, field) for field, key in NUMBERS.items()}
+    numbers |= {name: getattr(speech, name) for name in DEFAULTS}
     tables = {
         "lang_to_id": {
             f"<|{name}|>": token for name, token in zip(speech.languages, speech.language_tokens, strict=True)
@@ -152,5 +165,5 @@ WHISPER = Family(
     unwritten=("begin_tokens", "dtype", "end_tokens", "speech"),
     read_generation=read_generation,
     write_generation=write_generation,
-    generation_keys=(*LISTS.values(), *NUMBERS.values(), *TABLES.values()),
+    generation_keys=(*LISTS.values(), *NUMBERS.values(), *TABLES.values(), *DEFAULTS, "forced_decoder_ids"),
 )
