@@ -216,7 +216,7 @@ def test_a_stop_string_leaves_nothing_behind(plain):
     place = next(at for at in range(3, 16) if texts[0][at] > 1 and texts[0][at] not in texts[0][:at])
     stop = WORDS.convert_ids_to_tokens(texts[0][place])
     options = GREEDY | dict(drafter=worded, eos_ids=[], top_log_probs=TOP)
-    whole = jaxspec.generate(worded, Prompt(*map(jnp.asarray, prepare(TABLE, START).prompt)), **options)
+    whole = jaxspec.generate(worded, jax.tree.map(jnp.asarray, prepare(TABLE, START).prompt), **options)
     for limit in (16, place + 1):
         options |= dict(max_new_tokens=[limit, 16])
         out = jaxspec.generate(worded, prepare(TABLE, START).prompt, stop=[stop], **options)
