@@ -83,6 +83,7 @@ def test_scores_are_those_of_the_text_that_was_generated():
     np.testing.assert_allclose(score.log_probs, out.log_probs.raw[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_drafter_of_another_tokenizer_is_refused_after_a_beginning():
     words = ["<unk>", "</s>", "ab", "a", "b"]
     names = {"target": words, "draft": [word for word in words if word != "ab"]}
@@ -109,6 +110,7 @@ def bpe(words):
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", unk_token="<unk>")
 
 
+@pytest.mark.slow
 def test_rows_of_several_languages_share_a_batch_and_drafters_follow_their_target():
     """One row begins with two tokens, the other with one: each is that of its own call, drafted or not."""
     target, draft = model_of(), model_of(tiny_t5(256), seed=1)
