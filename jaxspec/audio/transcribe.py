@@ -84,7 +84,8 @@ def transcribe(
 
     Sound of more than 30 seconds is read in windows, one after the other: each begins where the last complete segment
     of the one before it ends. Windows of several sounds are decoded together. The text is that of transformers'
-    `generate` on the same features. There is no fallback to other temperatures, and no window reads the text before it.
+    `generate` on the same features, with the same task. There is no fallback to other temperatures, and no window reads
+    the text before it.
 
     Args:
         target: a Whisper model.
@@ -111,17 +112,23 @@ def transcribe(
             wrong.
         FloatingPointError: the target's logits are not finite.
 
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.nets import whisper
+        >>> options = dict(start_token=3, end_tokens=(19,), speech=whisper.Speech(no_timestamps=20))
+        >>> config = whisper.WhisperConfig(32, 8, 8, 1, 1, 1, 4, 50, max_positions=6, **options)
+        >>> model = Model(whisper.language_model(config), whisper.init(config, jax.random.key(0)), config=config)
+        >>> (transcript,) = jaxspec.transcribe(model, np.zeros(16_000), drafter=jaxspec.drafters.prompt_lookup())
+        >>> transcript.seconds, transcript.language, len(transcript.segments) > 0
+        (1.0, None, True)
+
     Reference: Radford et al., arXiv 2212.04356; Gandhi et al., Distil-Whisper, arXiv 2311.00430.
     """
     (batch_size,) = integers(1, batch_size=batch_size)
     several = isinstance(audio, list | tuple) and not (audio and isinstance(audio[0], numbers.Real))
     if not (isinstance(audio, str | os.PathLike | list | tuple) or hasattr(audio, "__array__")):
         raise TypeError(f"audio is of type {type(audio).__name__}: expected a path, a waveform, or a list of these")
-    unknown = [name for name in sampling if name not in OPTIONS and name != "logits_processors"]
-    if unknown:
-        raise TypeError(
-            f"{unknown[0]} is no option of transcribe: expected one of {', '.join(OPTIONS)}, logits_processors"
-        )
+    inputs.check_names(sampling, [*OPTIONS, "logits_processors"])
     inputs.check_shared(sampling, "expected one for all sounds")
     inputs.check_type(language, str | None, "language", "a code such as 'de', the same for all sounds")
     sounds: Any = audio if several else [audio]

@@ -198,8 +198,7 @@ def arrays_of(prompt: Prompt) -> Prompt:
     """Returns the same rows as arrays of JAX's."""
     try:
         tokens, length = (x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompt[:2])
-        is_text = isinstance(prompt.encoder, Prompt)
-        encoder = arrays_of(prompt.encoder) if is_text else jax.tree.map(jnp.asarray, prompt.encoder)
+        encoder = arrays_of(prompt.encoder) if isinstance(prompt.encoder, Prompt) else prompt.encoder
         return Prompt(tokens, length, encoder)
     except (ValueError, TypeError) as error:
         raise ValueError(

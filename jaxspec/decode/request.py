@@ -346,7 +346,8 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
         check_prompt(prompts, target.lm)
         if prompts.encoder is None:
             return "ids", _in_bucket(prompts)
-        source = _in_bucket(prompts.encoder) if isinstance(prompts.encoder, Prompt) else prompts.encoder
+        is_text = isinstance(prompts.encoder, Prompt)
+        source = _in_bucket(prompts.encoder) if is_text else jax.tree.map(jnp.asarray, prompts.encoder)
         return "ids", Prompt(jnp.asarray(prompts.tokens, jnp.int32), jnp.asarray(prompts.length, jnp.int32), source)
     texts = prompts
     if target.tokenizer is None:
@@ -395,10 +396,16 @@ def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
     """Refuses what an encoder cannot read beside so many rows of the decoder."""
     if lm.limits.start_token is None:
         raise ValueError("the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out")
+    if isinstance(source, Prompt) != (lm.prompt_vocab > 0):
+        got = "a Prompt of ids" if isinstance(source, Prompt) else f"of type {type(source).__name__}"
+        expected = "features of sound" if lm.prompt_vocab == 0 else "a jaxspec.Prompt of the ids that it reads"
+        raise ValueError(f"the encoder's part of the prompt is {got}: expected {expected}")
     if any(jnp.shape(x)[:1] != (rows,) for x in jax.tree.leaves(source)):
         shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(source))
         raise ValueError(f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in each")
     if isinstance(source, Prompt):
+        if source.encoder is not None:
+            raise ValueError("the encoder's part of the prompt has an encoder's part itself: leave that one out")
         check_prompt(source, lm)
 
 

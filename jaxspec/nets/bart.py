@@ -3,11 +3,6 @@
 It is the first Transformer (Vaswani et al., arXiv 1706.03762) with a choice of norms and positions. mBART, M2M-100 and
 NLLB normalise the input of each block, BART and Marian the sum after it.
 
-Whisper's decoder is a configuration, too: `norms_after=False`, `embedding_norm=False`, `final_norm=True`, `offset=0`,
-`positions="learned"`, `key_bias=False`, `logits_bias=False`. A network with another encoder is a subclass of `Bart`
-with `setup_encoder`, `encode` and `real` of its own; the names of their parameters begin with "encoder". Its file has
-a `language_model`, an `init` and a record as this one, made by the functions of `nets.encoder_decoder`.
-
 Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, M model dimension, V vocabulary.
 """
 
@@ -17,7 +12,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -27,10 +21,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import dense, encoder_decoder, stack
-from jaxspec.nets.attention import MASKED, Attention, FeedForward, LayerInputs, LayerNorm, causal, for_queries
+from jaxspec.nets.attention import MASKED, LayerInputs, LayerNorm, causal, for_queries
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.encoder_decoder import EncoderDecoder, Layer
+from jaxspec.nets.encoder_decoder import EncoderDecoder, Layer, layer_with_biases
 
 POSITIONS = ("learned", "sinusoids", "inclusive sinusoids")
 
@@ -54,7 +48,6 @@ class BartConfig:
         scale_embedding: whether embedded tokens are multiplied by the root of `dim`.
         tied_head: whether the head is the decoder's embedding.
         logits_bias: whether a bias is added to the logits.
-        key_bias: whether projections to keys have biases, as all others do.
         start_token: the id that the decoder's row begins with.
         begin_tokens: ids that follow it in every row, such as a language.
         banned_tokens: ids that are never generated: their logits are -1e30.
@@ -80,7 +73,6 @@ class BartConfig:
     scale_embedding: bool = False
     tied_head: bool = True
     logits_bias: bool = True
-    key_bias: bool = True
     start_token: int = 2
     begin_tokens: tuple[int, ...] = ()
     banned_tokens: tuple[int, ...] = ()
@@ -145,40 +137,27 @@ class Bart(EncoderDecoder):
             self.decoder_position = self._table(c.max_positions + c.offset)
         if c.embedding_norm:
             self.decoder_embedding_norm = self._norm()
-        self.decoder = [self.layer(has_cross=True) for _ in range(c.decoder_layers)]
+        self.decoder = [self._layer(has_cross=True) for _ in range(c.decoder_layers)]
         if c.final_norm:
             self.decoder_norm = self._norm()
         if not c.tied_head:
             self.head = Dense(c.vocab_size, c.logits_bias, dtype)
         elif c.logits_bias:
             self.head = LogitsBias()
-        self.setup_encoder()
-
-    def setup_encoder(self):
-        """Makes the parts of the encoder: the place for another one."""
-        c = self.config
         if c.source_vocab is not None:
             self.encoder_embedding = self._table(c.source_vocab)
         if c.positions == "learned":
             self.encoder_position = self._table(c.max_positions + c.offset)
         if c.embedding_norm:
             self.encoder_embedding_norm = self._norm()
-        self.encoder = [self.layer(has_cross=False) for _ in range(c.encoder_layers)]
+        self.encoder = [self._layer(has_cross=False) for _ in range(c.encoder_layers)]
         if c.final_norm:
             self.encoder_norm = self._norm()
 
-    def layer(self, has_cross: bool) -> Layer:
-        """Makes a layer of either side."""
-        c, options = self.config, dict(dtype=jnp.dtype(self.config.dtype))
-        biases: dict[str, Any] = dict(qkv_bias=True, out_bias=True, key_bias=c.key_bias)
-        scale = c.head_dim**-0.5
-        return Layer(
-            functools.partial(Attention, c.heads, c.heads, c.head_dim, c.dim, scale, **biases, **options),
-            functools.partial(FeedForward, c.dim, c.ff_dim, c.activation, use_bias=True, **options),
-            self._norm,
-            has_cross,
-            c.norms_after,
-        )
+    @nn.nowrap
+    def _layer(self, has_cross: bool) -> Layer:
+        c = self.config
+        return layer_with_biases(c, has_cross=has_cross, norms_after=c.norms_after, epsilon=c.epsilon)
 
     @nn.nowrap
     def _norm(self) -> LayerNorm:
@@ -210,10 +189,7 @@ class Bart(EncoderDecoder):
         """Computes the encoder's output; `mask` is that of `real`."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=jnp.int32)[None]
         table = self.embedding if self.config.source_vocab is None else self.encoder_embedding
-        return self.encode_embedded(self._embedded(prompt.tokens, position, table, "encoder"), mask)
-
-    def encode_embedded(self, x: Float[Array, "B P M"], mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
-        """Runs the encoder's layers on what the first one reads."""
+        x = self._embedded(prompt.tokens, position, table, "encoder")
         inputs = LayerInputs(for_queries(x.shape[1], lambda *_: (mask, None))[0], None, None)
         x = stack.without_cache([functools.partial(layer, inputs=inputs) for layer in self.encoder], x)[-1]
         return self.encoder_norm(x) if self.config.final_norm else x

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room, chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
-from jaxspec.nets.attention import EncoderKeys, LayerInputs
+from jaxspec.nets.attention import Attention, EncoderKeys, FeedForward, LayerInputs, LayerNorm
 from jaxspec.nets.mismatch import Init, named_mismatch
 from jaxspec.nets.network import Network
 from jaxspec.sharding import Axes
@@ -101,6 +101,28 @@ class Layer(nn.Module):
 
     def _after(self, norm: Callable[[Array], Array], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         return norm(x) if self.norms_after else x
+
+
+def layer_with_biases(
+    config: Any, *, has_cross: bool, norms_after: bool = False, key_bias: bool = True, epsilon: float = 1e-5
+) -> Layer:
+    """Makes a layer as the first Transformer's: scaled attention, biases everywhere, norms that centre.
+
+    Args:
+        config: the network's shape, with heads, head_dim, dim, ff_dim, activation and dtype.
+        has_cross, norms_after: attributes of `Layer`.
+        key_bias: whether projections to keys have a bias, too.
+        epsilon: added to the variance in every norm.
+    """
+    c, dtype = config, jnp.dtype(config.dtype)
+    biases: dict[str, Any] = dict(qkv_bias=True, key_bias=key_bias, out_bias=True)
+    return Layer(
+        functools.partial(Attention, c.heads, c.heads, c.head_dim, c.dim, c.head_dim**-0.5, **biases, dtype=dtype),
+        functools.partial(FeedForward, c.dim, c.ff_dim, c.activation, use_bias=True, dtype=dtype),
+        functools.partial(LayerNorm, epsilon, dtype=dtype),
+        has_cross,
+        norms_after,
+    )
 
 
 def empty_decoder(config: Any, batch: int, room: Room) -> kv.KVCache:
@@ -229,8 +251,7 @@ def language_model(net: type[EncoderDecoder], config: Any, taps: Sequence[int] =
 def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...]) -> LanguageModel:
     module = net(config, taps)
     most = config.max_positions
-    source_vocab = getattr(config, "source_vocab", None)
-    limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens, source_vocab)
+    limits = Limits(config.start_token, most, most, config.end_tokens, config.begin_tokens, config.source_vocab)
     init = functools.partial(init_params, net)
 
     def encode(module: Any, source: Any, encoded: Array | None) -> tuple[Any, tuple[Cross, ...], Array]:
@@ -277,7 +298,8 @@ def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...
         return kv.keys_values(cache.decoder, layer)
 
     inside = stack.inside(module, config.dim, taps, config.decoder_layers)
-    encoder = Encoder(encoder_params, lambda params, encoder: params | encoder, prefill)
+    parameters = functools.partial(encoder_params, source_vocab=config.source_vocab)
+    encoder = Encoder(parameters, lambda params, encoder: params | encoder, prefill)
     return LanguageModel(
         prefill,
         extend,
@@ -290,10 +312,14 @@ def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...
     )
 
 
-def encoder_params(params: Params) -> Params:
-    """Returns the parameters that prompts are encoded with; the decoder may read tokens with the same embedding."""
-    # An encoder with an embedding of its own, or of sound, does not read the decoder's.
-    shared = () if {"encoder_embedding", "encoder_conv1"} & set(params) else ("embedding",)
+def encoder_params(params: Params, source_vocab: int | None = None) -> Params:
+    """Returns the parameters that prompts are encoded with.
+
+    Args:
+        params: an encoder-decoder's.
+        source_vocab: the configuration's; None: both sides read tokens with one embedding.
+    """
+    shared = ("embedding",) if source_vocab is None else ()
     return {name: value for name, value in params.items() if name.startswith("encoder") or name in shared}
 
 

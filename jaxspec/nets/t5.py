@@ -70,6 +70,8 @@ class T5Config:
     bias_by_layer: bool = False
     begin_tokens: tuple[int, ...] = ()
 
+    source_vocab = None  # no field: both sides share an embedding
+
     def __post_init__(self):
         if self.scaled_head is None:
             object.__setattr__(self, "scaled_head", self.tied_head)

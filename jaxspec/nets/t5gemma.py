@@ -61,6 +61,11 @@ class T5GemmaConfig(DecoderConfig):
             raise ValueError("a decoder layer reads no encoder: expected `cross`, or attention with `reads_source`")
 
     @property
+    def source_vocab(self) -> int | None:
+        """Number of ids that the encoder reads with an embedding of its own; None: it shares the decoder's."""
+        return None if self.shares_embedding else self.encoder.vocab_size
+
+    @property
     def encoder_layers(self) -> int:
         """Counts the encoder's layers."""
         return len(self.encoder.layers)

@@ -21,10 +21,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import encoder_decoder, stack
-from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerInputs, LayerNorm, causal, for_queries
+from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, LayerNorm, causal, for_queries
 from jaxspec.nets.dense import parameter, precision
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.encoder_decoder import EncoderDecoder
+from jaxspec.nets.encoder_decoder import EncoderDecoder, layer_with_biases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,17 +137,6 @@ class FrameConvolution(nn.Module):
         return y + bias.astype(self.dtype)[None, :, None]
 
 
-def _layer(config: WhisperConfig, *, has_cross: bool) -> encoder_decoder.Layer:
-    c, dtype = config, jnp.dtype(config.dtype)
-    attention = functools.partial(Attention, c.heads, c.heads, c.head_dim, c.dim, scale=c.head_dim**-0.5)
-    return encoder_decoder.Layer(
-        functools.partial(attention, qkv_bias=True, key_bias=False, out_bias=True, dtype=dtype),
-        functools.partial(FeedForward, c.dim, c.ff_dim, c.activation, use_bias=True, dtype=dtype),
-        functools.partial(LayerNorm, dtype=dtype),
-        has_cross,
-    )
-
-
 class Whisper(EncoderDecoder):
     """The network. `__call__` is teacher forcing; `encode`, `embed` and `run` are the steps of decoding."""
 
@@ -159,8 +148,9 @@ class Whisper(EncoderDecoder):
         self.encoder_positions = Embedding(c.source_positions, c.dim, normal, dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, normal, dtype)
         self.position = Embedding(c.max_positions, c.dim, normal, dtype)
-        self.encoder = [_layer(c, has_cross=False) for _ in range(c.encoder_layers)]
-        self.decoder = [_layer(c, has_cross=True) for _ in range(c.decoder_layers)]
+        layer = functools.partial(layer_with_biases, c, key_bias=False)
+        self.encoder = [layer(has_cross=False) for _ in range(c.encoder_layers)]
+        self.decoder = [layer(has_cross=True) for _ in range(c.decoder_layers)]
         self.encoder_norm, self.decoder_norm = LayerNorm(dtype=dtype), LayerNorm(dtype=dtype)
 
     @staticmethod

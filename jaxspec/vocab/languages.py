@@ -17,9 +17,8 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
         nllb = jaxspec.load("facebook/nllb-200-distilled-600M", source_language="eng_Latn", target_language="deu_Latn")
         french = jaxspec.with_languages(nllb, target="fra_Latn")
 
-    A drafter's rows begin as its target's do; but give it the source language, too, where it has another tokenizer. For
-    rows of several languages in one batch give a `Prompt` with an `encoder` part, whose tokens are each row's
-    beginning.
+    A drafter's rows begin as its target's do, so it needs no languages. For rows of several languages in one batch give
+    a `Prompt` with an `encoder` part, whose tokens are each row's beginning.
 
     Args:
         model: the model, with its tokenizer.

@@ -143,8 +143,8 @@ def test_text_prompts_are_refused_by_the_encoder(target):
 def test_options_that_hold_for_no_sound_are_refused(target, sound):
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"temperature": [1.0, 0.0]}, "temperature has a value for each of several rows: expected one for all sounds"),
-        ({"num_samples": 2}, "num_samples is no option of transcribe: expected one of"),
-        ({"regex": "a"}, "regex is no option of transcribe"),
+        ({"num_samples": 2}, "there is no option 'num_samples': expected one of"),
+        ({"regex": "a"}, "there is no option 'regex'"),
         ({"language": ["en"]}, "language is of type list: expected a code such as 'de'"),
     ]
     for options, message in wrong:

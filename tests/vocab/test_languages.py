@@ -151,6 +151,13 @@ def test_a_wrong_encoder_part_is_refused():
     bad = Prompt(jnp.array([[2]]), jnp.array([1]), source._replace(tokens=jnp.array([[5, 6, 300]])))
     with pytest.raises(ValueError, match="token id 300: expected ids from 0 to 255"):
         jaxspec.generate(target, bad)
+    for part, message in (
+        (jnp.ones((1, 3)), "of type ArrayImpl: expected a jaxspec.Prompt of the ids"),
+        (["text"], "of type list: expected a jaxspec.Prompt"),
+        (bad, "has an encoder's part itself: leave that one out"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jaxspec.generate(target, bad._replace(encoder=part))
     from jaxspec.testing import table_model
 
     with pytest.raises(ValueError, match="decoder-only: leave `encoder` out"):

@@ -124,35 +124,39 @@ def names(config: BartConfig) -> dict[str, Tensor]:
     return tensors
 
 
-def side_names(config: Any, side: str, layers: int, prefix: str) -> dict[str, Tensor]:
+def side_names(config: BartConfig, side: str, layers: int, prefix: str) -> dict[str, Tensor]:
     """Says where the parameters of a side lie, but for its embedding: norms, positions and layers."""
     tensors: dict[str, Tensor] = {}
-
-    def add(part: str, name: str, leaves: tuple[str, ...]) -> None:
-        for leaf in leaves:
-            tensors[f"{part}/{leaf}"] = Tensor(f"{prefix}.{name}.{'bias' if leaf == 'bias' else 'weight'}")
-
-    norm, matrix = ("scale", "bias"), ("weight", "bias")
     if config.positions == "learned":
-        add(f"{side}_position", "embed_positions", ("embedding",))
+        tensors |= _leaves(f"{side}_position", f"{prefix}.embed_positions", ("embedding",))
     if config.embedding_norm:
-        add(f"{side}_embedding_norm", "layernorm_embedding", norm)
+        tensors |= _leaves(f"{side}_embedding_norm", f"{prefix}.layernorm_embedding", NORM)
     if config.final_norm:
-        add(f"{side}_norm", "layer_norm", norm)
+        tensors |= _leaves(f"{side}_norm", f"{prefix}.layer_norm", NORM)
+    return tensors | layer_names(side, layers, f"{prefix}.layers")
+
+
+NORM, MATRIX = ("scale", "bias"), ("weight", "bias")
+
+
+def layer_names(side: str, layers: int, prefix: str, *, key_bias: bool = True) -> dict[str, Tensor]:
+    """Says where the parameters of a side's layers lie: also Whisper's, whose projections to keys have no bias."""
+    tensors: dict[str, Tensor] = {}
     blocks = {"attention": "self_attn", "cross": "encoder_attn"}
     for i in range(layers):
-        layer, name = f"{side}_{i}", f"layers.{i}"
+        layer, name = f"{side}_{i}", f"{prefix}.{i}"
         for block, tensor in list(blocks.items())[: 1 if side == "encoder" else 2]:
-            add(f"{layer}/{block}_norm", f"{name}.{tensor}_layer_norm", norm)
-            for part, projection in (("query", "q_proj"), ("value", "v_proj"), ("out", "out_proj")):
-                add(f"{layer}/{block}/{part}", f"{name}.{tensor}.{projection}", matrix)
-            # Whisper's projections to keys have no bias.
-            keys = matrix if config.key_bias else ("weight",)
-            add(f"{layer}/{block}/key", f"{name}.{tensor}.k_proj", keys)
-        add(f"{layer}/ff_norm", f"{name}.final_layer_norm", norm)
-        add(f"{layer}/ff/wi", f"{name}.fc1", matrix)
-        add(f"{layer}/ff/out", f"{name}.fc2", matrix)
+            tensors |= _leaves(f"{layer}/{block}_norm", f"{name}.{tensor}_layer_norm", NORM)
+            for part, projection in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("out", "out_proj")):
+                leaves = MATRIX if part != "key" or key_bias else ("weight",)
+                tensors |= _leaves(f"{layer}/{block}/{part}", f"{name}.{tensor}.{projection}", leaves)
+        tensors |= _leaves(f"{layer}/ff_norm", f"{name}.final_layer_norm", NORM)
+        tensors |= _leaves(f"{layer}/ff/wi", f"{name}.fc1", MATRIX) | _leaves(f"{layer}/ff/out", f"{name}.fc2", MATRIX)
     return tensors
+
+
+def _leaves(path: str, name: str, leaves: tuple[str, ...]) -> dict[str, Tensor]:
+    return {f"{path}/{leaf}": Tensor(f"{name}.{'bias' if leaf == 'bias' else 'weight'}") for leaf in leaves}
 
 
 SHARED, BIAS = "model.shared.weight", "final_logits_bias"

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
+from jaxspec.weights.hf_families.bart import layer_names
 from jaxspec.weights.hf_families.common import (
     EMBEDDING,
     THEIRS,
@@ -117,10 +118,6 @@ def write_generation(config: WhisperConfig) -> dict[str, Any]:
     return table | {"decoder_start_token_id": config.start_token, "is_multilingual": bool(speech.languages)}
 
 
-BLOCKS = {"attention": "self_attn", "cross": "encoder_attn"}
-MATRICES = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
-
-
 def names(config: WhisperConfig) -> dict[str, Tensor]:
     """Says where each parameter lies."""
     tensors = {EMBEDDING: EMBEDDED}
@@ -131,25 +128,13 @@ def names(config: WhisperConfig) -> dict[str, Tensor]:
         tensors[f"encoder_conv{i}/kernel"] = f"model.encoder.conv{i}.weight"
         tensors[f"encoder_conv{i}/bias"] = f"model.encoder.conv{i}.bias"
 
-    def norm(path: str, name: str) -> None:
-        tensors[f"{path}/scale"], tensors[f"{path}/bias"] = f"{name}.weight", f"{name}.bias"
-
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        norm(f"{side}_norm", f"model.{side}.layer_norm")
-        for i in range(layers):
-            layer, tensor = f"{side}_{i}", f"model.{side}.layers.{i}"
-            for block, name in list(BLOCKS.items())[: 1 if side == "encoder" else 2]:
-                norm(f"{layer}/{block}_norm", f"{tensor}.{name}_layer_norm")
-                for matrix, projection in MATRICES.items():
-                    tensors[f"{layer}/{block}/{matrix}/weight"] = f"{tensor}.{name}.{projection}.weight"
-                    # A bias of keys would add the same to all scores of a query: the softmax takes it away.
-                    if matrix != "key":
-                        tensors[f"{layer}/{block}/{matrix}/bias"] = f"{tensor}.{name}.{projection}.bias"
-            norm(f"{layer}/ff_norm", f"{tensor}.final_layer_norm")
-            for matrix, projection in (("wi", "fc1"), ("out", "fc2")):
-                tensors[f"{layer}/ff/{matrix}/weight"] = f"{tensor}.{projection}.weight"
-                tensors[f"{layer}/ff/{matrix}/bias"] = f"{tensor}.{projection}.bias"
-    return {path: Tensor(name) for path, name in tensors.items()}
+    for side in ("encoder", "decoder"):
+        for leaf, name in (("scale", "weight"), ("bias", "bias")):
+            tensors[f"{side}_norm/{leaf}"] = f"model.{side}.layer_norm.{name}"
+    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+    # A bias of keys would add the same to all scores of a query: the softmax takes it away.
+    sides = (layer_names(side, n, f"model.{side}.layers", key_bias=False) for side, n in layers.items())
+    return {path: Tensor(name) for path, name in tensors.items()} | {k: v for side in sides for k, v in side.items()}
 
 
 EMBEDDED = "model.decoder.embed_tokens.weight"
