@@ -18,6 +18,7 @@ if "XLA_FLAGS" not in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones refuse these flags
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # PyTorch's threads only wait for each other, with models of these sizes
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; huggingface_hub reads this when it is imported
 
 import hypothesis
@@ -125,6 +126,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     config.option.loadscopereorder = False  # not those with the most tests first, but in the order above
     return BySharedPrograms(config, log)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay: nothing need look through them again
 
 
 def pytest_report_header() -> str:

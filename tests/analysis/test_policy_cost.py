@@ -1,5 +1,6 @@
 """Rounds that are timed for a policy have as many draft tokens as is said, and c and v are what rounds take."""
 
+import functools
 import itertools
 
 import jax
@@ -80,6 +81,11 @@ def test_a_generation_that_drafts_nothing_has_no_costs(drafter, gamma):
         policy_costs(prepared(drafter, gamma))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def step(decoder, weights, state):
+    return decoder.step(weights, state)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rounds_have_as_many_draft_tokens_as_is_said(name):
     bound, gamma = DRAFTERS[name], 3
@@ -87,7 +93,7 @@ def test_rounds_have_as_many_draft_tokens_as_is_said(name):
     depth = prepared(bound, gamma).decoder.gamma
     for count in range(depth + 1):
         forced = prepared(full, gamma, policy=cost._always(count, depth), eos_ids=())
-        _, info = forced.decoder.step(forced.weights, loop.begin(forced))
+        _, info = step(forced.decoder, forced.weights, loop.begin(forced))
         if bound.functions.tree is None:
             assert info.draft_length.tolist() == [count] * 2
         else:  # a tree's nodes: none, or those of so many levels
@@ -104,7 +110,7 @@ def test_rounds_never_end():
         arguments = generation.decoder, generation.weights, loop.begin(generation), place, policy
         return cost.rounds(*arguments, jnp.asarray(count, jnp.int32))
 
-    expected, _ = generation.decoder.step(generation.weights, begun)
+    expected, _ = step(generation.decoder, generation.weights, begun)
     assert (after(1).tokens == expected.tokens).all()
     states = [after(count) for count in (2, 20, 21)]
     assert [int(state.stats.rounds[0]) for state in states] == [2, 20, 21]  # none is done, and counts as live

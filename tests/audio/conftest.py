@@ -79,8 +79,8 @@ def whisper(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sound():
-    """60 seconds of noise whose loudness and colour change."""
-    rng, time = np.random.RandomState(0), np.arange(60 * RATE) / RATE
+    """24 seconds of noise whose loudness and colour change."""
+    rng, time = np.random.RandomState(0), np.arange(24 * RATE) / RATE
     noise = rng.uniform(-0.5, 0.5, len(time)) * np.abs(np.sin(1.7 * time))
     tones = np.sin(2 * np.pi * (200 + 150 * np.floor(2 * time)) * time) * (np.sin(5 * time) > 0)
-    return (noise + 0.4 * tones).astype(np.float32)[: 60 * RATE // HOP * HOP]
+    return (noise + 0.4 * tones).astype(np.float32)[: 24 * RATE // HOP * HOP]

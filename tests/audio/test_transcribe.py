@@ -50,12 +50,12 @@ def check(transcript, segments):
     np.testing.assert_allclose(times, [segment[:2] for segment in segments], atol=1e-6)
 
 
-def test_a_minute_is_transcribed_as_transformers_does(whisper, plain, sound):
+def test_many_windows_are_transcribed_as_transformers_does(whisper, plain, sound):
     check(plain, theirs(whisper[0], sound, return_timestamps=True, language="en", task="transcribe"))
-    assert plain.language == "en" and plain.seconds == 60.0
+    assert plain.language == "en" and plain.seconds == 24.0
     words = [token for token in plain.tokens if token < WORDS]
     assert plain.text == "".join(chr(ord("A") + word) for word in words) == "".join(x.text for x in plain.segments)
-    assert len(plain.segments) > 20 and len(set(words)) > 4
+    assert len(plain.segments) > 8 and len(set(words)) > 4
 
 
 @pytest.mark.parametrize("name", ["shared encoder", "prompt lookup", "tree", "the target itself"])
@@ -75,7 +75,7 @@ def test_drafts_change_rounds_and_no_text(name, target, draft, plain, sound):
 
 def test_several_sounds_are_each_as_by_itself(whisper, target, draft, sound, tmp_path):
     """More sounds than rows, of several lengths and one from a file; each language is detected."""
-    parts = [sound[:40_000], sound[100_000:330_000], sound[50_000:60_000]]
+    parts = [sound[:40_000], sound[100_000:220_000], sound[50_000:60_000]]
     wavfile.write(tmp_path / "a.wav", features.RATE, parts[1])
     sounds = [parts[0], tmp_path / "a.wav", parts[2]]
     together = jaxspec.transcribe(target, sounds, drafter=draft, batch_size=2)
@@ -108,7 +108,7 @@ def test_what_cannot_be_transcribed_is_refused(target, sound):
         jaxspec.transcribe(target, sound, language="klingon")
     with pytest.raises(ValueError, match="task is 'sing': expected one of transcribe, translate"):
         jaxspec.transcribe(target, sound, task="sing")
-    with pytest.raises(ValueError, match=r"sound 0 has 60\.0 s: expected at most 3 s where there are no timestamps"):
+    with pytest.raises(ValueError, match=r"sound 0 has 24\.0 s: expected at most 3 s where there are no timestamps"):
         jaxspec.transcribe(target, sound, language="en", timestamps=False)
     with pytest.raises(ValueError, match="sound 1: the waveform has values that are not finite"):
         jaxspec.transcribe(target, [sound[:10], np.array([np.inf])], language="en")

@@ -10,11 +10,11 @@ from benchmarks.long_job import Sample
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0, 2], ids=["plain", "speculative"])
-def test_a_job_of_thousands_of_prompts_compiles_and_retains_nothing(gamma):
+def test_a_job_of_many_prompts_compiles_and_retains_nothing(gamma):
     target, draft = (long_job.random_model(8, seed, vocab=32) for seed in (0, 1))
-    job = list(long_job.samples(target, draft if gamma else None, 3000, 500, slots=8, gamma=gamma))
-    assert [sample.done for sample in job] == list(range(500, 3001, 500))
-    # A prompt that left one small array behind would add 500 from sample to sample.
+    job = list(long_job.samples(target, draft if gamma else None, 1200, 200, slots=8, gamma=gamma))
+    assert [sample.done for sample in job] == list(range(200, 1201, 200))
+    # A prompt that left one small array behind would add 200 from sample to sample.
     assert all(sample.arrays <= job[0].arrays + 20 for sample in job), [sample.arrays for sample in job]
     assert {sample.compiled for sample in job} == {job[0].compiled}
 

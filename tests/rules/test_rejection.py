@@ -11,7 +11,7 @@ from jaxspec import rules
 from jaxspec.core import Distribution, Draft, noise
 from jaxspec.rules.common import residual
 
-RULE = rules.rejection().verify
+RULE = jax.jit(rules.rejection().verify)
 COUNT = 20_000
 
 
