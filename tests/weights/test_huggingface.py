@@ -234,6 +234,7 @@ SIZES = {"hidden_size": 512, "vocab_size": 8000, "num_attention_heads": 8, "num_
 SIZES |= {"num_hidden_layers": 1, "intermediate_size": 2048, "max_position_embeddings": 64, "hidden_act": "silu"}
 MIXTURE = SIZES | {"num_experts_per_tok": 2, "num_experts": 8, "num_local_experts": 8, "moe_intermediate_size": 2048}
 GEMMA4 = SIZES | {"model_type": "gemma4_text", "head_dim": 32, "global_head_dim": 64}
+GEMMA4 |= {"vocab_size_per_layer_input": 8000}
 NO_SIDE = {"hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2}
 LARGE = {
     "llama": SIZES | {"num_hidden_layers": 6},
