@@ -16,6 +16,8 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = fenced(flat(obj.docstring.value))
+        if obj.path == "jaxspec.core":  # whose `__all__` is derived of what it imports
+            obj.exports = [name for name in obj.members if name[0].isupper()]
 
 
 def flat(text: str) -> str:

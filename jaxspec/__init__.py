@@ -45,47 +45,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BeamSearch",
-    "BoundDrafter",
-    "BoundPolicy",
-    "CheckpointError",
-    "Completion",
-    "DraftHead",
-    "Drafter",
-    "Generation",
-    "LanguageModel",
-    "Model",
-    "Prompt",
-    "Score",
-    "Transcript",
-    "autoregressive",
-    "beam_search",
-    "chat",
-    "drafters",
-    "generate",
-    "generate_many",
-    "load",
-    "load_drafter",
-    "map_vocabulary",
-    "policies",
-    "prefix",
-    "prepare",
-    "rollout",
-    "rules",
-    "score",
-    "sharding",
-    "share_vocabulary",
-    "speculate",
-    "speculative",
-    "stream",
-    "testing",
-    "transcribe",
-    "trim_vocabulary",
-    "with_languages",
-    "with_taps",
-]
-
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
     "jaxspec.audio.transcribe": "Transcript transcribe",
@@ -104,6 +63,7 @@ _HOMES = {
     "jaxspec.weights.tensors": "CheckpointError",
 }
 _PACKAGES = ("drafters", "policies", "rules", "sharding", "testing")
+__all__ = sorted([*_PACKAGES, *" ".join(_HOMES.values()).split()])
 
 
 def __getattr__(name: str) -> Any:

@@ -49,12 +49,9 @@ def run_or_zeros(
 def switch(
     index: Int[Array, ""], branches: Sequence[Callable[[Carry], tuple[Outputs, Carry]]], carry: Carry
 ) -> tuple[Outputs, Carry]:
-    """Runs one of several branches.
+    """Runs one of several branches, by its number. Without such a branch the outputs are zeros and the carry stays.
 
-    Args:
-        index: the number of the branch to run. Without such a branch the outputs are zeros and the carry stays.
-        branches: each makes outputs of the same shapes, and the carry, of the shapes that it had.
-        carry: the values that the branch updates.
+    Each makes outputs of the same shapes, and updates the carry, which keeps its shapes.
 
     >>> writes = [lambda cache, n=n: (cache[n], cache.at[n].set(5.0)) for n in range(2)]
     >>> [leaf.tolist() for leaf in switch(jnp.array(1), writes, jnp.ones(2))]

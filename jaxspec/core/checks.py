@@ -37,8 +37,8 @@ def integers(least: int | None = None, /, **values: Any) -> tuple[int, ...]:
     return tuple(result.values())
 
 
-def number(value: Any, name: str, expected: str) -> float:
-    """Returns a finite real number of any library as Python's; True and False are none.
+def number(value: Any, name: str, expected: str, *, above: float = -math.inf, most: float = math.inf) -> float:
+    """Returns a finite real number of any library as Python's, within bounds; True and False are none.
 
     Raises:
         ValueError: it is not; the message has `name`, the value and what was expected.
@@ -51,7 +51,7 @@ def number(value: Any, name: str, expected: str) -> float:
     if getattr(value, "shape", None) == ():  # NumPy's and JAX's
         dtype = getattr(value, "dtype", None)
         real = getattr(dtype, "kind", "") in ("i", "u", "f") or str(dtype) == "bfloat16"
-    if real and math.isfinite(value):
+    if real and math.isfinite(value) and above < float(value) <= most:
         return float(value)
     raise ValueError(f"{name} is {value!r}: expected {expected}")
 

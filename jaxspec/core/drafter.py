@@ -83,6 +83,10 @@ class RoundEnd(NamedTuple):
     forward: Forward
 
 
+Proposal = tuple[Draft, "Caches"]
+"""A draft, and the caches after it."""
+
+
 class DraftInit(Protocol):
     def __call__(self, start: DraftStart, /) -> Any:
         """Makes the drafter's state, every leaf batch-first."""
@@ -90,7 +94,7 @@ class DraftInit(Protocol):
 
 
 class Propose(Protocol):
-    def __call__(self, weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    def __call__(self, weights: Weights, caches: Caches, context: DraftContext) -> Proposal:
         """Drafts tokens that follow the committed row, in the target's vocabulary.
 
         It may read the target's weights and use the target's cache, which the decoder rewinds to the committed row

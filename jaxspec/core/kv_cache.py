@@ -22,29 +22,6 @@ from jaxspec.core.language_model import Room
 from jaxspec.core.layer_caches import Layer, LayerCache, Maker, Recurrent, recurrent, shared, whole, window
 from jaxspec.core.passes import Pass, View, key_positions, mask, positions
 
-__all__ = [
-    "KVCache",
-    "LayerCache",
-    "Maker",
-    "MappedCache",
-    "Pass",
-    "View",
-    "can_rewind",
-    "empty",
-    "fitted",
-    "key_positions",
-    "keys_values",
-    "mask",
-    "positions",
-    "recurrent",
-    "rewind",
-    "select",
-    "shared",
-    "states",
-    "whole",
-    "window",
-]  # what networks need, in whichever file it is
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -176,11 +153,7 @@ def keys_values(cache: KVCache, layer: int) -> tuple[Layer, Layer, Int[Array, "B
 
 
 def fitted(cache: KVCache, like: KVCache) -> KVCache:
-    """Moves what a cache holds to where a cache of other sizes has it.
-
-    Args:
-        cache: the cache to move.
-        like: a cache of the sizes that are wanted, of which only these are read.
+    """Moves what a cache holds to where a cache of other sizes, of which only these are read, has it.
 
     >>> few, more = (empty(1, Room(9, rewind=n), [window(1, 1, width=2)]) for n in (1, 2))
     >>> at = Pass(few.length, step=5)

@@ -1,7 +1,6 @@
 """The cache of a layer, of any kind: keys and values of all entries or of the last, those of another layer, or a state.
 
-    Whole       keys and values of all entries
-    Window      keys and values of the last entries, for a layer that attends to a window
+    Attended    keys and values of all entries, or of the last for a layer that attends to a window
     Shared      nothing: the layer attends to what an earlier layer has
     Recurrent   a state, and what the last few tokens did to it
 
@@ -60,10 +59,8 @@ class LayerCache:
     def read(self, at: Pass, records: Sequence[Any], *new: Any) -> Any:
         """Returns what the tokens of a pass may attend to; a layer calls it with what they add.
 
-        Args:
-            at: the pass.
-            records: the values that the layers before this one have read in this pass.
-            new: the tokens' keys and values, [B, K, T, D] each; another kind of layer has its own.
+        `records`: what the layers before this one have read in this pass. `new`: the tokens' keys and values,
+        [B, K, T, D] each; another kind of layer has its own.
         """
         raise NotImplementedError
 
@@ -90,60 +87,26 @@ class LayerCache:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Whole(LayerCache):
-    """Keys and values of every entry: entry i lies in slot i."""
+class Attended(LayerCache):
+    """Keys and values for a layer that attends to all positions up to a token's own, or to the last `window` of these.
 
-    keys: Layer
-    values: Layer
-
-    @property
-    def own(self) -> KeysValues:
-        """Its keys and values."""
-        return self.keys, self.values
-
-    def view(self, at: Pass) -> View:
-        """Returns which entries a pass may read."""
-        return at.view(self.keys.shape[2])
-
-    def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
-        """Writes the new entries, and returns all."""
-        return write(self.keys, k, at.length), write(self.values, v, at.length)
-
-    def after(self, record: KeysValues, at: Pass) -> Whole:
-        """Holds what was read."""
-        return Whole(*record)
-
-    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Whole:
-        """Moves entries of a path."""
-        source = start[:, None] + path
-        return Whole(*(write(x, _take(x, source), start) for x in (self.keys, self.values)))
-
-    def fitted(self, like: Whole, length: Int[Array, " B"]) -> Whole:
-        """Adds slots; none are taken away."""
-        return Whole(token_rows.grow(self.keys, like.keys.shape), token_rows.grow(self.values, like.values.shape))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Window(LayerCache):
-    """Keys and values for a layer that attends to the last `window` positions, a token's own included.
-
-    Where rows are longer it is a ring of the last entries: entry i lies in slot i % slots. No slot says which entry it
-    holds: that follows from the row's length (`entries`). It is right for all that a query may read, as long as no row
-    is rewound by more tokens than the ring has slots beyond the window. For suppose that entry w was the last one
-    written, and that its row is then rewound to length n. Slot w % slots is taken for entry w - slots, which lies
-    before the window of position n if w - slots <= n - window, so if w - n <= slots - window.
+    Entry i lies in slot i. Where rows are longer than a window needs, it is a ring of the last entries: entry i lies in
+    slot i % slots. No slot says which entry it holds: that follows from the row's length (`entries`). It is right for
+    all that a query may read, as long as no row is rewound by more tokens than the ring has slots beyond the window.
+    For suppose that entry w was the last one written, and that its row is then rewound to length n. Slot w % slots is
+    taken for entry w - slots, which lies before the window of position n if w - slots <= n - window, so if
+    w - n <= slots - window.
 
     Attributes:
         keys, values: the entries in the slots.
-        window: the window of the class, in tokens.
+        window: the window, in tokens; None: all positions.
         wraps: whether it is a ring; otherwise entry i lies in slot i.
     """
 
     keys: Layer
     values: Layer
-    window: int = dataclasses.field(metadata={"static": True})
-    wraps: bool = dataclasses.field(metadata={"static": True})
+    window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    wraps: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def slots(self) -> int:
@@ -152,11 +115,9 @@ class Window(LayerCache):
 
     @property
     def own(self) -> KeysValues:
-        """Its keys and values."""
         return self.keys, self.values
 
     def view(self, at: Pass) -> View:
-        """Returns which entries a pass may read."""
         return at.view(self.slots, self.window, self.wraps)
 
     def read(self, at: Pass, records: Sequence[Any], k: New, v: New) -> KeysValues:
@@ -165,12 +126,12 @@ class Window(LayerCache):
         In a ring, new entries overwrite what the first of many tokens still read. So of many the new entries are put
         after the slots instead.
         """
-        if self.wraps and at.step > self.slots - self.window:
+        if self.wraps and at.step > self.slots - (self.window or 0):
             pairs = (self.keys, k), (self.values, v)
             return tuple(jnp.concatenate([old, new.astype(old.dtype)], axis=2) for old, new in pairs)  # type: ignore[return-value]
         return self._written(k, v, at)
 
-    def after(self, record: KeysValues, at: Pass) -> Window:
+    def after(self, record: KeysValues, at: Pass) -> Attended:
         """Holds what was read, the last entries of it in a ring."""
         k, v = record
         if k.shape[2] != self.slots:  # the new entries stand beside the ring
@@ -182,8 +143,7 @@ class Window(LayerCache):
             return write_ring(self.keys, k, at.length, at.real), write_ring(self.values, v, at.length, at.real)
         return write(self.keys, k, at.length), write(self.values, v, at.length)
 
-    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Window:
-        """Moves entries of a path."""
+    def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Attended:
         source = start[:, None] + path
         if not self.wraps:
             k, v = (write(x, _take(x, source), start) for x in (self.keys, self.values))
@@ -191,7 +151,7 @@ class Window(LayerCache):
             k, v = (write_ring(x, _take(x, source % self.slots), start) for x in (self.keys, self.values))
         return dataclasses.replace(self, keys=k, values=v)
 
-    def fitted(self, like: Window, length: Int[Array, " B"]) -> Window:
+    def fitted(self, like: Attended, length: Int[Array, " B"]) -> Attended:
         """Moves every entry to its slot in a ring of another size; a layer of all entries is never made smaller."""
         if like.wraps:
             # Entries that a ring no longer has lie before every window to come: their slots hold garbage.
@@ -201,16 +161,16 @@ class Window(LayerCache):
             source = jnp.broadcast_to(slot, (length.shape[0], like.slots))
         else:
             grown = (token_rows.grow(x, y.shape) for x, y in ((self.keys, like.keys), (self.values, like.values)))
-            return Window(*grown, window=self.window, wraps=False)
+            return Attended(*grown, window=self.window)
         if self.wraps and like.wraps and self.slots == like.slots:
             return self
-        return Window(_take(self.keys, source), _take(self.values, source), self.window, like.wraps)
+        return Attended(_take(self.keys, source), _take(self.values, source), self.window, like.wraps)
 
     def can_rewind(self, length: Int[Array, " B"], written: Int[Array, " B"] | None) -> Bool[Array, " B"]:
         """The ring still has the window before `length`."""
         if not self.wraps or written is None:
             return length >= 0
-        return written - self.slots <= jnp.maximum(0, length - self.window)
+        return written - self.slots <= jnp.maximum(0, length - (self.window or 0))
 
 
 @jax.tree_util.register_dataclass
@@ -225,11 +185,9 @@ class Shared(LayerCache):
     source: int = dataclasses.field(metadata={"static": True})
 
     def read(self, at: Pass, records: Sequence[Any]) -> Any:
-        """Returns what the earlier layer has read in this pass."""
         return records[self.source]
 
     def read_whole(self, records: Sequence[Any]) -> Any:
-        """Returns what the earlier layer has read."""
         return records[self.source]
 
 
@@ -286,9 +244,9 @@ class Recurrent(LayerCache):
         size, length = self.size, at.length
         is_empty = length == 0  # such rows begin again
         base = jnp.where(is_empty, 0, self.base)
-        state = _where(is_empty, jax.tree.map(jnp.zeros_like, self.state), self.state)
+        state = token_rows.where(is_empty, jax.tree.map(jnp.zeros_like, self.state), self.state)
         lost = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x, state)
-        state = _where(length < base, lost, state)
+        state = token_rows.where(length < base, lost, state)
         # [B, R+T]: the tokens from `base` on, those of the log below the length and the new ones; then garbage.
         together = jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)], axis=1), self.log, new)
         index, logged = jnp.arange(size + at.step, dtype=length.dtype)[None, :], (length - base)[:, None]
@@ -310,7 +268,6 @@ class Recurrent(LayerCache):
         return RecurrentRecord(run(state, new, jnp.full((batch,), count, jnp.int32))[0], self)
 
     def after(self, record: RecurrentRecord, at: Pass) -> Recurrent:
-        """Holds what the pass has left."""
         return record.after
 
     def select(self, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Recurrent:
@@ -334,7 +291,7 @@ def _one_by_one(step: Step) -> Many:
         def next_token(carry: tuple[Any, Any], fed: tuple[Array, Any]) -> tuple[tuple[Any, Any], Any]:
             (state, kept), (index, entry) = carry, fed
             state, output = step(state, entry)
-            return (state, _where(index < count, state, kept)), output
+            return (state, token_rows.where(index < count, state, kept)), output
 
         over_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), entries)  # [N, B, ...]
         index = jnp.arange(jax.tree.leaves(over_time)[0].shape[0], dtype=count.dtype)
@@ -344,19 +301,9 @@ def _one_by_one(step: Step) -> Many:
     return run
 
 
-def _where(rows: Bool[Array, " B"], x: Any, y: Any) -> Any:
-    """Chooses between two trees of [B, ...], row by row."""
-    return jax.tree.map(lambda a, b: jnp.where(_like(rows, a), a, b), x, y)
-
-
 def _take_tokens(x: Any, index: Int[Array, "B N"]) -> Any:
     """Takes tokens of each row out of a tree of [B, T, ...]; of numbers past the end the last one."""
-    return jax.tree.map(lambda a: jnp.take_along_axis(a, _like(jnp.clip(index, 0, a.shape[1] - 1), a), axis=1), x)
-
-
-def _like(rows: Array, x: Array) -> Array:
-    """Gives an array further axes of size 1, for those of `x`."""
-    return jnp.expand_dims(rows, range(rows.ndim, x.ndim))
+    return jax.tree.map(lambda a: token_rows.take(a, jnp.clip(index, 0, a.shape[1] - 1)), x)
 
 
 Maker = Callable[[int, Room], LayerCache]
@@ -365,21 +312,20 @@ Maker = Callable[[int, Room], LayerCache]
 
 def whole(kv_heads: int, head_dim: int, dtype: Any = jnp.float32) -> Maker:
     """Makes empty caches of a layer that attends to all before it."""
-
-    def make(batch: int, room: Room) -> Whole:
-        return Whole(*(jnp.zeros((batch, kv_heads, room.tokens, head_dim), dtype) for _ in range(2)))
-
-    return make
+    return window(kv_heads, head_dim, None, dtype)
 
 
-def window(kv_heads: int, head_dim: int, width: int, dtype: Any = jnp.float32, *, ring: bool = True) -> Maker:
-    """Makes empty caches of a layer that attends to `width` positions; rings, unless `ring` is False or rows fit."""
+def window(kv_heads: int, head_dim: int, width: int | None, dtype: Any = jnp.float32, *, ring: bool = True) -> Maker:
+    """Makes empty caches of a layer that attends to `width` positions, None: to all.
 
-    def make(batch: int, room: Room) -> Window:
-        slots = room.tokens if room.rewind is None or not ring else width + room.rewind
+    They are rings, unless `ring` is False or rows fit.
+    """
+
+    def make(batch: int, room: Room) -> Attended:
+        slots = room.tokens if room.rewind is None or width is None or not ring else width + room.rewind
         size = min(slots, room.tokens)
         arrays = (jnp.zeros((batch, kv_heads, size, head_dim), dtype) for _ in range(2))
-        return Window(*arrays, window=width, wraps=slots < room.tokens)
+        return Attended(*arrays, window=width, wraps=slots < room.tokens)
 
     return make
 
@@ -390,12 +336,7 @@ def shared(source: int) -> Maker:
 
 
 def recurrent(state: Any, entry: Any) -> Maker:
-    """Makes empty caches of a recurrent layer.
-
-    Args:
-        state: a pytree of shapes and dtypes (`jax.ShapeDtypeStruct`), of one row's state.
-        entry: a pytree of shapes and dtypes, of what one token does to it.
-    """
+    """Makes empty caches of a recurrent layer, of the shapes and dtypes of a row's state and of a token's entry."""
 
     def make(batch: int, room: Room) -> Recurrent:
         size = room.tokens if room.rewind is None else min(room.rewind, room.tokens)

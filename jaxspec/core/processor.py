@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.core import token_rows
 from jaxspec.core.distribution import LogitsProcessor, Preceding
 from jaxspec.core.language_model import Params, Prompt
 
@@ -94,9 +95,7 @@ class Processor:
         if self.init is None or self.advance is None:
             return self.apply(values, logits, preceding)
         if preceding is None:
-            raise ValueError(
-                "a logits processor reads the tokens before each position: call the sampler with `preceding`"
-            )
+            raise ValueError("a logits processor reads the tokens before each position: give the sampler `preceding`")
         memory = preceding.memory
         if memory is None:
             memory = self.init(values, preceding.row, preceding.start, logits.shape[-1])
@@ -119,7 +118,7 @@ class Processor:
             real = entry[0] < count
             if self.wide:  # a choice between two memories would copy both
                 return advance(values, memory, jnp.where(real, entry[1], -1)), None
-            return _where(real, advance(values, memory, entry[1]), memory), None
+            return token_rows.where(real, advance(values, memory, entry[1]), memory), None
 
         return jax.lax.scan(step, memory, (jnp.arange(tokens.shape[1], dtype=count.dtype), tokens.T))[0]
 
@@ -158,12 +157,7 @@ def fold(advance: ProcessorAdvance, values: Any, memory: Any, preceding: Precedi
 
     def step(memories: Any, entry: tuple[Int[Array, " B"], Bool[Array, "B T"]]) -> tuple[Any, None]:
         token, real = entry
-        return _where(real, at_positions(memories, token), memories), None
+        return token_rows.where(real, at_positions(memories, token), memories), None
 
     # Draft tokens come after those that they follow, so that one walk serves all paths of a tree.
     return jax.lax.scan(step, memories, (preceding.draft_tokens.T, jnp.moveaxis(seen, 2, 0)))[0]
-
-
-def _where(real: Bool[Array, " *rows"], new: Any, old: Any) -> Any:
-    """Takes the new memory of some rows."""
-    return jax.tree.map(lambda a, b: jnp.where(real.reshape(*real.shape, *[1] * (b.ndim - real.ndim)), a, b), new, old)

@@ -15,26 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import (
-    JUDGE_TREES,
-    Cache,
-    Caches,
-    Distribution,
-    Draft,
-    DraftContext,
-    Drafter,
-    Forward,
-    LanguageModel,
-    Rule,
-    ToDistribution,
-    TreeSize,
-    Verdict,
-    Weights,
-    branches,
-    kv_cache,
-    token_rows,
-    tree,
-)
+from jaxspec import core
+from jaxspec.core import branches, kv_cache, token_rows, tree
 
 Outputs = TypeVar("Outputs")
 
@@ -43,60 +25,60 @@ class TargetPass(NamedTuple):
     """The target's pass over a draft."""
 
     # these two: its outputs at every fed token, and the distribution there
-    forward: Forward
-    distribution: Distribution
+    forward: core.Forward
+    distribution: core.Distribution
     unusable: Bool[Array, "B T"]  # positions after which nothing can be generated: see `unusable`
 
 
 class RoundResult(NamedTuple):
     """The result of one round."""
 
-    draft: Draft  # as it was judged
-    verdict: Verdict  # the rule's verdict; its path is cut to the depth of the tree
+    draft: core.Draft  # as it was judged
+    verdict: core.Verdict  # the rule's verdict; its path is cut to the depth of the tree
     # the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real
     tokens: Int[Array, "B depth+1"]
     target: TargetPass  # the target's pass
     # after the pass; the target's holds the accepted path right after the committed row, and is to be rewound to what
     # is committed of it
-    caches: Caches
+    caches: core.Caches
 
 
-def size_of(drafter: Drafter, gamma: int) -> TreeSize:
+def size_of(drafter: core.Drafter, gamma: int) -> core.TreeSize:
     """Nodes and depth of a drafter's drafts: of a chain, gamma, but no more than it ever drafts. 0: plain decoding."""
     if drafter.tree is not None:
         return drafter.tree
     longest = gamma if drafter.longest is None else min(gamma, drafter.longest)
-    return TreeSize(longest, longest)
+    return core.TreeSize(longest, longest)
 
 
-def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
+def check_trees(target: core.LanguageModel, drafter: core.Drafter, rule: core.Rule) -> None:
     """Refuses a drafter of trees with a model or a rule that takes chains only."""
     if drafter.tree is not None:
         check_takes_trees(target, "the target", "the drafter drafts token trees")
         check_takes_trees(rule, f"the rule {rule.name}", "the drafter drafts token trees")
 
 
-def check_takes_trees(party: LanguageModel | Drafter | Rule, name: str, purpose: str) -> None:
+def check_takes_trees(party: core.LanguageModel | core.Drafter | core.Rule, name: str, purpose: str) -> None:
     """Refuses a party that takes chains only, for a purpose that needs token trees.
 
-    >>> check_takes_trees(Rule(None, "mine", exact=True), "the rule mine", "the drafter drafts token trees")
+    >>> check_takes_trees(core.Rule(None, "mine", exact=True), "the rule mine", "the drafter drafts token trees")
     ... # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: the rule mine takes chains only (Rule.trees is False), and the drafter drafts token trees: use rules...
     """
-    if isinstance(party, LanguageModel):
+    if isinstance(party, core.LanguageModel):
         lacks, field = party.select is None, "LanguageModel.select is None"
         instead = "use another model (recurrent layers take no trees), or a drafter of chains, such as drafters.model"
-    elif isinstance(party, Drafter):
+    elif isinstance(party, core.Drafter):
         lacks, field = party.steps is None, "Drafter.steps is None; of a model, LanguageModel.select"
         instead = "use drafters.model of another model, or the drafter as it is"
     else:
-        lacks, field, instead = not party.trees, "Rule.trees is False", f"use {JUDGE_TREES}"
+        lacks, field, instead = not party.trees, "Rule.trees is False", f"use {core.JUDGE_TREES}"
     if lacks:
         raise ValueError(f"{name} takes chains only ({field}), and {purpose}: {instead}")
 
 
-def check_room(cache: Cache, tokens: int) -> None:
+def check_room(cache: core.Cache, tokens: int) -> None:
     """Refuses a round that may take back more tokens than its cache was made to take back. All of this is static.
 
     >>> from jaxspec.core import Room
@@ -114,15 +96,15 @@ def check_room(cache: Cache, tokens: int) -> None:
 
 
 def run_round(
-    target: LanguageModel,
-    drafter: Drafter,
-    rule: Rule,
-    weights: Weights,
-    caches: Caches,
-    context: DraftContext,
-    to_distribution: ToDistribution,
+    target: core.LanguageModel,
+    drafter: core.Drafter,
+    rule: core.Rule,
+    weights: core.Weights,
+    caches: core.Caches,
+    context: core.DraftContext,
+    to_distribution: core.ToDistribution,
     widths: tuple[int, ...],
-    shorten: Callable[[Draft], Int[Array, " B"]] | None = None,
+    shorten: Callable[[core.Draft], Int[Array, " B"]] | None = None,
 ) -> RoundResult:
     """Drafts, verifies in one pass, and judges.
 
@@ -140,21 +122,13 @@ def run_round(
     with jax.named_scope("draft"):
         draft, caches = _proposed(drafter.propose(weights, caches, context), caches)
         _check_shape(draft, drafter, nodes)
-        # A chain that is a function of what precedes it may be changed; one that was drawn has to be judged as it is,
-        # and one whose drafting was a part of the target's pass ends where that did.
-        is_fixed = draft.parent is None and draft.log_probs is None and drafter.complete_target_pass is None
-        if context.ahead is not None and is_fixed:
-            draft = context.ahead(draft)
-        # A user's drafter may draft past a row's limit, or ids that the target's embedding lacks: both end here.
-        draft = truncate(draft, context.max_draft, target.vocab_size)
-        if shorten is not None:
-            draft = truncate(draft, shorten(draft), target.vocab_size)
+        draft = _final(draft, drafter, context, target.vocab_size, shorten)
     # The cache is one token behind: the row's last committed token is fed before the draft. [B, nodes + 1]
     fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
     # From here on nodes count fed tokens, so that node 0 is the last committed one.
     parent = None if draft.parent is None else tree.fed(draft.parent)
 
-    def pass_over(width: int, cache: Cache) -> tuple[TargetPass, Cache]:
+    def pass_over(width: int, cache: core.Cache) -> tuple[TargetPass, core.Cache]:
         branch = None if parent is None else parent[:, :width]
         if drafter.complete_target_pass is None:
             forward, cache = target.extend(weights.target, cache, fed[:, :width], branch)
@@ -187,17 +161,35 @@ def run_round(
     return RoundResult(draft, verdict, tokens, target_pass, caches._replace(target=cache))
 
 
-def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
+def _final(
+    draft: core.Draft,
+    drafter: core.Drafter,
+    context: core.DraftContext,
+    vocab: int,
+    shorten: Callable[[core.Draft], Int[Array, " B"]] | None,
+) -> core.Draft:
+    """Returns a draft as the target reads it: run ahead over what is certain, and cut to its limits."""
+    # A chain that is a function of what precedes it may be changed; one that was drawn has to be judged as it is, and
+    # one whose drafting was a part of the target's pass ends where that did.
+    is_fixed = draft.parent is None and draft.log_probs is None and drafter.complete_target_pass is None
+    if context.ahead is not None and is_fixed:
+        draft = context.ahead(draft)
+    # A user's drafter may draft past a row's limit, or ids that the target's embedding lacks: both end here.
+    draft = truncate(draft, context.max_draft, vocab)
+    return draft if shorten is None else truncate(draft, shorten(draft), vocab)
+
+
+def truncate(draft: core.Draft, limit: Int[Array, " B"], vocab: int) -> core.Draft:
     """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
 
     A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
     accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so are its padding and a node
     that does not come after its parent: the nodes that are verified are those of `tree.in_tree`.
 
-    >>> cut = truncate(Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
+    >>> cut = truncate(core.Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
     >>> cut.tokens.tolist(), cut.length.tolist()
     ([[3, 4, 4]], [1])
-    >>> star = Draft(jnp.array([[3, 9, 4]]), jnp.array([3]), parent=jnp.array([[0, 0, 1]]))
+    >>> star = core.Draft(jnp.array([[3, 9, 4]]), jnp.array([3]), parent=jnp.array([[0, 0, 1]]))
     >>> cut = truncate(star, jnp.array([1]), vocab=5)
     >>> cut.parent.tolist(), cut.length.tolist()
     ([[0, -1, -1]], [1])
@@ -222,7 +214,7 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     return draft._replace(tokens=tokens, parent=parent, length=length)
 
 
-def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "B depth+1"]:
+def committed_tokens(draft: core.Draft, verdict: core.Verdict, depth: int) -> Int[Array, "B depth+1"]:
     """The accepted tokens and the one after them: draft [x y z], 1 accepted, next t: [x t . .]."""
     accepted = draft.tokens
     if verdict.path is not None:
@@ -233,7 +225,7 @@ def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "
     return jnp.where(slot < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None])
 
 
-def fed_on_path(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
+def fed_on_path(verdict: core.Verdict, positions: int) -> Bool[Array, "B T"]:
     """The fed tokens on the way to the verdict: the last committed one and the accepted ones."""
     slot = jnp.arange(positions, dtype=verdict.num_accepted.dtype)[None, :]
     if verdict.path is None:
@@ -244,21 +236,21 @@ def fed_on_path(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
     return jnp.logical_or(slot == 0, jnp.any(fed[:, :, None] == slot[:, None, :], axis=1))
 
 
-def fed_before(verdict: Verdict, depth: int) -> Int[Array, "B depth+1"] | None:
+def fed_before(verdict: core.Verdict, depth: int) -> Int[Array, "B depth+1"] | None:
     """The fed token that each of `committed_tokens` follows; None for a chain, where these are 0, 1, 2, ...
 
-    >>> verdict = Verdict(jnp.array([2]), jnp.array([7]), jnp.array([3]), path=jnp.array([[1, 3, 0, 0]]))
+    >>> verdict = core.Verdict(jnp.array([2]), jnp.array([7]), jnp.array([3]), path=jnp.array([[1, 3, 0, 0]]))
     >>> fed_before(verdict, depth=2).tolist()
     [[0, 2, 4]]
     """
     return None if verdict.path is None else jnp.pad(verdict.path[:, :depth] + 1, ((0, 0), (1, 0)))
 
 
-def _proposed(returned: Any, old_caches: Caches) -> tuple[Draft, Caches]:
+def _proposed(returned: Any, old_caches: core.Caches) -> tuple[core.Draft, core.Caches]:
     """Returns what a drafter proposed, if it is what `core.Propose` returns for the caches that it was given."""
     if isinstance(returned, tuple) and len(returned) == 2:
         draft, caches = returned
-        if isinstance(draft, Draft) and isinstance(caches, Caches):
+        if isinstance(draft, core.Draft) and isinstance(caches, core.Caches):
             old, new = (
                 (jax.tree.structure(cache), [jnp.shape(x) for x in jax.tree.leaves(cache)])
                 for cache in (old_caches.target, caches.target)
@@ -276,9 +268,9 @@ def _proposed(returned: Any, old_caches: Caches) -> tuple[Draft, Caches]:
     )
 
 
-def committed_caches(returned: Any) -> Caches:
+def committed_caches(returned: Any) -> core.Caches:
     """Returns the caches that a drafter's `commit` returned."""
-    if isinstance(returned, Caches):
+    if isinstance(returned, core.Caches):
         return returned
     raise TypeError(
         f"the drafter's commit returned {type(returned).__name__}: expected Caches, those that commit was given, with "
@@ -286,7 +278,7 @@ def committed_caches(returned: Any) -> Caches:
     )
 
 
-def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
+def _check_shape(draft: core.Draft, drafter: core.Drafter, nodes: int) -> None:
     """Refuses a draft that is not what its drafter has announced."""
     kinds = ["a chain" if chain else "a tree" for chain in (draft.parent is None, drafter.tree is None)]
     if kinds[0] != kinds[1]:
@@ -300,16 +292,15 @@ def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
         raise ValueError(f"the drafter proposed {width} tokens a row: expected {nodes}, some of which may be padding")
 
 
-def _check_verdict(verdict: Verdict, rule: Rule, draft: Draft) -> None:
+def _check_verdict(verdict: core.Verdict, rule: core.Rule, draft: core.Draft) -> None:
     """Refuses what no rule may return."""
-    if not isinstance(verdict, Verdict):
+    if not isinstance(verdict, core.Verdict):
         raise TypeError(f"the rule {rule.name} returned type {type(verdict).__name__}: expected a core.Verdict")
     if (verdict.path is None) != (draft.parent is None):
         draft_kind, expected = ("a chain", "None") if draft.parent is None else ("a tree", "the numbers of its nodes")
         got = "no path" if verdict.path is None else "a path"
         raise ValueError(
-            f"the rule {rule.name} returned {got} for {draft_kind}: expected Verdict.path to be {expected}, as "
-            "core.Verdict has it"
+            f"the rule {rule.name} returned {got} for {draft_kind}: expected Verdict.path to be {expected}"
         )
     rows, nodes = draft.length.shape, draft.tokens.shape
     shapes = {"num_accepted": rows, "next_token": rows, "num_tested": rows}
@@ -320,7 +311,7 @@ def _check_verdict(verdict: Verdict, rule: Rule, draft: Draft) -> None:
             raise ValueError(f"the rule {rule.name} returned {name} of {got}: expected integers of shape {shape}")
 
 
-def unusable(forward: Forward, distribution: Distribution) -> Bool[Array, "B T"]:
+def unusable(forward: core.Forward, distribution: core.Distribution) -> Bool[Array, "B T"]:
     """Finds positions after which nothing can be generated.
 
     Logits hold NaN or +inf, or nothing but -inf; or bans, with what the model rules out, leave nothing.
@@ -353,24 +344,20 @@ def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[in
 
 
 def bucketed_pass(
-    pass_over: Callable[[int, Cache], tuple[TargetPass, Cache]],
-    cache: Cache,
+    pass_over: Callable[[int, core.Cache], tuple[TargetPass, core.Cache]],
+    cache: core.Cache,
     needed: Int[Array, ""],
     widths: tuple[int, ...],
-) -> tuple[TargetPass, Cache]:
-    """Makes the narrowest pass that reads each row's last token and all draft tokens.
+) -> tuple[TargetPass, core.Cache]:
+    """Makes the narrowest pass, of `bucket_widths`, that reads each row's last token and all draft tokens.
 
-    Args:
-        pass_over: makes a pass over so many tokens.
-        cache: the target's cache.
-        needed: the number of the last draft token, counted from 1, that any row has; what follows need not be read.
-            There is a position for each token of the widest pass nonetheless, zeros where nothing was read.
-        widths: the widths of `bucket_widths`.
+    `needed` is the number of the last draft token, counted from 1, that any row has; what follows need not be read.
+    There is a position for each token of the widest pass nonetheless, zeros where nothing was read.
     """
     if len(widths) == 1:
         return pass_over(widths[0], cache)
 
-    def padded(width: int, cache: Cache) -> tuple[TargetPass, Cache]:
+    def padded(width: int, cache: core.Cache) -> tuple[TargetPass, core.Cache]:
         outputs, cache = pass_over(width, cache)
         return _pad(outputs, widths[-1]), cache
 
@@ -382,7 +369,7 @@ def bucketed_pass(
 def _pad(outputs: Outputs, width: int) -> Outputs:
     """The same with `width` positions [B, T, ..]; what has none stays.
 
-    >>> _pad(Distribution(jnp.ones((1, 2, 3)), greedy=jnp.array([True])), 5).log_probs.shape
+    >>> _pad(core.Distribution(jnp.ones((1, 2, 3)), greedy=jnp.array([True])), 5).log_probs.shape
     (1, 5, 3)
     """
 

@@ -62,12 +62,9 @@ def words(tokenizer: Any) -> list[str | None]:
 
 
 def spelled(tokenizer: Any, size: int, *, byte_level: bool | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields the bytes of every token that is not special.
+    """Yields the bytes of every token that is not special; ids from `size` on are left out.
 
-    Args:
-        tokenizer: the tokenizer.
-        size: ids from here on are left out.
-        byte_level: whether it writes every byte as a letter. None: its vocabulary tells.
+    `byte_level`: whether the tokenizer writes every byte as a letter. None: its vocabulary tells.
     """
     special, letters = set(tokenizer.all_special_ids), _byte_letters()
     all_words = words(tokenizer)[:size]
@@ -107,16 +104,10 @@ class Frame(NamedTuple):
     after: list[int]
 
     def cut(self, row: Sequence[int], most: int, *, keeps_end: bool, shared: int = 0) -> list[int] | None:
-        """Cuts the text of a row, and keeps what stands around it, as transformers' truncation does.
+        """Cuts a row to `most` tokens, and keeps what stands around its text, as transformers' truncation does.
 
-        Args:
-            row: token ids, longer than `most`.
-            most: the tokens that may stay.
-            keeps_end: whether the text loses its beginning, as a decoder's prompt does, or its end.
-            shared: the first tokens of the row that stay in any case.
-
-        Returns:
-            The row. None if no token of the text could stay.
+        The text loses its beginning, as a decoder's prompt does, if it `keeps_end`, and its end otherwise. The first
+        `shared` tokens stay in any case. None: no token of the text could stay.
 
         >>> frame = Frame([1], [2])
         >>> frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=True), frame.cut([1, 5, 6, 7, 8, 2], 4, keeps_end=False)

@@ -103,11 +103,9 @@ def with_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
 
 
 def encoder_and_row(prompt: Prompt, first_tokens: Sequence[int]) -> tuple[Any, Prompt]:
-    """Returns what an encoder-decoder's encoder reads, and what its row begins with.
+    """Returns what an encoder-decoder's encoder reads, and what its row begins with, of a prompt in either form.
 
-    Args:
-        prompt: in either form: what the encoder reads, or the row's beginning beside it.
-        first_tokens: ids that a row begins with if the prompt has no beginning: `Limits.first_tokens`.
+    Without a beginning of its own it is that of `Limits.first_tokens`.
 
     >>> source, row = encoder_and_row(Prompt(jnp.array([[5, 6]]), jnp.array([2])), (1, 4))
     >>> source.tokens.tolist(), row.tokens.tolist(), row.length.tolist()
@@ -237,6 +235,24 @@ def repeat_rows(tree: Any, times: int) -> Any:
     [3, 3, 5, 5]
     """
     return tree if times == 1 else map_rows(lambda x: jnp.repeat(x, times, axis=0), tree)
+
+
+def where(rows: Bool[Array, " *rows"], new: Any, old: Any) -> Any:
+    """Chooses between two trees of [*rows, ...], row by row.
+
+    >>> where(jnp.array([True, False]), jnp.ones((2, 2)), jnp.zeros((2, 2))).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    return jax.tree.map(lambda a, b: jnp.where(jnp.expand_dims(rows, range(rows.ndim, a.ndim)), a, b), new, old)
+
+
+def take(entries: Shaped[Array, "B T *k"], index: Int[Array, "B n"]) -> Shaped[Array, "B n *k"]:
+    """Takes entries of each row.
+
+    >>> take(jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.array([[2, 0], [1, 1]])).tolist()
+    [[3, 1], [5, 5]]
+    """
+    return jnp.take_along_axis(entries, jnp.expand_dims(index, range(2, entries.ndim)), axis=1)
 
 
 def grow(leaf: Shaped[Array, "*shape"], shape: Sequence[int]) -> Shaped[Array, "*larger"]:

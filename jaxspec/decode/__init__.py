@@ -11,21 +11,4 @@ from jaxspec.decode.scoring import Score, score
 from jaxspec.decode.shared_prefix import SharedPrefix
 from jaxspec.decode.speculative import speculative
 
-__all__ = [
-    "BeamSearch",
-    "Chat",
-    "Generation",
-    "Piece",
-    "Score",
-    "SharedPrefix",
-    "autoregressive",
-    "beam_search",
-    "chat",
-    "generate",
-    "prefix",
-    "prepare",
-    "rollout",
-    "score",
-    "speculative",
-    "stream",
-]
+__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]

@@ -186,20 +186,23 @@ def beam_search(
     )
     draft_beams = 0 if draft is None else draft_beams
     top = reported_tokens(log_probs, top_log_probs, target.lm.vocab_size)
-    size = Size(beams, draft_beams, gamma, prepared.max_new_tokens, top)
-    _check_fits(target.lm, draft, size, prepared)
-    final = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
+    search = SearchPlan(target.lm, draft, beams, draft_beams, gamma, prepared.max_new_tokens, top)
+    _check_fits(search, prepared)
+    final = sharding.fetch(_search(search, prepared.weights, prepared.prompt, goal))
     if final.failed.any():
         raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(final.failed)}")
     return _result(target, final, np.asarray(prepared.request.eos))
 
 
-class Size(NamedTuple):
-    """The static sizes of a search: beams, draft beams, steps that are drafted, most new tokens, and what is reported.
+class SearchPlan(NamedTuple):
+    """The static part of a search: the models' functions, and sizes.
 
-    `top` is how many of the most probable tokens are reported beside each; None where no log probabilities are.
+    Beams, draft beams, steps that are drafted, most new tokens. `top` is how many of the most probable tokens are
+    reported beside each; None where no log probabilities are.
     """
 
+    target: core.LanguageModel
+    draft: core.LanguageModel | None
     beams: int
     draft_beams: int
     gamma: int
@@ -220,6 +223,22 @@ class Size(NamedTuple):
     def fed(self) -> int:
         """Tokens of a pass."""
         return self.beams + self.draft_beams * self.gamma
+
+    def num_candidates(self, goal: Goal) -> int:
+        """Counts the continuations that a step looks at."""
+        return bookkeeping.num_candidates(self.beams, goal.eos.shape[1])
+
+    def prefill(self, lm: core.LanguageModel, params: Any, prompt: core.Prompt) -> tuple[core.Forward, core.Cache]:
+        """Reads the prompts, with room for H retained entries and behind them the F tokens of one pass."""
+        capacity = token_rows.prefill_length(lm, prompt) + self.retained + self.fed
+        return lm.prefill(params, prompt, core.Room(capacity))  # beams come back to entries of any age
+
+    def best_tokens(
+        self, logits: Float[Array, "B n V"], goal: Goal, states: RowState | None
+    ) -> tuple[Float[Array, "B n C"], Int[Array, "B n C"]]:
+        """Returns the log probabilities of the target's best tokens after each node, and these tokens."""
+        count, mask = max(self.num_candidates(goal), self.best), _mask(goal, states, self.target.vocab_size)
+        return bookkeeping.best_tokens(logits, count, allowed=mask)
 
 
 class SearchState(NamedTuple):
@@ -263,137 +282,124 @@ def _mask(goal: Goal, states: RowState | None, vocab: int) -> Bool[Array, "B n V
     return None if states is None else allowed(goal.structured.tables.value, states, vocab)
 
 
-def _prefill(lm: core.LanguageModel, params: Any, prompt: core.Prompt, size: Size) -> tuple[core.Forward, core.Cache]:
-    capacity = token_rows.prefill_length(lm, prompt) + size.retained + size.fed
-    # H retained entries for the whole search, and the F tokens of one pass behind them.
-    return lm.prefill(params, prompt, core.Room(capacity))  # beams come back to entries of any age
-
-
-def _check_fits(target: core.LanguageModel, draft: core.LanguageModel | None, size: Size, prepared: Prepared) -> None:
+def _check_fits(search: SearchPlan, prepared: Prepared) -> None:
     """Refuses a search whose caches do not fit the memory."""
     weights, (rows, width) = prepared.weights, prepared.prompt.tokens.shape
-    if not size.best and not inputs.is_large(rows, width, size.retained + size.fed):
+    if not search.best and not inputs.is_large(rows, width, search.retained + search.fed):
         return
 
     def caches(weights: core.Weights, prompt: core.Prompt) -> list[core.Cache]:
-        pairs = [(target, weights.target)] + ([] if draft is None else [(draft, weights.draft)])
-        return [_prefill(lm, params, prompt, size)[1] for lm, params in pairs]
+        pairs = (search.target, weights.target), (search.draft, weights.draft)
+        return [search.prefill(lm, params, prompt)[1] for lm, params in pairs if lm is not None]
 
     cache_bytes, largest = inputs.sizes_of(caches, weights, prepared.prompt)
     parts = {"weights": inputs.size_of(weights), "caches": cache_bytes, "what prefill makes": largest}
-    beams = jax.eval_shape(lambda: bookkeeping.start(rows, size.beams, size.new, size.top))
+    beams = jax.eval_shape(lambda: bookkeeping.start(rows, search.beams, search.new, search.top))
     parts["beams and what is reported"] = inputs.size_of(beams)
-    search = f"beams={size.beams} with max_new_tokens={size.new} for {rows} prompts of up to {width} tokens"
-    inputs.check_memory(parts, search, "one of these", devices(weights))
+    purpose = f"beams={search.beams} with max_new_tokens={search.new} for {rows} prompts of up to {width} tokens"
+    inputs.check_memory(parts, purpose, "one of these", devices(weights))
 
 
-@programs.jit(static_argnames=("target", "draft", "size"))
-def _search(
-    target: core.LanguageModel,
-    draft: core.LanguageModel | None,
-    size: Size,
-    weights: core.Weights,
-    prompt: core.Prompt,
-    goal: Goal,
-) -> SearchState:
+@programs.jit(static_argnames=("search",))
+def _search(search: SearchPlan, weights: core.Weights, prompt: core.Prompt, goal: Goal) -> SearchState:
     """The whole search, but for the caches that it ends with."""
-    base, count = decoder_prompt(target, prompt).length, bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
-
-    def one_round(state: SearchState) -> SearchState:
-        # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last
-        # tokens of the beams and the D draft tokens by level.
-        last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
-        states = _of_beams(state.beams, goal)
-        drafted, draft_cache = DraftTree(last[:, :0], last[:, :0], states), state.caches.draft
-        if draft is not None:
-            with jax.named_scope("draft"):
-                cache = draft.rewind(draft_cache, base + size.retained)
-                # The parents of all slots before the draft: of H retained entries, and of the K last tokens.
-                above = jnp.concatenate([state.parent, state.above], axis=1)
-                drafted, draft_cache = _draft(
-                    draft, size, weights.draft, cache, state.beams, above, states, goal, target
-                )
-        fed = jnp.concatenate([last, drafted.tokens], axis=1)
-        parent = jnp.concatenate([state.parent, state.above, drafted.parent], axis=1)
-        with jax.named_scope("target"):
-            # Fed tokens are written behind all H entries, used or not, so that their slots are the same in every round.
-            cache = target.rewind(state.caches.target, base + size.retained)
-            forward, cache = target.extend(weights.target, cache, fed, parent)
-            mask = _mask(goal, drafted.states, target.vocab_size)
-            log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best), allowed=mask)
-        with jax.named_scope("steps"):
-            beams, walk = _steps(state.beams, log_probs, tokens, drafted, size, goal)
-        with jax.named_scope("commit"):
-            # Fed tokens that some beam went through move to the end of the retained ones.
-            order, retained, above = _keep(state.parent, state.count, state.above, parent, walk, size)
-            # Slots as `select` counts them: from the first one after the entries that stay, [B, F].
-            path = size.retained - state.count[:, None] + order
-
-            def keep(lm: core.LanguageModel, cache: core.Cache) -> core.Cache:
-                assert lm.select is not None
-                return lm.select(cache, base + state.count, path)
-
-            def read_last_level(draft: core.LanguageModel, cache: core.Cache) -> core.Cache:
-                deepest = known(draft, fed[:, -size.draft_beams :])
-                return draft.extend(weights.draft, cache, deepest, parent)[1]
-
-            # The draft model has not read its own last level: it does so where one of these tokens is retained.
-            if draft is not None:
-                reads_level = jnp.any(walk.retained[:, -size.draft_beams :])
-                read = functools.partial(read_last_level, draft)
-                draft_cache = branches.run_if(reads_level, read, draft_cache)
-                draft_cache = keep(draft, draft_cache)
-            caches = core.Caches(keep(target, cache), draft_cache)
-        failed = jnp.logical_or(state.failed, walk.failed)
-        beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-        num_retained = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
-        passes = state.passes + live.astype(jnp.int32)
-        return SearchState(beams, retained, num_retained, above, caches, passes, failed)
+    base = decoder_prompt(search.target, prompt).length
 
     def unfinished(state: SearchState) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(state.beams.done))
 
-    state = _first_step(target, draft, size, weights, prompt, goal)
+    state = _first_step(search, weights, prompt, goal)
+    one_round = functools.partial(_round, search, weights, base, goal)
     return jax.lax.while_loop(unfinished, one_round, state)._replace(caches=core.Caches(()))
 
 
-def _first_step(
-    target: core.LanguageModel,
-    draft: core.LanguageModel | None,
-    size: Size,
-    weights: core.Weights,
-    prompt: core.Prompt,
-    goal: Goal,
-) -> SearchState:
+def _first_step(search: SearchPlan, weights: core.Weights, prompt: core.Prompt, goal: Goal) -> SearchState:
     """Makes the state after prefill: every running beam has one token, and nothing is retained yet."""
-    batch, count = prompt.tokens.shape[0], bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
+    batch, draft = prompt.tokens.shape[0], search.draft
     with jax.named_scope("prefill"):
-        forward, cache = _prefill(target, weights.target, prompt, size)
-        caches = core.Caches(cache, () if draft is None else _prefill(draft, weights.draft, prompt, size)[1])
+        forward, cache = search.prefill(search.target, weights.target, prompt)
+        caches = core.Caches(cache, () if draft is None else search.prefill(draft, weights.draft, prompt)[1])
     scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
-    beams = bookkeeping.start(batch, size.beams, size.new, size.top)
+    beams = bookkeeping.start(batch, search.beams, search.new, search.top)
     states = _of_beams(beams._replace(scores=beams.scores[:, :1], tokens=beams.tokens[:, :1]), goal)  # of no token
-    mask = _mask(goal, states, target.vocab_size)
-    log_probs, tokens = bookkeeping.best_tokens(forward.logits, max(count, size.best), allowed=mask)
-    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count, size.best)
+    log_probs, tokens = search.best_tokens(forward.logits, goal, states)
+    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, search.num_candidates(goal), search.best)
     beams, _, _ = bookkeeping.advance(beams, candidates, goal)
     # One number of a prompt's row tells: normalising logits that are not finite makes all of them NaN.
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.retained, size.beams))
+    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (search.retained, search.beams))
     return SearchState(beams, parent, zero, above, caches, zero, failed)
 
 
-def _draft(
-    lm: core.LanguageModel,
-    size: Size,
+def _round(
+    search: SearchPlan, weights: core.Weights, base: Int[Array, " B"], goal: Goal, state: SearchState
+) -> SearchState:
+    """Drafts, reads the draft in one pass, and makes the steps that it allows."""
+    # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last tokens of
+    # the beams and the D draft tokens by level.
+    last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
+    target, states = search.target, _of_beams(state.beams, goal)
+    drafted, draft_cache = DraftTree(last[:, :0], last[:, :0], states), state.caches.draft
+    if search.draft is not None:
+        with jax.named_scope("draft"):
+            cache = search.draft.rewind(draft_cache, base + search.retained)
+            drafted, draft_cache = _draft(search, search.draft, weights.draft, cache, state, states, goal)
+    fed = jnp.concatenate([last, drafted.tokens], axis=1)
+    parent = jnp.concatenate([state.parent, state.above, drafted.parent], axis=1)
+    with jax.named_scope("target"):
+        # Fed tokens are written behind all H entries, used or not, so that their slots are the same in every round.
+        cache = target.rewind(state.caches.target, base + search.retained)
+        forward, cache = target.extend(weights.target, cache, fed, parent)
+        log_probs, tokens = search.best_tokens(forward.logits, goal, drafted.states)
+    with jax.named_scope("steps"):
+        beams, walk = _steps(search, state.beams, log_probs, tokens, drafted, goal)
+    with jax.named_scope("commit"):
+        # Fed tokens that some beam went through move to the end of the retained ones.
+        order, retained, above = _keep(search, state, parent, walk)
+        # Slots as `select` counts them: from the first one after the entries that stay, [B, F].
+        path = search.retained - state.count[:, None] + order
+
+        def keep(lm: core.LanguageModel, cache: core.Cache) -> core.Cache:
+            assert lm.select is not None
+            return lm.select(cache, base + state.count, path)
+
+        if search.draft is not None:
+            draft_cache = _read_last_level(search, search.draft, weights.draft, draft_cache, fed, parent, walk)
+            draft_cache = keep(search.draft, draft_cache)
+        caches = core.Caches(keep(target, cache), draft_cache)
+    failed = jnp.logical_or(state.failed, walk.failed)
+    beams = beams._replace(done=jnp.logical_or(beams.done, failed))
+    num_retained = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
+    passes = state.passes + live.astype(jnp.int32)
+    return SearchState(beams, retained, num_retained, above, caches, passes, failed)
+
+
+def _read_last_level(
+    search: SearchPlan,
+    draft: core.LanguageModel,
     params: Any,
     cache: core.Cache,
-    beams: Beams,
-    parent: Int[Array, "B H+K"],
+    fed: Int[Array, "B F"],
+    parent: Int[Array, "B H+F"],
+    walk: Walk,
+) -> core.Cache:
+    """Reads the draft model's last level, which it has not read itself, where one of these tokens is retained."""
+
+    def read(cache: core.Cache) -> core.Cache:
+        return draft.extend(params, cache, known(draft, fed[:, -search.draft_beams :]), parent)[1]
+
+    return branches.run_if(jnp.any(walk.retained[:, -search.draft_beams :]), read, cache)
+
+
+def _draft(
+    search: SearchPlan,
+    lm: core.LanguageModel,
+    params: Any,
+    cache: core.Cache,
+    state: SearchState,
     states: RowState | None,
     goal: Goal,
-    target: core.LanguageModel,
 ) -> tuple[DraftTree, core.Cache]:
     """The draft model's beam search from the running beams, without end tokens, which no beam goes on after.
 
@@ -401,15 +407,16 @@ def _draft(
 
     Its last level is not fed: what follows those tokens is not drafted, and seldom are they all accepted.
     """
-    scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.retained
-    tokens, parents, all_states = [], [parent], [states]
-    for level in range(size.gamma):
+    scores, fed, first = state.beams.scores, bookkeeping.last_tokens(state.beams), search.retained
+    # The parents of all slots before the draft: of H retained entries, and of the K last tokens.
+    tokens, parents, all_states = [], [jnp.concatenate([state.parent, state.above], axis=1)], [states]
+    vocab = search.target.vocab_size
+    for level in range(search.gamma):
         # A level of the tree a pass: its K or D tokens follow nodes of the level before.
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
-        logits = sampling.match_vocab(forward.logits, target.vocab_size)
-        mask = _mask(goal, states, target.vocab_size)
-        log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=goal.eos, allowed=mask)
-        candidates = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
+        logits, mask = sampling.match_vocab(forward.logits, vocab), _mask(goal, states, vocab)
+        log_probs, best = bookkeeping.best_tokens(logits, search.draft_beams, without=goal.eos, allowed=mask)
+        candidates = bookkeeping.best_candidates(scores, log_probs, best, search.draft_beams)
         scores, fed = candidates.scores, candidates.tokens
         tokens.append(fed)
         if states is not None:
@@ -418,7 +425,7 @@ def _draft(
             all_states.append(states)
         # Origins count the tokens of a level; slots count from the beginning of the cache's tree.
         parents.append(first + candidates.origins)
-        first = size.retained + size.beams + level * size.draft_beams
+        first = search.retained + search.beams + level * search.draft_beams
     tree_states = None if states is None else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *all_states)
     return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1), tree_states), cache
 
@@ -433,27 +440,27 @@ class Walk(NamedTuple):
 
 
 def _steps(
+    search: SearchPlan,
     beams: Beams,
     log_probs: Float[Array, "B F C"],
     tokens: Int[Array, "B F C"],
     draft: DraftTree,
-    size: Size,
     goal: Goal,
 ) -> tuple[Beams, Walk]:
     """Makes as many steps as the verified tree allows: one, and one more for each level that holds all beams."""
-    count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
-    node = jnp.broadcast_to(jnp.arange(size.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
-    all_fed = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
+    count = search.num_candidates(goal)
+    node = jnp.broadcast_to(jnp.arange(search.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
+    all_fed = jnp.arange(search.fed, dtype=jnp.int32)[None, None, :]
     moved = going = jnp.logical_not(beams.done)
-    walk = Walk(jnp.zeros((len(going), size.fed), bool), node, moved, jnp.zeros_like(going))
-    for depth in range(size.gamma + 1):
+    walk = Walk(jnp.zeros((len(going), search.fed), bool), node, moved, jnp.zeros_like(going))
+    for depth in range(search.gamma + 1):
         # The C best continuations of each beam, after the node where it is [B, K, C], and plain beam search's step.
         at_node, best = (jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens))
         alive = beams.scores > -jnp.inf
         bad = jnp.any(jnp.logical_and(jnp.isnan(at_node[..., 0]), alive), axis=1)
         at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
         # The same step as plain beam search's, on logits of the verified tree: hypotheses cannot differ from its.
-        candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, size.best)
+        candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count, search.best)
         stepped, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         # [B, K, F] to [B, F]: a fed token is retained if some live beam stands on it.
@@ -465,25 +472,20 @@ def _steps(
             jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
         )
         # Prompts that left the tree, or are done, keep the beams of their last step.
-        beams = bookkeeping.where(going, stepped, beams)
+        beams = token_rows.where(going, stepped, beams)
         # A prompt goes on while the draft tree holds the last token of all of its running beams.
-        if depth < size.gamma:
-            follows = draft.parent[:, None, :] == size.retained + above[:, :, None]
+        if depth < search.gamma:
+            follows = draft.parent[:, None, :] == search.retained + above[:, :, None]
             # [B, K, D]: the draft node that has a beam's new token, after the node where the beam was.
             same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
             covered = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
             going = jnp.logical_and(going, jnp.logical_and(jnp.all(covered, axis=1), jnp.logical_not(beams.done)))
-            node = size.beams + jnp.argmax(same, axis=-1).astype(jnp.int32)
+            node = search.beams + jnp.argmax(same, axis=-1).astype(jnp.int32)
     return beams, walk
 
 
 def _keep(
-    retained_parent: Int[Array, "B H"],
-    count: Int[Array, " B"],
-    above: Int[Array, "B K"],
-    parent: Int[Array, "B H+F"],
-    walk: Walk,
-    size: Size,
+    search: SearchPlan, state: SearchState, parent: Int[Array, "B H+F"], walk: Walk
 ) -> tuple[Int[Array, "B F"], Int[Array, "B H"], Int[Array, "B K"]]:
     """Finds the places of the retained tokens: after those that are there, in order.
 
@@ -493,17 +495,17 @@ def _keep(
     """
     # Retained tokens first, in the order in which they were fed: parents stay before children.
     order = jnp.argsort(jnp.logical_not(walk.retained), axis=1, stable=True).astype(jnp.int32)
-    slot = count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
+    slot = state.count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
     # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token, which gets a place.
-    old = parent[:, size.retained :]
-    inner = jnp.take_along_axis(slot, jnp.maximum(old - size.retained, 0), axis=1)
-    new = jnp.take_along_axis(jnp.where(old < size.retained, old, inner), order, axis=1)
+    old = parent[:, search.retained :]
+    inner = jnp.take_along_axis(slot, jnp.maximum(old - search.retained, 0), axis=1)
+    new = jnp.take_along_axis(jnp.where(old < search.retained, old, inner), order, axis=1)
     # The rest of the order is tokens that no beam went through: they get no parent.
-    real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
-    wide = jnp.pad(retained_parent, ((0, 0), (0, size.fed)), constant_values=-1)
-    wide = token_rows.append(wide, count, jnp.where(real, new, -1))
-    above = jnp.where(walk.moved[:, None], jnp.take_along_axis(slot, walk.above, axis=1), above)
-    return order, wide[:, : size.retained], above
+    real = jnp.arange(search.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
+    wide = jnp.pad(state.parent, ((0, 0), (0, search.fed)), constant_values=-1)
+    wide = token_rows.append(wide, state.count, jnp.where(real, new, -1))
+    above = jnp.where(walk.moved[:, None], jnp.take_along_axis(slot, walk.above, axis=1), state.above)
+    return order, wide[:, : search.retained], above
 
 
 def _result(target: core.Model, final: SearchState, eos: np.ndarray) -> BeamSearch:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxspec.core import noise
+from jaxspec.core.token_rows import take, where
 
 EarlyStopping = bool | Literal["never"]
 MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stops` is a number
@@ -78,12 +79,7 @@ class Candidates(NamedTuple):
 
 
 def start(batch: int, beams: int, most: int, top: int | None) -> Beams:
-    """Starts with one beam of no tokens for each prompt.
-
-    Args:
-        batch, beams, most: the sizes: prompts, beams, most new tokens.
-        top: how many of the most probable tokens to report beside each token; None: nothing is reported.
-    """
+    """Starts with one beam of no tokens for each prompt; `top` is that of `beam_search.SearchPlan`."""
     tokens, none = jnp.zeros((batch, beams, most), jnp.int32), jnp.full((batch, beams), -jnp.inf)
     zero = jnp.zeros((batch,), jnp.int32)
     reported = None
@@ -127,13 +123,9 @@ def best_tokens(
 def best_candidates(
     scores: Float[Array, "B n"], log_probs: Float[Array, "B n C"], tokens: Int[Array, "B n C"], count: int, top: int = 0
 ) -> Candidates:
-    """The best continuations of all nodes together.
+    """The `count` best continuations of all nodes together, of the tokens that `best_tokens` returns.
 
-    Args:
-        scores: the nodes' scores.
-        log_probs, tokens: the most probable tokens after each, as `best_tokens` returns them.
-        count: how many continuations.
-        top: how many of these tokens to report beside each.
+    `top` of these tokens are reported beside each.
 
     >>> log_probs, tokens = jnp.log(jnp.array([[[0.6, 0.4], [0.9, 0.1]]])), jnp.array([[[7, 8], [5, 6]]])
     >>> found = best_candidates(jnp.log(jnp.array([[0.5, 0.4]])), log_probs, tokens, 2, top=2)
@@ -152,7 +144,7 @@ def best_candidates(
     index = jnp.minimum(index, flat.shape[1] - missing - 1).astype(jnp.int32)
     origins = index // width
     token, raw = (jnp.take_along_axis(x.reshape(scores.shape[0], -1), index, axis=1) for x in (tokens, log_probs))
-    of_node = (_take(x[..., :top], origins) for x in (tokens, log_probs))
+    of_node = (take(x[..., :top], origins) for x in (tokens, log_probs))
     return Candidates(best, origins, token, TokenLogProbs(raw, *of_node))
 
 
@@ -162,13 +154,8 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     Of the K best candidates those that end are compared with the hypotheses so far, and the K best of all stay. A
     prompt that is done stays as it is.
 
-    Args:
-        beams: before the step.
-        found: `num_candidates` continuations of the running beams.
-        goal: the search's goal.
-
-    Returns:
-        The beams after the step; of each running one the beam that it continues, and by which token.
+    There are `num_candidates` candidates. Returned are the beams after the step, and of each running one the beam that
+    it continues, and by which token.
     """
     beam_count = beams.tokens.shape[1]
     length = beams.steps + 1
@@ -184,13 +171,13 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
     worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
     final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
     new_length = jnp.broadcast_to(length[:, None], beams.lengths.shape)
-    lengths = _take(jnp.concatenate([beams.lengths, new_length], axis=1), chosen)
+    lengths = take(jnp.concatenate([beams.lengths, new_length], axis=1), chosen)
 
     # A stable sort by "ends" brings the best that go on to the front, in their order.
     stay = jnp.argsort(ends, axis=1, stable=True)[:, first]
-    scores, origins, tokens, log_probs = jax.tree.map(lambda x: _take(x, stay), candidates)
+    scores, origins, tokens, log_probs = jax.tree.map(lambda x: take(x, stay), candidates)
     # Where fewer than K go on, the rest of the beams is dead.
-    scores = jnp.where(_take(ends, stay), -jnp.inf, scores)
+    scores = jnp.where(take(ends, stay), -jnp.inf, scores)
 
     longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
     # "never" divides by the longest length that there may be, since the penalty then helps longer hypotheses.
@@ -203,7 +190,7 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
         tokens=_extend(beams.tokens, origins, tokens, beams.steps),
         scores=scores,
         steps=length,
-        hypotheses=_take(jnp.concatenate([beams.hypotheses, extended], axis=1), chosen),
+        hypotheses=take(jnp.concatenate([beams.hypotheses, extended], axis=1), chosen),
         lengths=jnp.where(final_scores > -jnp.inf, lengths, 0),
         final_scores=final_scores,
         done=done,
@@ -217,26 +204,16 @@ def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, In
         after = after._replace(
             log_probs=extend(beams.log_probs, origins, log_probs),
             final_log_probs=jax.tree.map(
-                lambda x, y: _take(jnp.concatenate([x, y], axis=1), chosen), beams.final_log_probs, extended
+                lambda x, y: take(jnp.concatenate([x, y], axis=1), chosen), beams.final_log_probs, extended
             ),
         )
     return where(beams.done, beams, after), origins, tokens
-
-
-def where(rows: Bool[Array, " B"], yes: Beams, no: Beams) -> Beams:
-    """The beams of some prompts from one, of the others from the other."""
-    return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), yes, no)
 
 
 def last_tokens(beams: Beams) -> Int[Array, "B K"]:
     """The last token of each running beam."""
     at = jnp.broadcast_to((beams.steps - 1)[:, None, None], (*beams.scores.shape, 1))
     return jnp.take_along_axis(beams.tokens, at, axis=2)[..., 0]
-
-
-def _take(values: Shaped[Array, "B K *n"], chosen: Int[Array, "B m"]) -> Shaped[Array, "B m *n"]:
-    """Takes the values of some beams, or candidates, of each prompt."""
-    return jnp.take_along_axis(values, chosen.reshape(*chosen.shape, *[1] * (values.ndim - 2)), axis=1)
 
 
 def _extend(
@@ -246,7 +223,7 @@ def _extend(
     # A comparison in place of a scatter: prompts are at different lengths, and all beams of one at the same.
     is_place = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
     is_place = is_place.reshape(*is_place.shape, *[1] * (tokens.ndim - 3))
-    return jnp.where(is_place, new[:, :, None], _take(tokens, origins))
+    return jnp.where(is_place, new[:, :, None], take(tokens, origins))
 
 
 def _penalty(length: Int[Array, " B"], goal: Goal) -> Float[Array, " B"]:

@@ -154,8 +154,7 @@ def check_shapes(model: Model) -> None:
         old, new = (jax.tree_util.tree_flatten_with_path(x) for x in (cache, after))
         if old[1] != new[1]:
             raise ValueError(
-                f"{name} of {called(model)} returned a cache of another structure than prefill did: {new[1]}, expected "
-                f"{old[1]}"
+                f"{name} of {called(model)} returned a cache of {new[1]}: expected prefill's structure, {old[1]}"
             )
         for (path, x), (_, y) in zip(old[0], new[0], strict=True):
             if (x.shape, x.dtype) != (y.shape, y.dtype):

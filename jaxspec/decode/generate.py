@@ -8,21 +8,8 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import sharding
-from jaxspec.core import (
-    BoundDrafter,
-    BoundPolicy,
-    Drafter,
-    Failure,
-    LogProbs,
-    Model,
-    Policy,
-    RoundInfo,
-    Rule,
-    State,
-    token_rows,
-    tree,
-)
+from jaxspec import core, sharding
+from jaxspec.core import token_rows, tree
 from jaxspec.decode import inputs, loop, output, shared_prefix, stopping
 from jaxspec.decode import log_probs as reported
 from jaxspec.decode import state as states
@@ -33,13 +20,13 @@ from jaxspec.sampling import SamplingOptions
 
 
 def generate(
-    target: Model,
+    target: core.Model,
     prompts: Prompts | None = None,  # required; without them what was given in their place is named
     *,
-    drafter: Model | Drafter | BoundDrafter | None = None,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
     gamma: int = 5,
-    rule: Rule | None = None,
-    policy: BoundPolicy | Policy | None = None,
+    rule: core.Rule | None = None,
+    policy: core.BoundPolicy | core.Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
@@ -120,13 +107,7 @@ def generate(
 
 
 def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | None = None) -> Generation:
-    """Runs a generation to its end; see `generate`, which is `prepare` and this.
-
-    Args:
-        prepared: the generation to run.
-        stop: strings that end a row, as in `generate`.
-        begin: makes the state after prefill; see `loop.run`.
-    """
+    """Runs a generation to its end; see `generate`, which is `prepare` and this, and for `begin` `loop.run`."""
     stopper = stopping.checked(stop, prepared.target)
     ran = stopping.run(prepared, stopper, begin) if stopper.strings else loop.run(prepared, begin)
     outcome = sharding.fetch(ran)
@@ -161,10 +142,10 @@ def complete(prepared: Prepared, stop: Sequence[str] = (), begin: loop.Begin | N
 
 
 def prefix(
-    target: Model,
+    target: core.Model,
     text: Prompts | None = None,
     *,
-    drafter: Model | Drafter | BoundDrafter | None = None,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> SharedPrefix:
     """Reads the beginning of prompts once: a system prompt, or examples of a task.
@@ -221,7 +202,7 @@ def prefix(
 
 
 def stream(
-    target: Model, prompt: Prompts | None = None, *, stop: Sequence[str] = (), **options: Any
+    target: core.Model, prompt: Prompts | None = None, *, stop: Sequence[str] = (), **options: Any
 ) -> Iterator[Piece]:
     """Generates from one prompt and yields text as rounds finish; the arguments are `generate`'s.
 
@@ -249,23 +230,19 @@ def stream(
 def pieces(
     prepared: Prepared,
     stop: Sequence[str] = (),
-    keep: Callable[[State], None] | None = None,
+    keep: Callable[[core.State], None] | None = None,
     begin: loop.Begin = loop.begin,
 ) -> Iterator[Piece]:
     """Streams a generation of one prompt; see `stream`, which is `prepare` and this.
 
-    Args:
-        prepared: the generation to run.
-        stop: strings that end a row, as in `generate`.
-        keep: called with the state after each round, before its piece is yielded. The next round consumes it.
-        begin: makes the state after prefill.
+    `keep` is called with the state after each round, before its piece is yielded. The next round consumes it.
     """
     (stop_of_row,) = stopping.of_rows(stopping.checked(stop, prepared.target), prepared.request)
     return _pieces(prepared, stop_of_row, keep, begin)
 
 
 def _pieces(
-    prepared: Prepared, stop: stopping.Stop, keep: Callable[[State], None] | None, begin: loop.Begin
+    prepared: Prepared, stop: stopping.Stop, keep: Callable[[core.State], None] | None, begin: loop.Begin
 ) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
@@ -286,7 +263,7 @@ def _pieces(
         # A stop string may have cut the row, so what is new is counted from what was yielded.
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         if log_probs is not None:
-            log_probs = LogProbs(*(x[0, len(committed) : len(committed) + len(new)] for x in log_probs))
+            log_probs = core.LogProbs(*(x[0, len(committed) : len(committed) + len(new)] for x in log_probs))
         committed += new
         if stop.tokenizer is not None:
             # Until the end only text is shown that no later token can change.
@@ -305,7 +282,7 @@ def _pieces(
         yield Piece(new_text, new, draft, accepted, stats, bool(done[0]), parent, path, finish, log_probs)
 
 
-def _round(info: RoundInfo | None) -> tuple[list[int], int, list[int] | None, list[int] | None]:
+def _round(info: core.RoundInfo | None) -> tuple[list[int], int, list[int] | None, list[int] | None]:
     """The draft tokens of a stream's round and how many were accepted; of a tree its parents and the accepted path."""
     if info is None:
         return [], 0, None, None
@@ -322,7 +299,7 @@ def _round(info: RoundInfo | None) -> tuple[list[int], int, list[int] | None, li
 def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:
     # Samples of a prompt lie side by side: rows are named by their prompt.
     rows = (np.flatnonzero(failed == failed.max()) // (len(failed) // len(prepared.prompt.length))).tolist()
-    if failed.max() == Failure.RULE:
+    if failed.max() == core.Failure.RULE:
         return impossible_verdict(prepared, f"for prompts {rows}")
     return FloatingPointError(
         f"the target's logits were not finite for prompts {rows}, or all that they allow is banned: check its "

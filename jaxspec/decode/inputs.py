@@ -85,11 +85,7 @@ def check_untraced(*trees: Any) -> None:
 
 
 def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives") -> None:
-    """Refuses what is no model, or a model whose first part is no `LanguageModel`.
-
-    Raises:
-        TypeError: with what it is, and what makes a model of it.
-    """
+    """Refuses what is no model, or a model whose first part is no `LanguageModel`; says what makes a model of it."""
     check_type(value, Model, name, expected, "jaxspec")
     lm: Any = value.lm
     if isinstance(lm, LanguageModel):
@@ -229,9 +225,7 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
         raise TypeError(f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of these")
     rows = _as_python(prompts)
     if isinstance(rows, numbers.Number) or not hasattr(rows, "__iter__"):
-        raise TypeError(
-            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
-        )
+        raise TypeError(f"the prompts are of type {type(prompts).__name__}: expected text, a list of it, or token ids")
     rows = list(rows)
     if rows and all(is_id(_as_python(x)) for x in rows):
         rows = [rows]
@@ -295,13 +289,9 @@ def chat_ids(
     answer: bool = True,
     template: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Writes a conversation in the chat template of the target's tokenizer.
+    """Writes a conversation in the chat template of the target's tokenizer, up to where an `answer` would begin.
 
-    Args:
-        target: the model whose tokenizer has the template.
-        messages: each with a role and its content.
-        answer: whether to go on up to where the model's answer begins.
-        template: values of the template's own, such as enable_thinking=False.
+    `template`: values of the template's own, such as enable_thinking=False.
     """
     from jinja2 import TemplateError  # which transformers needs for templates, and for nothing else
 
@@ -337,8 +327,7 @@ def _with_text(message: Any, number: int) -> Any:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(
-                f"message {number} of the chat has a part of type {kind!r}: expected text, "
-                '{"type": "text", "text": "..."}'
+                f'message {number} of the chat has a part of type {kind!r}: expected {{"type": "text", "text": "..."}}'
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
 
@@ -425,16 +414,13 @@ class NotEnoughMemory(ValueError):
 
 
 def check_memory(parts: Mapping[str, int], purpose: str, lower: str, devices: int = 1) -> None:
-    """Refuses a request for more bytes than so many devices like the first have.
+    """Refuses a request for more bytes than so many devices like the first have, and says how much would fit.
 
     Args:
         parts: bytes by what takes them; "weights", if among them, cannot be lowered.
         purpose: the request, in words.
         lower: the option to lower, so that the largest part becomes smaller.
         devices: the number of devices that share the parts.
-
-    Raises:
-        NotEnoughMemory: with the sum, its parts, and how much would fit beside the others.
 
     >>> parts = {"weights": 10**9, "caches and rows": 2**60}
     >>> check_memory(parts, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS

@@ -41,13 +41,9 @@ def of_tokens(
     top: int,
     at: Int[Array, "B step"] | None = None,
 ) -> LogProbs:
-    """Reads off the log probabilities of tokens, each after its position of a pass.
+    """Reads off the log probabilities of tokens, each after its position of a pass; `at`, None: after 0, 1, 2, ...
 
-    Args:
-        tokens: any.
-        forward, distribution: the target's outputs at each position.
-        top: how many of the most probable tokens to report.
-        at: the position that each token follows; None: 0, 1, 2, ...
+    `top` of the most probable tokens are reported beside each.
 
     >>> logits = jnp.log(jnp.array([[[0.25, 0.5, 0.25]]]))
     >>> report = of_tokens(jnp.array([[2]]), Forward(logits, None), Distribution(tokens=jnp.array([[1]])), top=1)

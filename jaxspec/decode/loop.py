@@ -16,21 +16,13 @@ from jaxspec.decode import state as states
 from jaxspec.decode.request import Prepared, check_fits
 
 
-class Trace(NamedTuple):
+class Trace(core.RoundInfo):
     """The draft and the committed tokens of every round.
 
     Rows are padded with rounds in which they were finished: all counts are 0 there.
 
-    The fields are `core.RoundInfo`'s, with an axis for the rounds; parent and path are None for chains.
+    The fields are `core.RoundInfo`'s, with an axis for the rounds after the rows'; parent and path are None for chains.
     """
-
-    draft: Int[Array, "batch rounds node"]
-    draft_length: Int[Array, "batch rounds"]
-    num_accepted: Int[Array, "batch rounds"]
-    num_committed: Int[Array, "batch rounds"]
-    num_tested: Int[Array, "batch rounds"]
-    parent: Int[Array, "batch rounds node"] | None = None
-    path: Int[Array, "batch rounds node"] | None = None
 
 
 class Outcome(NamedTuple):
@@ -52,14 +44,9 @@ Begin = Callable[[Prepared], core.State]
 
 
 def run(prepared: Prepared, begin: Begin | None = None) -> Outcome:
-    """Prefill to the last token of the longest row, in one dispatch; in two, if something else makes its beginning.
+    """Prefill to the last token of the longest row, in one dispatch; a ValueError if there is not enough memory.
 
-    Args:
-        prepared: the generation to run.
-        begin: makes the state after prefill, to time or to watch it; such as the function `begin`.
-
-    Raises:
-        ValueError: there is not enough memory for it.
+    `begin` makes the state after prefill, to time or to watch it, such as the function `begin`: in two dispatches.
     """
     p = prepared
     if begin is None:
@@ -81,9 +68,8 @@ def begin_in_chunks(prepared: Prepared, report: Callable[[int], object]) -> core
     Each chunk goes on from the caches of the one before, as a chat does from turn to turn: two programs, for any number
     of chunks. Texts are those of `begin`, whose chunks may have other borders, to rounding.
 
-    Args:
-        prepared: one for which `goes_in_chunks` is true, with one sample of each prompt.
-        report: called after each chunk with the number of tokens of the longest prompt that have been read.
+    `goes_in_chunks` must be true, with one sample of each prompt. `report` is given the number of tokens of the longest
+    prompt that have been read.
     """
     check_fits(prepared)
     p, longest = prepared, int(jnp.max(prepared.prompt.length))
@@ -117,16 +103,10 @@ def goes_in_chunks(prepared: Prepared) -> bool:
 def iterate_rounds(
     prepared: Prepared, edit: Edit | None = None, begin: Begin = begin
 ) -> Iterator[tuple[core.State, core.RoundInfo | None]]:
-    """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
+    """Yields the state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
-    Args:
-        prepared: the generation to run.
-        edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
-        begin: makes the state after prefill.
-
-    Yields:
-        The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
-        so read what you need before you ask for more.
+    The next round consumes the state: its buffers become the new one's, so read what you need before you ask for more.
+    `edit` changes what a round has made, before it is yielded and gone on with (stop strings do).
     """
     state, info = begin(prepared), None
     while True:
@@ -149,7 +129,7 @@ def generation(
     before: core.Before | None = None,
 ) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
-    state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes), before)
+    state = _start(decoder, weights, prompt, request, max_new_tokens, before)
     return _all_rounds(decoder, weights, state, max_new_tokens)[1]
 
 

@@ -35,13 +35,7 @@ class ShownTrace(loop.Trace):
 
     @classmethod
     def of(cls, arrays: loop.Trace, tokens: np.ndarray, lengths: np.ndarray, tokenizer: Any) -> Self:
-        """A trace that shows itself.
-
-        Args:
-            arrays: the trace.
-            tokens, lengths: the new tokens, as a `Generation` has them.
-            tokenizer: spells them; without one they are shown as ids.
-        """
+        """A trace that shows itself: new tokens as a `Generation` has them, spelt if there is a tokenizer."""
         rounds = cls(*arrays)
         rounds._tokens, rounds._lengths, rounds._tokenizer = tokens, lengths, tokenizer
         return rounds
@@ -49,14 +43,11 @@ class ShownTrace(loop.Trace):
     def _repr_html_(self) -> str | None:
         if self._tokens is None or self._lengths is None:
             return None
-        parts, batch = [], len(self._lengths)
-        for row in range(min(batch, ROWS)):
-            figure = _figure(self._tokens[row, : self._lengths[row]].tolist(), self, row, self._tokenizer)
+        parts = []
+        for row, length in enumerate(self._lengths[:ROWS]):
+            figure = _figure(self._tokens[row, :length].tolist(), self, row, self._tokenizer)
             parts.append(f'<div style="{BOX}"><div>row {row}</div>{figure}</div>')
-        if batch > ROWS:
-            more = _count(batch - ROWS, "more row")
-            parts.append(f"<div>… and {more}: <code>jaxspec.trace.of_row</code> has them all.</div>")
-        return "<div>" + "\n".join(parts) + "</div>"
+        return _first_rows(parts, len(self._lengths), "jaxspec.trace.of_row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,14 +161,16 @@ def page(out: Generation) -> str:
 
     What is left out is counted, so that a notebook of long batches stays small.
     """
-    batch = len(out.lengths)
-    parts = [_row(out, row) for row in range(min(batch, ROWS))]
-    if not out.exact:
-        parts.insert(
-            0, "<div><b>Inexact</b>: the acceptance rule lets text differ from the target's distribution.</div>"
-        )
+    batch, inexact = len(out.lengths), "the acceptance rule lets text differ from the target's distribution"
+    parts = [] if out.exact else [f"<div><b>Inexact</b>: {inexact}.</div>"]
+    return _first_rows([*parts, *(_row(out, row) for row in range(min(batch, ROWS)))], batch, "out.records()")
+
+
+def _first_rows(parts: list[str], batch: int, others: str) -> str:
+    """Joins the first rows of a page, and says what has the others."""
     if batch > ROWS:
-        parts.append(f"<div>… and {_count(batch - ROWS, 'more row')}: <code>out.records()</code> has them all.</div>")
+        more = _count(batch - ROWS, "more row")
+        parts = [*parts, f"<div>… and {more}: <code>{others}</code> has them all.</div>"]
     return "<div>" + "\n".join(parts) + "</div>"
 
 

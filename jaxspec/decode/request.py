@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
@@ -26,26 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import drafters, rules, sharding
-from jaxspec.core import (
-    Before,
-    BoundDrafter,
-    BoundPolicy,
-    Decoder,
-    Drafter,
-    LanguageModel,
-    Model,
-    Policy,
-    Prompt,
-    Request,
-    Rule,
-    Sampler,
-    Weights,
-    noise,
-    round,
-    token_ids,
-    token_rows,
-)
+from jaxspec import core, drafters, rules, sharding
+from jaxspec.core import noise, round, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, in_range, integer, integers
 from jaxspec.decode import causality, inputs, shared_prefix
 from jaxspec.decode.autoregressive import autoregressive
@@ -59,7 +42,7 @@ Message = Mapping[str, Any]
 Prompts = (
     str
     | Sequence[str]
-    | Prompt
+    | core.Prompt
     | Sequence[int]
     | Sequence[Sequence[int]]
     | Sequence[Message]
@@ -69,20 +52,27 @@ Prompts = (
 )
 
 
-class Options(NamedTuple):
-    """The options of a generation that are no sampling options; see `generate` for each."""
+class GenerationOptions(SamplingOptions, total=False):
+    """The options of a generation; `generate` describes them."""
 
-    drafter: Any
-    gamma: Any
-    rule: Any
-    policy: Any
+    drafter: core.Model | core.Drafter | core.BoundDrafter | None
+    gamma: int
+    rule: core.Rule | None
+    policy: core.BoundPolicy | core.Policy | None
     max_new_tokens: Any
     key: Any
-    eos_ids: Any
-    num_samples: Any
-    log_probs: Any
-    top_log_probs: Any
-    prefix: Any
+    eos_ids: Sequence[int | str] | int | str | None
+    num_samples: int
+    log_probs: bool
+    top_log_probs: int | None
+    prefix: SharedPrefix | None
+
+
+DEFAULTS: dict[str, Any] = {
+    **{name: None for name in GenerationOptions.__annotations__ if name not in NAMES},
+    **{"gamma": 5, "max_new_tokens": 128, "num_samples": 1, "log_probs": False},
+}
+"""The options that are no sampling options, with `generate`'s defaults."""
 
 
 class Prepared(NamedTuple):
@@ -100,16 +90,16 @@ class Prepared(NamedTuple):
         before: the prefix of all prompts that was read before; None: nothing.
     """
 
-    target: Model
-    drafter: BoundDrafter | None
-    decoder: Decoder
-    sampler: Sampler
-    weights: Weights
-    prompt: Prompt
-    request: Request
+    target: core.Model
+    drafter: core.BoundDrafter | None
+    decoder: core.Decoder
+    sampler: core.Sampler
+    weights: core.Weights
+    prompt: core.Prompt
+    request: core.Request
     max_new_tokens: int
     options: Mapping[str, Any]
-    before: Before | None = None
+    before: core.Before | None = None
 
     def replace(self, **options: Any) -> Prepared:
         """The same prompts for the same target, with some of `generate`'s options changed.
@@ -117,7 +107,7 @@ class Prepared(NamedTuple):
         >>> import jaxspec
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prepared = prepare(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=model, gamma=3)
+        >>> prepared = prepare(model, core.Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=model, gamma=3)
         >>> prepared.decoder.gamma, prepared.replace(gamma=7).decoder.gamma, prepared.plain().decoder.gamma
         (3, 7, 0)
         """
@@ -141,57 +131,34 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    target: Model,
+    target: core.Model,
     prompts: Prompts | None = None,
     *,
-    drafter: Model | Drafter | BoundDrafter | None = None,
-    gamma: int = 5,
-    rule: Rule | None = None,
-    policy: BoundPolicy | Policy | None = None,
-    max_new_tokens: Any = 128,
-    key: Any = None,
-    eos_ids: Sequence[int | str] | int | str | None = None,
-    num_samples: int = 1,
-    log_probs: bool = False,
-    top_log_probs: int | None = None,
-    prefix: SharedPrefix | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    **sampling: Unpack[SamplingOptions],
+    **options: Unpack[GenerationOptions],
 ) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
 
     See `generate` for the arguments, their defaults and the errors; only memory is asked about when it is run.
     """
-    _check_names(sampling)
+    _check_names(options)
     inputs.check_model(target, "target")
-    named = dict(
-        drafter=drafter,
-        gamma=gamma,
-        rule=rule,
-        policy=policy,
-        max_new_tokens=max_new_tokens,
-        key=key,
-        eos_ids=eos_ids,
-        num_samples=num_samples,
-        log_probs=log_probs,
-        top_log_probs=top_log_probs,
-        prefix=prefix,
-    )
-    inputs.check_untraced(target.params, prompts, {**named, **sampling, "drafter": getattr(drafter, "params", None)})
-    return _prepared(target, encode(target, prompts, prefix, chat_template_kwargs), named | sampling)
+    values = {**DEFAULTS, **options}
+    inputs.check_untraced(target.params, prompts, {**values, "drafter": getattr(values["drafter"], "params", None)})
+    return _prepared(target, encode(target, prompts, values["prefix"], chat_template_kwargs), values)
 
 
-def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prepared:
+def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
-    o = Options(*map(sampling.pop, Options._fields))
+    o = types.SimpleNamespace(**{name: sampling.pop(name) for name in DEFAULTS})
     # 5. Types and ranges.
     (gamma,), (samples,) = integers(0, gamma=o.gamma), integers(1, num_samples=o.num_samples)
     in_range(0, 2**31 - 1, gamma=gamma)
-    policy = BoundPolicy(o.policy) if isinstance(o.policy, Policy) else o.policy
+    policy = core.BoundPolicy(o.policy) if isinstance(o.policy, core.Policy) else o.policy
     expected = "one of jaxspec.policies, or None"
-    inputs.check_type(policy, BoundPolicy | None, "policy", expected, "jaxspec.policies")
+    inputs.check_type(policy, core.BoundPolicy | None, "policy", expected, "jaxspec.policies")
     rule = rules.rejection() if o.rule is None else o.rule
-    inputs.check_type(rule, Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules")
+    inputs.check_type(rule, core.Rule, "rule", "a rule, such as jaxspec.rules.rejection()", "jaxspec.rules")
     top = reported_tokens(o.log_probs, o.top_log_probs, target.lm.vocab_size)
     batch = prompt.tokens.shape[0] * samples
     _check_rows(target, samples, batch)
@@ -209,12 +176,12 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     causality.check(target)
     before = None if o.prefix is None else o.prefix.before(target, bound, prompt.tokens.shape[1])
     if bound is None:
-        weights, decoder = Weights(target.params), autoregressive(target.lm, sampler, top)
+        weights, decoder = core.Weights(target.params), autoregressive(target.lm, sampler, top)
     else:
         functions = None if policy is None else policy.functions
         decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions, top)
-        weights = Weights(target.params, bound.params)
-    request = Request(
+        weights = core.Weights(target.params, bound.params)
+    request = core.Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
         max_new_tokens=jnp.asarray(limit),
@@ -229,7 +196,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options, before)
 
 
-def _check_rows(target: Model, samples: int, batch: int) -> None:
+def _check_rows(target: core.Model, samples: int, batch: int) -> None:
     """Refuses so many samples that not even their rows of logits and tokens fit the memory."""
     if samples > 1 and not are_shapes(target.params):
         least = 4 * batch * (target.lm.vocab_size + 64)
@@ -256,9 +223,6 @@ def check_fits(prepared: Prepared) -> None:
 
     It is asked when a generation is run, not when it is prepared, since many are run in parts. Small ones are not asked
     about, nor those of shapes, which are compiled for devices that are not here.
-
-    Raises:
-        ValueError: with the sum, and what would fit.
     """
     p, batch, width = prepared, prepared.request.max_new_tokens.shape[0], prepared.prompt.tokens.shape[1]
     size, nodes, options = p.max_new_tokens, p.decoder.nodes, p.options
@@ -284,7 +248,7 @@ def check_fits(prepared: Prepared) -> None:
 
 @functools.lru_cache
 def _sizes_after_prefill(
-    decoder: Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
+    decoder: core.Decoder, headroom: int, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> tuple[int, int]:
     """Returns `inputs.sizes_of` prefill, which is traced: that takes as long as a short call of `generate`."""
     weights, prompt, request, before = jax.tree.unflatten(structure, shapes)
@@ -308,7 +272,7 @@ def _check_names(options: Iterable[str]) -> None:
             "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
             "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
         )
-    inputs.check_names(options, [*Options._fields, "stop", *NAMES])
+    inputs.check_names(options, [*DEFAULTS, "stop", *NAMES])
 
 
 def devices(weights: Any) -> int:
@@ -318,11 +282,11 @@ def devices(weights: Any) -> int:
 
 
 def encode(
-    target: Model,
+    target: core.Model,
     prompts: Prompts | None,
     prefix: SharedPrefix | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> Prompt:
+) -> core.Prompt:
     """Strings, token ids or chats, as a checked Prompt in a bucket; with a `prefix` they follow it."""
     if getattr(prompts, "encoder", None) is None:
         inputs.check_reads_text(target)
@@ -335,20 +299,22 @@ def encode(
     return token_rows.pad(rows, shared_prefix.widths(len(prefix) - 1, max(map(len, rows)))[0])
 
 
-def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] | None) -> tuple[str, Prompt]:
+def _encode(target: core.Model, prompts: Prompts | None, template: Mapping[str, Any] | None) -> tuple[str, core.Prompt]:
     """Returns what kind of prompts these are ("text", "ids" or "chat"), and their ids."""
     if (chats := inputs.chats_of(prompts)) is not None:
         prompt = token_rows.pad([inputs.chat_ids(target, chat, template=template) for chat in chats])
         check_prompt(prompt, target.lm)
         return "chat", prompt
     prompts = inputs.rows_of(prompts)
-    if isinstance(prompts, Prompt):
+    if isinstance(prompts, core.Prompt):
         check_prompt(prompts, target.lm)
         if prompts.encoder is None:
             return "ids", _in_bucket(prompts)
-        is_text = isinstance(prompts.encoder, Prompt)
+        is_text = isinstance(prompts.encoder, core.Prompt)
         source = _in_bucket(prompts.encoder) if is_text else jax.tree.map(jnp.asarray, prompts.encoder)
-        return "ids", Prompt(jnp.asarray(prompts.tokens, jnp.int32), jnp.asarray(prompts.length, jnp.int32), source)
+        return "ids", core.Prompt(
+            jnp.asarray(prompts.tokens, jnp.int32), jnp.asarray(prompts.length, jnp.int32), source
+        )
     texts = prompts
     if target.tokenizer is None:
         raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
@@ -359,19 +325,17 @@ def _encode(target: Model, prompts: Prompts | None, template: Mapping[str, Any] 
     return "text", prompt
 
 
-def _in_bucket(prompt: Prompt) -> Prompt:
+def _in_bucket(prompt: core.Prompt) -> core.Prompt:
     """Pads rows of ids to the width of their bucket."""
     tokens, width = jnp.asarray(prompt.tokens, jnp.int32), token_rows.bucket(prompt.tokens.shape[1])
-    return Prompt(jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1]))), jnp.asarray(prompt.length, jnp.int32))
+    return core.Prompt(jnp.pad(tokens, ((0, 0), (0, width - tokens.shape[1]))), jnp.asarray(prompt.length, jnp.int32))
 
 
-def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
+def check_prompt(prompt: core.Prompt, lm: core.LanguageModel) -> None:
     """Refuses rows of token ids that cannot be read: their shapes and, where they are not traced, lengths and ids."""
     shape, lengths = jnp.shape(prompt.tokens), jnp.shape(prompt.length)
     if len(shape) != 2 or lengths != shape[:1]:
-        raise ValueError(
-            f"got prompt tokens of shape {shape} and lengths of shape {lengths}: expected [batch, prompt] and [batch]"
-        )
+        raise ValueError(f"prompt tokens have shape {shape}, lengths {lengths}: expected [batch, prompt] and [batch]")
     if shape[0] == 0:
         raise ValueError("got no prompts: expected at least one")
     for name, array in zip(("tokens", "lengths"), prompt, strict=False):
@@ -392,29 +356,29 @@ def check_prompt(prompt: Prompt, lm: LanguageModel) -> None:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
-def _check_source(source: Any, lm: LanguageModel, rows: int) -> None:
+def _check_source(source: Any, lm: core.LanguageModel, rows: int) -> None:
     """Refuses what an encoder cannot read beside so many rows of the decoder."""
     if lm.limits.start_token is None:
         raise ValueError("the prompt has an encoder's part, and the target is decoder-only: leave `encoder` out")
-    if isinstance(source, Prompt) != (lm.prompt_vocab > 0):
-        got = "a Prompt of ids" if isinstance(source, Prompt) else f"of type {type(source).__name__}"
+    if isinstance(source, core.Prompt) != (lm.prompt_vocab > 0):
+        got = "a Prompt of ids" if isinstance(source, core.Prompt) else f"of type {type(source).__name__}"
         expected = "features of sound" if lm.prompt_vocab == 0 else "a jaxspec.Prompt of the ids that it reads"
         raise ValueError(f"the encoder's part of the prompt is {got}: expected {expected}")
     if any(jnp.shape(x)[:1] != (rows,) for x in jax.tree.leaves(source)):
         shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(source))
         raise ValueError(f"the encoder's part of the prompt has the shapes {shapes}: expected {rows} rows in each")
-    if isinstance(source, Prompt):
+    if isinstance(source, core.Prompt):
         if source.encoder is not None:
             raise ValueError("the encoder's part of the prompt has an encoder's part itself: leave that one out")
         check_prompt(source, lm)
 
 
-def bind(target: Model, drafter: Any, rule: Rule, gamma: int | None = None) -> tuple[Model, BoundDrafter | None]:
-    """Checks target and drafter against each other.
+def bind(
+    target: core.Model, drafter: Any, rule: core.Rule, gamma: int | None = None
+) -> tuple[core.Model, core.BoundDrafter | None]:
+    """Checks target and drafter against each other; returns the target with the taps that the drafter reads, and it.
 
-    Returns:
-        The target, with the taps that the drafter reads, and the drafter with its values. None: there is no drafter, or
-        it drafts nothing with this gamma.
+    None: there is no drafter, or it drafts nothing with this gamma.
     """
     bound = bound_drafter(target, drafter, rule)
     if bound is None or (gamma is not None and not round.size_of(bound.functions, gamma).nodes):
@@ -422,30 +386,30 @@ def bind(target: Model, drafter: Any, rule: Rule, gamma: int | None = None) -> t
     return target if bound.target is None else with_taps_of(target, bound.target), bound
 
 
-def bound_drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:
+def bound_drafter(target: core.Model, drafter: Any, rule: core.Rule) -> core.BoundDrafter | None:
     """The drafter, if there is one, checked against the target."""
     if drafter is None:
         return None
-    if isinstance(drafter, Model):
+    if isinstance(drafter, core.Model):
         inputs.check_model(drafter, "drafter")
         _check_pair(target, drafter)
         return drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
-    if isinstance(drafter, Drafter):
-        drafter = BoundDrafter(drafter)
+    if isinstance(drafter, core.Drafter):
+        drafter = core.BoundDrafter(drafter)
     expected = "a jaxspec.Model, one of jaxspec.drafters, or None"
-    inputs.check_type(drafter, BoundDrafter, "drafter", expected, "jaxspec.drafters")
+    inputs.check_type(drafter, core.BoundDrafter, "drafter", expected, "jaxspec.drafters")
     for model in drafter.models:
         _check_pair(target, model)
     return drafter
 
 
-def readers(target: Model, drafter: BoundDrafter | None) -> list[tuple[str, LanguageModel]]:
+def readers(target: core.Model, drafter: core.BoundDrafter | None) -> list[tuple[str, core.LanguageModel]]:
     """Lists the language models that read the prompts, with their names in errors: the target, then the drafter's."""
     drafting = [] if drafter is None else [drafter.functions.lm, *(model.lm for model in drafter.models)]
     return [("the target", target.lm), *(("the drafter", lm) for lm in drafting if lm is not None)]
 
 
-def _check_pair(target: Model, draft: Model) -> None:
+def _check_pair(target: core.Model, draft: core.Model) -> None:
     target_name, draft_name = _called("the target", target), _called("the drafter", draft)
     starts = [model.lm.limits.start_token for model in (target, draft)]
     kinds = ["decoder-only" if start is None else "an encoder-decoder" for start in starts]
@@ -471,7 +435,7 @@ def _check_pair(target: Model, draft: Model) -> None:
         )
 
 
-def _called(role: str, model: Model) -> str:
+def _called(role: str, model: core.Model) -> str:
     return f"{role} ({model.name})" if model.name else role
 
 
@@ -485,18 +449,20 @@ def first_difference(first: Any, second: Any) -> tuple[int, str, str] | None:
 
 
 def check_positions(
-    target: Model, drafter: BoundDrafter | None, prompt: Prompt, limit: np.ndarray, *, padded: bool = False
+    target: core.Model,
+    drafter: core.BoundDrafter | None,
+    prompt: core.Prompt,
+    limit: np.ndarray,
+    *,
+    padded: bool = False,
 ) -> None:
     """Refuses rows for which a model has too few positions.
 
-    Args:
-        target, drafter: who reads them.
-        prompt: the prompts; of padded ones the width counts, since their lengths may not be known.
-        limit: most new tokens of each row; there may be several rows for each prompt.
-        padded: whether the prompts' own lengths may be less.
+    `limit` has the most new tokens of each row, of which there may be several for each prompt. Of `padded` prompts the
+    width counts, since their lengths may not be known.
     """
 
-    def lengths_of(prompt: Prompt) -> np.ndarray:
+    def lengths_of(prompt: core.Prompt) -> np.ndarray:
         rows, width = prompt.tokens.shape
         return np.full(rows, width) if padded else np.asarray(prompt.length)
 
@@ -518,7 +484,7 @@ def check_positions(
             )
 
 
-def end_ids(target: Model, eos_ids: Any) -> list[int]:
+def end_ids(target: core.Model, eos_ids: Any) -> list[int]:
     """Returns the tokens that end a row: those that were asked for, or the model's own."""
     eos_ids = inputs.end_ids(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
     return check_ids(eos_ids, "eos_ids", target.lm.vocab_size)

@@ -25,6 +25,7 @@ from jaxspec import core, sharding
 from jaxspec.core import chunks, noise, programs, token_ids, token_rows
 from jaxspec.core.checks import are_shapes, at_least, integer
 from jaxspec.decode import causality, inputs
+from jaxspec.decode.shared_prefix import common
 
 SORTED_BATCHES = 32  # rows of so many batches are sorted by their length before they are put into batches
 LOGITS = 2**25  # that are made at a time: 128 MB
@@ -76,11 +77,7 @@ class Score:
         return -self.log_prob / math.log(2) / self.num_bytes if self.num_bytes else None
 
     def to_dict(self, tokens: bool = True) -> dict[str, Any]:
-        """Returns plain values for JSON.
-
-        Args:
-            tokens: whether to include the ids, and the log probability of each.
-        """
+        """Returns plain values for JSON; with `tokens` the ids, too, and the log probability of each."""
         names = ("log_prob", "is_greedy", "perplexity", "bits_per_byte", "num_bytes")
         values = {name: getattr(self, name) for name in names} | {"num_tokens": len(self.tokens)}
         values = {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
@@ -223,11 +220,10 @@ def _row(
         if (longest := target.lm.limits.max_prompt) is not None and len(before) > longest:
             raise ValueError(f"{name} has a source of {len(before)} tokens, and the model reads {longest}")
         return _Row(before, ids, 0, num_bytes)
-    if not before:  # nothing precedes the first token, which is not scored
-        if num_bytes is not None and row[0] not in target.tokenizer.all_special_ids:
-            num_bytes -= len(target.tokenizer.decode(row[:1]).encode())
-        return _Row(row[:1], row[1:], 0, num_bytes)
-    return _Row(row[:1], row[1:], len(before) - 1, num_bytes)
+    # Nothing precedes a first token of the text, which is not scored.
+    if not before and num_bytes is not None and row[0] not in target.tokenizer.all_special_ids:
+        num_bytes -= len(target.tokenizer.decode(row[:1]).encode())
+    return _Row(row[:1], row[1:], max(len(before) - 1, 0), num_bytes)
 
 
 def _encoded(
@@ -243,8 +239,7 @@ def _encoded(
     if isinstance(prompt, str) and isinstance(scored, str) and is_decoder:
         # A tokenizer may join the prompt's end and the text's beginning into one token, which is then scored.
         together, alone = _ids_of(target, prompt + scored), _ids_of(target, prompt)
-        same = next((i for i, (a, b) in enumerate(zip(together, alone, strict=False)) if a != b), len(alone))
-        same = min(same, len(together))
+        same = common(together, alone)
         return together[:same], together[same:]
     ids = [int(x) for x in scored] if not isinstance(scored, str) else _ids_of(target, scored, begins=prompt is None)
     if prompt is None:
@@ -263,14 +258,10 @@ def _ids_of(target: core.Model, text: str, begins: bool = True) -> list[int]:
     # Some tokenizers of encoder-decoders write another vocabulary than they read (Marian's).
     writes = {"text": text} if target.lm.limits.start_token is None else {"text_target": text}
     ids = list(target.tokenizer(**writes, add_special_tokens=begins)["input_ids"])
-    if begins and ids and ids[-1] == getattr(target.tokenizer, "eos_token_id", None) and not _spells(target, text):
-        return ids[:-1]
+    if begins and ids and ids[-1] == getattr(target.tokenizer, "eos_token_id", None):
+        # A text may itself end with the end token.
+        return ids if text.endswith(target.tokenizer.eos_token or "\0") else ids[:-1]
     return ids
-
-
-def _spells(target: core.Model, text: str) -> bool:
-    """Tells whether a text itself ends with the end token."""
-    return text.endswith(target.tokenizer.eos_token or "\0")
 
 
 def _is_ids(value: Any) -> bool:
@@ -314,10 +305,7 @@ def read(
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Computes the log probability of each token that follows a prompt, and whether it is the most probable one.
 
-    Args:
-        lm, params: the model.
-        prompt: the part that prefill reads: one token of a decoder-only model, an encoder's text.
-        fed: the tokens that follow; what is returned at their padding is garbage.
+    Prefill reads the prompt: one token of a decoder-only model, an encoder's text. At padding there is garbage.
     """
     width = fed.tokens.shape[1]
     room = _room(lm, prompt, width)

@@ -40,12 +40,9 @@ class SharedPrefix:
         return f"SharedPrefix of {len(self)} tokens, target {self.target.name or 'without a name'}{drafter}"
 
     def followed_by(self, row: Sequence[int], kind: str, index: int = 0) -> list[int]:
-        """Returns the ids of the whole prompt.
+        """Returns the ids of the whole prompt number `index`, which is a "text", "ids" or a "chat".
 
-        Args:
-            row: the ids of what follows, of a text's with what its tokenizer puts in front; of a chat all ids.
-            kind: the prompt's kind: "text", "ids" or "chat".
-            index: the prompt's number, for the error.
+        `row` has the ids of what follows, of a text with what its tokenizer puts in front; of a chat it has all ids.
         """
         row = list(row)
         if kind == "chat":
@@ -60,11 +57,7 @@ class SharedPrefix:
         return self.tokens + row[1 if kind == "text" and row[:1] == [first] else 0 :]
 
     def before(self, target: core.Model, drafter: core.BoundDrafter | None, width: int) -> core.Before:
-        """Returns what decoders take, for whole prompts that are `width` wide.
-
-        Raises:
-            ValueError: it was read by another target or drafter.
-        """
+        """Returns what decoders take, for whole prompts that are `width` wide; refuses another target or drafter."""
         check_same("target", self.target, target)
         if drafter is not None and self.drafter is None:
             raise ValueError(
@@ -77,8 +70,8 @@ class SharedPrefix:
         return self.caches.before(jnp.asarray([len(self)], jnp.int32), rest, drafts=drafter is not None)
 
 
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Counts the tokens with which both rows begin.
+def common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Counts the tokens with which both rows begin, or the characters of two texts.
 
     >>> common([5, 6, 7], [5, 6, 8, 9])
     2

@@ -6,23 +6,8 @@ import functools
 
 import jax
 
-from jaxspec.core import (
-    Before,
-    Decoder,
-    Drafter,
-    DraftStart,
-    LanguageModel,
-    Policy,
-    Prompt,
-    Request,
-    RoundEnd,
-    RoundInfo,
-    Rule,
-    Sampler,
-    State,
-    Weights,
-    token_rows,
-)
+from jaxspec import core
+from jaxspec.core import token_rows
 from jaxspec.core.round import bucket_widths, check_trees, committed_caches, run_round, size_of
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
@@ -31,14 +16,14 @@ from jaxspec.decode.followers import followers
 
 @functools.lru_cache
 def speculative(
-    target: LanguageModel,
-    drafter: Drafter,
-    rule: Rule,
-    sampler: Sampler,
+    target: core.LanguageModel,
+    drafter: core.Drafter,
+    rule: core.Rule,
+    sampler: core.Sampler,
     gamma: int,
-    policy: Policy | None = None,
+    policy: core.Policy | None = None,
     top_log_probs: int | None = None,
-) -> Decoder:
+) -> core.Decoder:
     """A decoder whose every round commits between 1 and gamma + 1 tokens per row, for one pass of the target.
 
     A round, for a row [a b c] (the cache holds a b) and gamma = 2:
@@ -87,25 +72,25 @@ def speculative(
     widths = bucket_widths(nodes, adaptive=policy is not None, may_be_empty=drafter.may_be_empty)
 
     def init(
-        weights: Weights,
-        prompt: Prompt,
-        request: Request,
+        weights: core.Weights,
+        prompt: core.Prompt,
+        request: core.Request,
         headroom: int,
-        before: Before | None = None,
+        before: core.Before | None = None,
         spare: int = 0,
-    ) -> State:
+    ) -> core.State:
         prompt, before = token_rows.with_row(target, prompt), states.of_each(before, prompt)
         room = token_rows.room(target, prompt, headroom, nodes, spare).larger(drafter.spare)
         with jax.named_scope("prefill"):
             prefilled = states.read_prompt(target, weights.target, prompt, room, before)
         with jax.named_scope("draft"):
             draft_before = None if before is None else before.of(before.state.draft)
-            draft = drafter.init(DraftStart(weights, prompt, room, prefilled[0], draft_before))
+            draft = drafter.init(core.DraftStart(weights, prompt, room, prefilled[0], draft_before))
         prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
         state = states.init_state(target, prompt, request, headroom, prefilled, sampler, followed_by)
         return state._replace(caches=state.caches._replace(draft=draft))
 
-    def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
+    def step(weights: core.Weights, state: core.State) -> tuple[core.State, core.RoundInfo]:
         of_target, of_drafter = states.distributions(state, sampler, target.vocab_size)
         context = states.draft_context(policy, state, depth, of_drafter, sampler)
         limit = states.shorten(policy, state)
@@ -115,8 +100,8 @@ def speculative(
             state, info = states.end_round(state, result, followed_by, target.vocab_size)
             # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = result.caches._replace(target=target.rewind(result.caches.target, state.length - 1))
-            row = Prompt(state.tokens, state.length)
-            end = RoundEnd(weights, caches, row, result.verdict, result.target.forward)
+            row = core.Prompt(state.tokens, state.length)
+            end = core.RoundEnd(weights, caches, row, result.verdict, result.target.forward)
             return state._replace(caches=committed_caches(drafter.commit(end))), info
 
-    return Decoder(init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact)
+    return core.Decoder(init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact)

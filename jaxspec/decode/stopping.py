@@ -19,6 +19,7 @@ import numpy as np
 from jaxspec.core import Finish, Model, Request, RoundInfo, State, token_ids
 from jaxspec.decode import log_probs, loop
 from jaxspec.decode.request import Prepared
+from jaxspec.decode.shared_prefix import common
 from jaxspec.structured.tables import FREE
 
 MARK = 0xD800  # the first of the characters that stand for special tokens: half surrogates, which no decoded text has
@@ -139,12 +140,9 @@ def _trace(infos: Sequence[RoundInfo], batch: int, nodes: int) -> loop.Trace:
 
 
 def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None:
-    """Counts how many of a row's tokens it takes until their text holds a stop string; None if none occurs.
+    """Counts how many of a row's new tokens it takes until their text holds a stop string; None if none occurs.
 
-    Args:
-        stop: the strings.
-        tokens: the row's new ones.
-        settled: how many of them are known to be too few.
+    `settled` of them are known to be too few.
     """
     # Token by token, since a string may end within what a round committed.
     ends = range(settled + 1, len(tokens) + 1)
@@ -201,17 +199,11 @@ def _marked(stop: Stop, tokens: Sequence[int]) -> str:
     text = decode(stop.tokenizer, tokens, stop.joins)
     places = [index for index, token in enumerate(tokens) if token in stop.marks]
     # Where a special token stands in the text is found by decoding what precedes it: decoders drop it.
-    before = [_common(text, decode(stop.tokenizer, tokens[:index], stop.joins)) for index in places]
+    before = [common(text, decode(stop.tokenizer, tokens[:index], stop.joins)) for index in places]
     # From the end, so that earlier positions stay where they are.
     for index, at in zip(reversed(places), reversed(before), strict=True):
         text = text[:at] + stop.marks[tokens[index]] + text[at:]
     return text
-
-
-def _common(text: str, other: str) -> int:
-    """Counts the characters that two texts have in common from their beginnings on."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def find_stop(text: str, stop: Sequence[str]) -> int | None:

@@ -34,8 +34,8 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind
 from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind, zeros
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
-from jaxspec.drafters.stepwise import NodeLogits, chain
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, last_features, on_path
+from jaxspec.drafters.stepwise import NodeLogits, Parent, chain
 from jaxspec.nets import decoder, stack
 from jaxspec.nets.attention import LayerInputs, softcap
 from jaxspec.nets.decoder import DecoderConfig, layer_of, norm_of
@@ -246,11 +246,7 @@ def assistant(
 
 
 def read_keys(head: AssistantHead, inside: core.Inside, cache: core.Cache) -> tuple[TargetKeys, ...]:
-    """Reads the keys and values of the target's layers that an assistant attends to.
-
-    Raises:
-        ValueError: they have other sizes than those that it was made for.
-    """
+    """Reads the keys and values of the target's layers that an assistant attends to, if they have its sizes."""
     assert inside.keys_values is not None, "assistant"
     memory = tuple(TargetKeys(*inside.keys_values(cache, layer)) for layer in head.sources)
     for layer, (source, expected, read) in enumerate(zip(head.sources, head.key_sizes, memory, strict=True)):
@@ -271,8 +267,7 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
 
     def init(start: core.DraftStart, nodes: int) -> AssistantState:
         num_read = token_rows.decoder_prompt(parts.lm, start.prompt).length
-        last = num_read - 1 if start.before is None else num_read - 1 - start.before.start
-        return AssistantState(take_position(start.prefilled.features, last), num_read)
+        return AssistantState(last_features(parts.lm, start), num_read)
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), row = parts(weights), context.row
@@ -286,7 +281,7 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
         def root(hidden: Float[Array, "B F+1 H"]) -> NodeLogits:
             return read(last, hidden[:, :1], hidden, 0)
 
-        def nodes(tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, hidden: Array) -> NodeLogits:
+        def nodes(tokens: Int[Array, "B n"], parent: Parent, level: Any, hidden: Array) -> NodeLogits:
             if parent is None:
                 return read(tokens, hidden, hidden, 0)
             # `parent` counts draft tokens from 0, and is -1 after the last committed one, whose output is in front.

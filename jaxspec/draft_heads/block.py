@@ -182,10 +182,7 @@ class BlockDrafter(PartlyShared):
     ) -> Float[Array, "B A L+C M"]:
         """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
 
-        Args:
-            starts: the target's pass over whole rows, and the lengths of their sources.
-            last: the tokens at these places.
-            position: positions in the rows, the same in each.
+        `last` has the tokens at these places, `position` their positions, the same in each row.
         """
         config, c, size = self.config, self.config.layer, self.config.block
         context, (batch, anchors) = self.read(starts.forward), last.shape

@@ -46,20 +46,9 @@ def read(
 ) -> BlockConfig:
     """Reads the network of a config.json: z-lab's, DeepSpec's or that of speculators.
 
-    Args:
-        shapes: shapes of tensors by name.
-        kind: the configuration's type.
-        counts: further fields of it, which are integers, and their keys.
+    `counts`: further fields of the configuration's type, which are integers, and their keys.
     """
-    nested, of_speculators = table.get("dflash_config") or {}, "speculators_model_type" in table
-    expected = OPTIONS.union(counts.values(), UNLIKE)
-    if unknown := sorted(nested.keys() - expected):
-        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
-    # They lie in dflash_config or beside it; null is no value.
-    options = {name: value for name, value in {**table, **nested}.items() if value is not None}
-    formats.only(options, **UNLIKE)
-    if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
-        raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
+    options, of_speculators = _options(table, counts), "speculators_model_type" in table
     layer = _layer(table, shapes)
     hidden = table.get("target_hidden_size") or layer.dim
     if options.get("aux_hidden_state_layer_ids") is not None:
@@ -110,6 +99,18 @@ def read(
         **parts,
         **more,
     )
+
+
+def _options(table: dict, counts: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the options, which lie in dflash_config or beside it, and refuses those that are not known."""
+    nested, expected = table.get("dflash_config") or {}, OPTIONS.union(counts.values(), UNLIKE)
+    if unknown := sorted(nested.keys() - expected):
+        raise formats.FamilyError(f"dflash_config has {', '.join(unknown)}: expected {', '.join(sorted(expected))}")
+    options = {name: value for name, value in {**table, **nested}.items() if value is not None}  # null is no value
+    formats.only(options, **UNLIKE)
+    if (projector := options.get("projector_type")) not in (None, "dflash", "dspark"):
+        raise formats.FamilyError(f"projector_type is {projector!r}: expected 'dflash' or 'dspark'")
+    return options
 
 
 def usual_taps(target_layers: int, layers: int) -> list[int]:

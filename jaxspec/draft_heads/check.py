@@ -113,10 +113,7 @@ def diagnose(
 ) -> str:
     """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at.
 
-    Args:
-        rate: its acceptance rate as it is.
-        prompts: texts to continue, as the rate was measured.
-        tokens: how many to generate for each.
+    The others are the arguments with which `rate`, its acceptance rate as it is, was measured.
     """
     tried = list(changes(config, params, target))
     measured = [_acceptance(bound(x.config, x.params, target), prompts, tokens)[0] for x in tried]

@@ -25,7 +25,7 @@ from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
-from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
+from jaxspec.draft_heads.target import SharedWithTarget, bind, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
@@ -228,7 +228,7 @@ def eagle(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None =
 
     Reference: Li et al., EAGLE, ICML 2024, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840.
     """
-    return recurrent.drafter(head, target, trimmed, "an EAGLE head", "eagle")
+    return bind(recurrent.drafter, head, target, trimmed, "an EAGLE head", "eagle")
 
 
 # --- its files

@@ -146,10 +146,7 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
 
 
 def check_same(*facts: tuple[str, int | None, int]) -> None:
-    """Compares what a drafter's files say of their target with the target, fact by fact.
-
-    Args:
-        facts: a name of the fact, the files' value and the target's. None: the files are silent.
+    """Compares what a drafter's files say of their target with the target: name, their value (None: silent), its.
 
     >>> check_same(("layers", None, 4), ("vocabulary size", 13, 16))
     Traceback (most recent call last):
@@ -189,13 +186,9 @@ def written_layer(layer: DecoderConfig) -> dict[str, Any]:
 
 
 def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:
-    """Writes the config.json that `speculators`, and so vLLM and SGLang, read.
+    """Writes the config.json that `speculators`, and so vLLM and SGLang, read; `table` has this kind's own entries.
 
-    Args:
-        kind: "eagle3", "dflash", "dspark" or "mtp".
-        table: this kind's own entries.
-        verifier: the target's name and architectures, and what else is known of it.
-        tokens: draft tokens a round.
+    `verifier`: the target's name and architectures, and what else is known of it. `tokens`: draft tokens a round.
     """
     return {
         "architectures": [architecture],

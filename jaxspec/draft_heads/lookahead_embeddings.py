@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from jaxspec import core, nets
 from jaxspec.core import token_rows
@@ -27,7 +27,7 @@ from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind
 from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, inside_of
-from jaxspec.drafters.stepwise import NodeLogits, chain
+from jaxspec.drafters.stepwise import at_once, chain
 from jaxspec.vocab import trim
 
 
@@ -139,19 +139,7 @@ def _drafter(head: LookAheadEmbeddings, parts: HeadParts) -> core.Drafter:
             forward, cache = head.extend(params, lm.extend, weights.target, cache, tokens, None)
             return head.logits(params, shared, forward.features), cache
 
-        def root(carry: tuple[Array, core.Cache]) -> NodeLogits:
-            logits, cache = every_logits(carry[1])
-            return logits[:, :1], (logits, cache)
-
-        def nodes(tokens: Int[Array, "B n"], parent: Any, level: int | Int[Array, ""], carry: tuple) -> NodeLogits:
-            logits = jax.lax.dynamic_slice_in_dim(carry[0], level, 1, axis=1)
-            return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), carry
-
-        def end(carry: tuple, draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
-            return caches._replace(target=carry[1])
-
-        shape: Any = jax.eval_shape(every_logits, caches.target)[0]
-        return core.Reading((jnp.zeros(shape.shape, shape.dtype), caches.target), root, nodes, end)
+        return at_once(every_logits, caches.target, lambda cache: caches._replace(target=cache))
 
     return chain(core.Steps(no_state, begin, no_commit, head.requirements.vocab_size, head.count))
 

@@ -33,7 +33,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import HeadParts, SharedWithTarget, bind, zeros
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, last_features, on_path
 from jaxspec.drafters.stepwise import NodeLogits, chain
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
@@ -223,8 +223,7 @@ def _drafter(head: ParallelHeads, parts: HeadParts) -> core.Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 
     def init(start: core.DraftStart, nodes: int) -> Float[Array, "B M"]:
-        last = token_rows.decoder_prompt(parts.lm, start.prompt).length - 1
-        return take_position(start.prefilled.features, last if start.before is None else last - start.before.start)
+        return last_features(parts.lm, start)
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         (params, shared), row, count = parts(weights), context.row, context.gamma

@@ -35,7 +35,7 @@ from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
-from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
+from jaxspec.draft_heads.target import SharedWithTarget, bind, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, stack
@@ -155,7 +155,7 @@ def mtp(head: DraftHead[RecurrentHead], target: Model, trimmed: Model | None = N
 
     Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv 2404.19737.
     """
-    return recurrent.drafter(head, target, trimmed, "an MTP module", "mtp")
+    return bind(recurrent.drafter, head, target, trimmed, "an MTP module", "mtp")
 
 
 # --- its files
@@ -177,12 +177,7 @@ PARTS = {
     "shared_head.head": "lm_head",
     "embed_tokens": "embed_tokens",
 }
-THEIRS = {
-    "fc": "input_proj",
-    "embedding_norm": "token_layernorm",
-    "hidden_norm": "hidden_layernorm",
-    "norm": "final_layernorm",
-}
+THEIRS = {PARTS[name]: name for name in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")}
 PATTERNS = (
     (r"mtp\.layers\.0\.(.+)", QWEN),
     (r"mtp\.(.+)", QWEN),

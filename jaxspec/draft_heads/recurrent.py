@@ -27,10 +27,10 @@ from jaxtyping import Array, Float, Int
 from jaxspec import core
 from jaxspec.core import branches, chunks, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, zeros
+from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, zeros
 from jaxspec.draft_heads.training import DraftStarts
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
-from jaxspec.drafters.stepwise import NodeLogits, chain
+from jaxspec.drafters.hidden_states import TargetRequirements, on_path
+from jaxspec.drafters.stepwise import NodeLogits, Parent, at_once, chain
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
 from jaxspec.nets.decoder import empty_cache
@@ -224,32 +224,9 @@ class FedHidden(NamedTuple):
     hidden: Float[Array, "B F+1 D"]
 
 
-def drafter(
-    head: DraftHead[RecurrentHead], target: core.Model, trimmed: core.Model | None, title: str, name: str
-) -> core.BoundDrafter:
-    """Drafts with any network that has these functions; `title` names the network in complaints."""
-    return bind(_drafter, head, target, trimmed, title, name)
-
-
 @functools.lru_cache
-def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
-    def init(start: core.DraftStart, nodes: int) -> HiddenState:
-        (params, shared), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
-        # Pair s is (hidden state s, token s + 1). After prefill the last pair lacks its token.
-        num_cached, hidden = row.length - 1, head.read(params, start.prefilled)
-        tokens, last, pairs_before, before = row.tokens[:, 1:], num_cached, None, start.before
-        if before is not None:  # the pairs before `start` are there, of the last of which the token is known
-            tokens = token_rows.window(row.tokens, before.start + 1, before.width - 1)
-            last, pairs_before = num_cached - before.start, before.of(before.state.cache)
-
-        def extend(cache: core.Cache, pairs: tuple[Array, Array], real: Array) -> tuple[tuple, core.Cache]:
-            return (), head.extend(params, shared, cache, *pairs, None, real)[1]
-
-        cache = head.empty(len(row.length), start.room)
-        if tokens.shape[1]:
-            read = functools.partial(chunks.read, extend, head.rewind, head.empty)
-            _, _, cache = read((hidden[:, :-1], tokens), num_cached, start.room, pairs_before)
-        return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, last))
+def drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
+    """Makes a drafter of any network that has these functions, for `target.bind`."""
 
     def begin(weights: core.Weights, caches: core.Caches, context: core.DraftContext, fed: int | None) -> core.Reading:
         params, shared = parts(weights)
@@ -260,9 +237,7 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
         def root(so_far: FedHidden) -> NodeLogits:
             return head.logits(params, shared, so_far.hidden[:, :1]), so_far
 
-        def nodes(
-            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, so_far: FedHidden
-        ) -> NodeLogits:
+        def nodes(tokens: Int[Array, "B n"], parent: Parent, level: Any, so_far: FedHidden) -> NodeLogits:
             before, first = so_far.hidden, 0
             if parent is not None:
                 # `parent` counts draft tokens from 0, and is -1 where the last committed one precedes; `hidden` has
@@ -295,7 +270,28 @@ def _drafter(head: RecurrentHead, parts: HeadParts) -> core.Drafter:
             draft=HiddenState(head.rewind(cache, num_cached), num_cached, last.astype(state.hidden.dtype))
         )
 
+    init = functools.partial(_after_prompt, head, parts)
     return chain(core.Steps(init, begin, commit, head.requirements.vocab_size))
+
+
+def _after_prompt(head: RecurrentHead, parts: HeadParts, start: core.DraftStart, nodes: int) -> HiddenState:
+    """Feeds the pairs of the prompts."""
+    (params, shared), row = parts(start.weights), token_rows.decoder_prompt(parts.lm, start.prompt)
+    # Pair s is (hidden state s, token s + 1). After prefill the last pair lacks its token.
+    num_cached, hidden = row.length - 1, head.read(params, start.prefilled)
+    tokens, last, pairs_before, before = row.tokens[:, 1:], num_cached, None, start.before
+    if before is not None:  # the pairs before `start` are there, of the last of which the token is known
+        tokens = token_rows.window(row.tokens, before.start + 1, before.width - 1)
+        last, pairs_before = num_cached - before.start, before.of(before.state.cache)
+
+    def extend(cache: core.Cache, pairs: tuple[Array, Array], real: Array) -> tuple[tuple, core.Cache]:
+        return (), head.extend(params, shared, cache, *pairs, None, real)[1]
+
+    cache = head.empty(len(row.length), start.room)
+    if tokens.shape[1]:
+        read = functools.partial(chunks.read, extend, head.rewind, head.empty)
+        _, _, cache = read((hidden[:, :-1], tokens), num_cached, start.room, pairs_before)
+    return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, last))
 
 
 def _completed(
@@ -325,7 +321,7 @@ def _in_one_pass(
 ) -> core.Reading:
     """Drafts `count` tokens: after the last pair, and after pairs of a mask token and `RecurrentHead.slot`."""
 
-    def all_logits() -> Float[Array, "B G V"]:
+    def all_logits(carry: tuple[()]) -> tuple[Float[Array, "B G V"], tuple[()]]:
         assert head.slot is not None
         shape = state.hidden.shape[0], max(count - 1, 1)  # a network is fed one slot at least
         slots = jnp.broadcast_to(head.slot(params), (*shape, state.hidden.shape[-1]))
@@ -333,18 +329,6 @@ def _in_one_pass(
         # The grown cache is dropped: what slots have made is no text.
         output, _ = head.extend(params, shared, head.rewind(state.cache, state.num_cached), slots, masks)
         hidden = jnp.concatenate([state.hidden[:, None], output.astype(state.hidden.dtype)], axis=1)
-        return head.logits(params, shared, hidden[:, :count])
+        return head.logits(params, shared, hidden[:, :count]), carry
 
-    def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, logits: Float[Array, "B G V"]) -> NodeLogits:
-        at_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)
-        return jnp.broadcast_to(at_level, (*tokens.shape, logits.shape[-1])), logits
-
-    def root(logits: Float[Array, "B G V"]) -> NodeLogits:
-        logits = all_logits()
-        return logits[:, :1], logits
-
-    def end(logits: Float[Array, "B G V"], draft: core.Draft, slots: Int[Array, "#B N"]) -> core.Caches:
-        return caches._replace(draft=state)
-
-    empty = jax.eval_shape(all_logits)
-    return core.Reading(jnp.zeros(empty.shape, empty.dtype), root, nodes, end)
+    return at_once(all_logits, (), lambda carry: caches._replace(draft=state))

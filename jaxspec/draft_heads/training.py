@@ -61,11 +61,7 @@ def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Arra
 
 
 def begin_with_copies(config: Any, params: Params, target: Model, often: Frequencies) -> Params:
-    """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit.
-
-    Args:
-        often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
-    """
+    """Gives random parameters the target's embedding and head where these fit; a vocabulary has frequent tokens."""
     inside, ids = inside_of(target), None
     if VOCABULARY in params:
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))
@@ -100,17 +96,14 @@ class OwnLesson(Protocol):
     ) -> tuple[Float[Array, "N K"], Float[Array, "N K"]] | None:
         """Makes two distributions of something else than the draft token, whose forward KL is added to the loss.
 
+        They are the labels and the drafter's estimate, as log-probabilities; None: this drafter has no such lesson.
+
         Args:
-            config: configuration of the drafter's network.
-            params: its parameters.
-            shared: the parts of the target that it uses.
-            at: the draft tokens.
+            config, params: the drafter's network.
+            shared, at: the parts of the target that it uses, and the draft tokens.
             log_p: the target's distribution among the drafter's tokens; it sums to 1 only if these are all.
             log_q: the drafter's, by `Training.learned`.
             hard: whether labels are the most probable token alone.
-
-        Returns:
-            The labels and the drafter's estimate, as log-probabilities; None if this drafter has no such lesson.
         """
         ...
 

@@ -40,40 +40,6 @@ if TYPE_CHECKING:
     from jaxspec.draft_heads.mtp import mtp
     from jaxspec.weights.quantised_drafter import quantised
 
-__all__ = [
-    "assistant",
-    "bigram",
-    "block",
-    "cascade",
-    "chain",
-    "dynamic_tree",
-    "eagle",
-    "early_exit",
-    "fallback",
-    "forced",
-    "greedy",
-    "heads",
-    "horizontal_cascade",
-    "jacobi",
-    "lookahead",
-    "lookahead_embeddings",
-    "model",
-    "mtp",
-    "ngram",
-    "online_ngram",
-    "prompt_lookup",
-    "quantised",
-    "retrieval",
-    "sequences",
-    "share_encoder",
-    "skip_layers",
-    "suffix",
-    "token_recycling",
-    "tree",
-    "unigram",
-    "without_backoff",
-]
-
 # Imported when first asked for: drafting with other drafters needs no networks, and so no flax.
 _ELSEWHERE = {
     "assistant": "jaxspec.draft_heads.assistant",
@@ -84,6 +50,8 @@ _ELSEWHERE = {
     "mtp": "jaxspec.draft_heads.mtp",
     "quantised": "jaxspec.weights.quantised_drafter",
 }
+_FACTORIES = [name for name, value in list(globals().items()) if callable(value) and name[0].islower()]
+__all__ = sorted([*_ELSEWHERE, *_FACTORIES])
 
 
 def __getattr__(name: str) -> Any:

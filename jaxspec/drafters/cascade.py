@@ -89,9 +89,7 @@ def cascade(
     (gamma,) = integers(1, gamma=gamma)
     check_model(draft, "draft")
     expected = "a finite number of more than 0; drafters.greedy drafts at 0"
-    inner_temperature = number(inner_temperature, "inner_temperature", expected)
-    if not inner_temperature > 0:
-        raise ValueError(f"inner_temperature is {inner_temperature}: expected {expected}")
+    inner_temperature = number(inner_temperature, "inner_temperature", expected, above=0)
     drafter, rule = as_drafter(inner, "inner"), rules.rejection() if rule is None else rule
     if not isinstance(rule, core.Rule):
         raise TypeError(f"rule is {shown(rule)}: expected a rule, such as jaxspec.rules.rejection()")
@@ -159,9 +157,7 @@ class CascadeFunctions(NamedTuple):
         inner_state = self.inner.init(start._replace(weights=weights, prefilled=forward, before=inner_before))
         return CascadeState(cache, token_rows.decoder_prompt(self.lm, start.prompt).length, inner_state)
 
-    def propose(
-        self, weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(self, weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         """Runs inner rounds until every row has its draft."""
         inner_weights, state, start = core.Weights(*weights.draft), caches.draft, context.row.length
         rounds = context._replace(keys=noise.at(context.keys, start, noise.Purpose.DRAFT))
@@ -267,15 +263,7 @@ class CascadeFunctions(NamedTuple):
 def _at_temperature(to_distribution: core.ToDistribution, temperature: float) -> core.ToDistribution:
     if temperature == 1:
         return to_distribution
-
-    def warmer(
-        logits: Float[Array, "B T V"],
-        draft_tokens: Int[Array, "B N"] | None = None,
-        seen: Bool[Array, "#B T N"] | None = None,
-    ) -> core.Distribution:
-        return to_distribution(logits / temperature, draft_tokens, seen)
-
-    return warmer
+    return lambda logits, draft_tokens=None, seen=None: to_distribution(logits / temperature, draft_tokens, seen)
 
 
 def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
@@ -288,14 +276,8 @@ def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
 
 
 def _at_position(distribution: core.Distribution, at: Int[Array, "B 1"]) -> core.Distribution:
-    """Returns a distribution at one position of each row."""
-
-    def pick(values: Array) -> Array:
-        if values.ndim < 2:  # a number for each row
-            return values
-        return jnp.take_along_axis(values, at.reshape(*at.shape, *[1] * (values.ndim - 2)), axis=1)
-
-    return jax.tree.map(pick, distribution)
+    """Returns a distribution at one position of each row; a number for each row stays."""
+    return jax.tree.map(lambda values: values if values.ndim < 2 else token_rows.take(values, at), distribution)
 
 
 def _stopped_after(context: core.DraftContext, drafting: Drafting, start: Int[Array, " B"]) -> Int[Array, " B"]:

@@ -92,9 +92,7 @@ def lookup_drafter(
 ) -> core.Drafter:
     """Makes a drafter of a search for point masses, whose state does not change; rows may find nothing."""
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         return skip_if_idle(lambda: search(weights, caches.draft, context), context), caches
 
     return core.Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)

@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Model, Weights
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Model, Weights, token_rows
 from jaxspec.drafters.common import as_drafter, combine, name_of, side_by_side
 
 
@@ -79,8 +79,5 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
 
 def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:
     """Returns the new draft for the rows that want it, the old one for the others."""
-
-    def pick(first: Array, second: Array) -> Array:
-        return jnp.where(rows.reshape(-1, *[1] * (first.ndim - 1)), first, second)
-
+    pick = functools.partial(token_rows.where, rows)
     return combine(new, old, pick(new.length, old.length), pick)

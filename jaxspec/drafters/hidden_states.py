@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.core import Forward, Inside, Model, Params, Verdict
+from jaxspec.core import DraftStart, Forward, Inside, LanguageModel, Model, Params, Verdict, token_rows
+from jaxspec.core.round import fed_before
+from jaxspec.rules.common import take_position
 
 Network = TypeVar("Network")
 
@@ -36,13 +39,10 @@ def inside_of(
     sizes: tuple[int, int] | None = None,
     advice: str = "it was made for another target",
 ) -> Inside:
-    """Returns the inside of a model, once it is known that a reader can use it.
+    """Returns the inside of a target, or of a model whose head is used in its place, that a reader can use.
 
-    Args:
-        model: the target, or a model whose head is used in its place.
-        reader: who asks, for errors.
-        sizes: the width of features and the number of token ids that the reader expects; None: any.
-        advice: the way out where sizes differ.
+    `sizes`: the width of features and the number of token ids that it expects; None: any. `advice`: what to do where
+    they differ.
     """
     inside, name = model.lm.inside, model.name or "the model"
     if inside is None:
@@ -75,17 +75,18 @@ def check_target(requirements: TargetRequirements, target: Model, kind: str) -> 
         )
 
 
+def last_features(lm: LanguageModel, start: DraftStart) -> Float[Array, "B D"]:
+    """Takes the target's features at the last token that prefill has read of each row."""
+    last = token_rows.decoder_prompt(lm, start.prompt).length - 1
+    return take_position(start.prefilled.features, last if start.before is None else last - start.before.start)
+
+
 def on_path(forward: Forward, verdict: Verdict) -> Forward:
     """Takes the target's features and taps at the last committed token and the accepted ones after it, in order.
 
     Garbage follows these. Fed tokens of a chain are in order already.
     """
-    if verdict.path is None:
+    if (fed := fed_before(verdict, forward.logits.shape[1])) is None:
         return forward
-    # B depth+1 1: the last committed token is fed token 0
-    fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))[:, :, None]
-
-    def along(hidden: Float[Array, "B N D"] | None) -> Float[Array, "B depth+1 D"] | None:
-        return None if hidden is None else jnp.take_along_axis(hidden, fed, axis=1)
-
-    return Forward(forward.logits, jnp.take_along_axis(forward.features, fed, axis=1), along(forward.taps))
+    along = functools.partial(jnp.take_along_axis, indices=fed[:, :, None], axis=1)
+    return Forward(forward.logits, along(forward.features), None if forward.taps is None else along(forward.taps))

@@ -70,9 +70,7 @@ def horizontal_cascade(
 
 @functools.lru_cache
 def _horizontal_cascade(first: core.Drafter, then: core.Drafter, tokens: int) -> core.Drafter:
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         first_weights, then_weights = (core.Weights(weights.target, params) for params in weights.draft)
         first_state, then_state = caches.draft
         gamma, row = context.gamma, context.row

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxspec import core
 from jaxspec.core import chunks, token_rows
-from jaxspec.drafters.stepwise import NodeLogits, chain
+from jaxspec.drafters.stepwise import NodeLogits, Parent, chain
 
 CachedState = TypeVar("CachedState", bound=Any)  # a state with a field `num_cached`
 CanContinue = Callable[[core.Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
@@ -90,9 +90,7 @@ def _model(lm: core.LanguageModel, coupled: bool, can_continue: CanContinue | No
                 return forward.logits[:, -1:], cache
             return lm.inside.head(weights.draft, forward.features[:, -1:]), cache
 
-        def nodes(
-            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: Any, cache: core.Cache
-        ) -> NodeLogits:
+        def nodes(tokens: Int[Array, "B n"], parent: Parent, level: Any, cache: core.Cache) -> NodeLogits:
             forward, cache = lm.extend(weights.draft, cache, known(lm, tokens), parent)
             return forward.logits, cache
 
@@ -130,10 +128,8 @@ def _model(lm: core.LanguageModel, coupled: bool, can_continue: CanContinue | No
 def prefill(lm: core.LanguageModel, params: core.Params, start: core.DraftStart) -> tuple[core.Forward, core.Cache]:
     """Prefills a draft model, whose encoder may be the target's.
 
-    Args:
-        lm, params: the model.
-        start: its `before` is a state with the fields of `ModelState`. That may lack some of the `before.start` tokens,
-            which a policy has not let it read, so there are no features and taps.
+    `start.before` is a state with the fields of `ModelState`. That may lack some of the `before.start` tokens, which a
+    policy has not let it read, so there are no features and taps.
     """
     prompt, room = start.prompt, start.room
     if start.before is not None:

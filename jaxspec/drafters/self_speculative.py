@@ -22,7 +22,7 @@ from jaxspec.core import chunks, token_rows
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import check_model, shown
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, inside_of, on_path
-from jaxspec.drafters.stepwise import NodeLogits, chain
+from jaxspec.drafters.stepwise import NodeLogits, Parent, chain
 
 
 class ExitAdapter(NamedTuple):
@@ -85,9 +85,7 @@ def early_exit(
             f"at most {count - 1}"
         )
     if adapter is not None and not (isinstance(adapter, DraftHead) and isinstance(adapter.network, ExitAdapter)):
-        raise TypeError(
-            f"adapter is {shown(adapter)}: expected a jaxspec.DraftHead of draft_heads.kangaroo.head(config)"
-        )
+        raise TypeError(f"adapter is {shown(adapter)}: expected a DraftHead of draft_heads.kangaroo.head(config)")
     if adapter is not None and adapter.network.requirements.taps != (layers - 1,):
         tap, *_ = adapter.network.requirements.taps
         raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")
@@ -319,15 +317,11 @@ class SelfDraft(NamedTuple):
         """Begins a round: nothing is fed yet, and there is room for all that will be."""
         last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
 
-        def read(
-            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, at: int | Int[Array, ""], nodes: Nodes
-        ) -> NodeLogits:
+        def read(tokens: Int[Array, "B n"], parent: Parent, at: int | Int[Array, ""], nodes: Nodes) -> NodeLogits:
             stream, nodes = self.feed(weights, nodes, tokens, at, parent)
             return self.logits_after(weights, nodes, stream, at, parent)
 
-        def nodes(
-            tokens: Int[Array, "B n"], parent: Int[Array, "B F"] | None, level: int | Int[Array, ""], carry: Nodes
-        ) -> NodeLogits:
+        def nodes(tokens: Int[Array, "B n"], parent: Parent, level: int | Int[Array, ""], carry: Nodes) -> NodeLogits:
             # A tree's nodes are fed to the places that they have in verification.
             return read(tokens, parent, level if parent is None else 1 + parent.shape[1] - tokens.shape[1], carry)
 

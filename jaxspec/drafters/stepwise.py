@@ -19,6 +19,8 @@ from jaxspec.core import branches, noise
 
 NodeLogits = tuple[Float[Array, "B n W"], Any]
 """Logits after n tokens, and the carry of `core.Reading`."""
+Parent = Int[Array, "B F"] | None
+"""The parents of all draft tokens of a tree that were fed so far; None: a chain."""
 
 
 @functools.lru_cache
@@ -50,35 +52,73 @@ def chain(steps: core.Steps, *, coupled: bool = False, trees: bool = True) -> co
         True
         True
     """
+    drafter = drafter_of(steps, functools.partial(sequential, coupled=coupled))
+    propose_within = drafter.propose
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        longest = context.gamma
-        if steps.depth is not None and steps.depth < longest:  # among other drafters (`drafters.fallback`)
-            limit = jnp.minimum(context.max_draft, steps.depth)
-            context = context._replace(gamma=steps.depth, max_draft=limit)
-        reading = steps.begin(weights, caches, context, None)
-        draft, carry, num_fed = sequential(reading, context, coupled=coupled)
-        if reading.end is not None:
-            slots = jnp.arange(context.gamma, dtype=jnp.int32)[None]
-            caches = reading.end(carry, draft, jnp.where(slots < num_fed, slots, -1))
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
+        depth = context.gamma if steps.depth is None else min(steps.depth, context.gamma)
+        if (missing := context.gamma - depth) == 0:
+            return propose_within(weights, caches, context)
+        # Among other drafters (`drafters.fallback`) gamma may be more than there are tokens.
+        limit = jnp.minimum(context.max_draft, depth)
+        draft, caches = propose_within(weights, caches, context._replace(gamma=depth, max_draft=limit))
 
         def padded(x: Array) -> Array:
-            if x.ndim < 2 or context.gamma == longest:
-                return x
-            return jnp.pad(x, [(0, 0), (0, longest - context.gamma)] + [(0, 0)] * (x.ndim - 2))
+            return x if x.ndim < 2 else jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
 
         return jax.tree.map(padded, draft), caches
 
+    steps_of_trees = steps if trees and not coupled else None
+    return drafter._replace(propose=propose, longest=steps.depth, steps=steps_of_trees)
+
+
+DraftFunction = Callable[[core.Reading, core.DraftContext], tuple[core.Draft, Any, Int[Array, "#B N"] | None]]
+"""(reading, context) -> a draft, the carry after it, and the slots that `core.Reading.end` takes, if there is one."""
+
+
+def drafter_of(steps: core.Steps, draft: DraftFunction, fed: int | None = None, nodes: int = 0) -> core.Drafter:
+    """Makes a drafter of a way to draft with a reading: a chain, or a tree of `nodes` nodes, `fed` of which are fed."""
+
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
+        reading = steps.begin(weights, caches, context, fed)
+        drafted, carry, slots = draft(reading, context)
+        return drafted, caches if reading.end is None or slots is None else reading.end(carry, drafted, slots)
+
     return core.Drafter(
-        lambda start: steps.init(start, 0),
+        lambda start: steps.init(start, nodes),
         *(propose, steps.commit),
-        longest=steps.depth,
-        steps=steps if trees and not coupled else None,
         complete_target_pass=steps.complete_target_pass,
         rollback=steps.rollback,
     )
+
+
+def at_once(
+    read: Callable[[Any], NodeLogits], carry: Any, end: Callable[[Any], core.Caches] | None = None
+) -> core.Reading:
+    """Makes the reading of a drafter whose logits all come from one pass: `read` returns those of each draft token.
+
+    Args:
+        read: carry -> logits [B, G, W], token by token, and the carry.
+        carry: the value that `read` is given, such as a cache.
+        end: carry -> the caches after the draft; None: they stay as they are.
+    """
+
+    def root(state: tuple[Array, Any]) -> NodeLogits:
+        logits, after = read(state[1])
+        return logits[:, :1], (logits, after)
+
+    def nodes(tokens: Int[Array, "B n"], parent: Any, level: Any, state: tuple[Array, Any]) -> NodeLogits:
+        return at_level(state[0], tokens, level), state
+
+    empty: Any = jax.eval_shape(read, carry)[0]
+    state = jnp.zeros(empty.shape, empty.dtype), carry
+    return core.Reading(state, root, nodes, None if end is None else lambda state, draft, slots: end(state[1]))
+
+
+def at_level(logits: Float[Array, "B G W"], tokens: Int[Array, "B n"], level: Any) -> Float[Array, "B n W"]:
+    """Takes the logits of one level for each of its nodes."""
+    of_level = jax.lax.dynamic_slice_in_dim(logits, level, 1, axis=1)
+    return jnp.broadcast_to(of_level, (*tokens.shape, logits.shape[-1]))
 
 
 class DraftLoop(NamedTuple):
@@ -97,8 +137,11 @@ class DraftLoop(NamedTuple):
 
 def sequential(
     reading: core.Reading, context: core.DraftContext, *, coupled: bool = False
-) -> tuple[core.Draft, Any, int | Int[Array, ""]]:
-    """Drafts a chain; returns it, the carry, and how many of its tokens were fed."""
+) -> tuple[core.Draft, Any, Int[Array, "#B G"] | None]:
+    """Drafts a chain; returns it, the carry, and the slots of its tokens, -1 for those that were not fed.
+
+    There are no slots where nobody takes them.
+    """
     gamma, limit = context.gamma, context.max_draft
     dynamic = context.adaptive or reading.going is not None
     keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
@@ -155,7 +198,11 @@ def sequential(
         num_fed = drawn - 1
     aux = {"gumbel": loop.gumbel, "confidence": loop.confidence}
     aux = {name: values for name, values in aux.items() if values is not None}
-    return core.Draft(loop.tokens, loop.length, log_probs=loop.log_probs, aux=aux or None), loop.carry, num_fed
+    draft = core.Draft(loop.tokens, loop.length, log_probs=loop.log_probs, aux=aux or None)
+    if reading.end is None:
+        return draft, loop.carry, None
+    slots = jnp.arange(gamma, dtype=jnp.int32)[None]
+    return draft, loop.carry, jnp.where(slots < num_fed, slots, -1)
 
 
 def read_if_wanted(context: core.DraftContext, depth: int, read: Callable[[Any], NodeLogits], carry: Any) -> NodeLogits:

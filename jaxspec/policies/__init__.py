@@ -11,4 +11,4 @@ from jaxspec.policies.constant import constant
 from jaxspec.policies.entropy import entropy
 from jaxspec.policies.heuristic import heuristic
 
-__all__ = ["adaptive", "confidence", "constant", "entropy", "heuristic"]
+__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.core.checks import one_of
-from jaxspec.policies.common import checked, draft_depth
+from jaxspec.policies.common import Counts, checked, draft_depth
 
 
 class AdaptiveParams(NamedTuple):
@@ -124,9 +124,7 @@ def _adaptive(together: Together | None) -> Policy:
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
         return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
 
-    def max_draft(
-        params: AdaptiveParams, state: AcceptanceState, gamma: int, left: Int[Array, " B"]
-    ) -> Int[Array, " B"]:
+    def max_draft(params: AdaptiveParams, state: AcceptanceState, gamma: int, left: Counts) -> Counts:
         tokens = expected_tokens(state.accepted / state.num_tested, gamma)
         is_due = is_trial_due(state.idle, state.pause, left)
         if together:
@@ -134,9 +132,7 @@ def _adaptive(together: Together | None) -> Policy:
         best = best_length(tokens.at[:, 0].multiply(1.0 + MARGIN), params.c, params.verify)
         return jnp.broadcast_to(jnp.where(jnp.logical_and(best == 0, is_due), 1, best), left.shape)
 
-    def shorten(
-        params: AdaptiveParams, state: AcceptanceState, draft: Draft, left: Int[Array, " B"]
-    ) -> Int[Array, " B"]:
+    def shorten(params: AdaptiveParams, state: AcceptanceState, draft: Draft, left: Counts) -> Counts:
         depth = draft_depth(draft)
         if draft.log_probs is not None:  # drawn: how many there are may depend on what was drawn
             return depth

@@ -11,6 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Distribution, Draft, Params, Prompt, Verdict, tree
 
+PerRow = Float[Array, " B"]
+Counts = Int[Array, " B"]
+
 
 def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.float32) -> np.ndarray:
     """A number, or one per prompt.
@@ -37,17 +40,11 @@ def no_update(params: Params, state: Any, draft: Draft, verdict: Verdict, num_co
 
 
 def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
-    """The distribution of one position; in rows at temperature 0, what it is at 1.
-
-    Raises:
-        ValueError: a sampler that gives a point mass without its logits.
-    """
+    """The distribution of one position; in rows at temperature 0, what it is at 1."""
     if distribution.log_probs is not None and distribution.greedy is None:
         return distribution.log_probs[:, 0]
     if distribution.logits is None:
-        raise ValueError(
-            "this policy reads logits, but the sampler returns none: set Distribution.logits in the sampler"
-        )
+        raise ValueError("this policy reads logits, but the sampler returns none: set Distribution.logits in it")
     logits = distribution.logits[:, 0]
     if distribution.log_probs is not None and distribution.greedy is not None:
         logits = jnp.where(distribution.greedy[:, None], logits, distribution.log_probs[:, 0])

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import BoundPolicy, Distribution, Draft, Policy, Prompt, Verdict
-from jaxspec.policies.common import as_length, checked, log_probs
+from jaxspec.policies.common import Counts, PerRow, as_length, checked, log_probs
 
 
 class EntropyParams(NamedTuple):
@@ -52,9 +52,7 @@ def _entropy() -> Policy:
     def init(params: EntropyParams, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.zeros(prompt.length.shape, jnp.float32)
 
-    def max_draft(
-        params: EntropyParams, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]
-    ) -> Int[Array, " B"]:
+    def max_draft(params: EntropyParams, state: PerRow, gamma: int, left: Counts) -> Counts:
         return as_length(jnp.minimum(params.most, gamma))
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:
@@ -62,24 +60,16 @@ def _entropy() -> Policy:
         terms = jnp.where(log_p > -jnp.inf, -jnp.exp(log_p) * log_p, 0.0)
         return jnp.sum(terms, axis=-1) / jnp.log(float(max(log_p.shape[-1], 2)))
 
-    def smoothed(
-        params: EntropyParams, state: Float[Array, " B"], confidences: Float[Array, "B G"]
-    ) -> Float[Array, " B"]:
+    def smoothed(params: EntropyParams, state: PerRow, confidences: Float[Array, "B G"]) -> PerRow:
         return params.beta * state + (1.0 - params.beta) * confidences[:, 0]
 
     def should_continue(
-        params: EntropyParams, state: Float[Array, " B"], index: int | Int[Array, ""], confidences: Float[Array, "B G"]
+        params: EntropyParams, state: PerRow, index: int | Int[Array, ""], confidences: Float[Array, "B G"]
     ) -> Bool[Array, " B"]:
         certainty = 1.0 - smoothed(params, state, confidences)
         return index + 1 < as_length(params.least + certainty * (params.most - params.least))
 
-    def update(
-        params: EntropyParams,
-        state: Float[Array, " B"],
-        draft: Draft,
-        verdict: Verdict,
-        num_committed: Int[Array, " B"],
-    ) -> Float[Array, " B"]:
+    def update(params: EntropyParams, state: PerRow, draft: Draft, verdict: Verdict, num_committed: Counts) -> PerRow:
         if draft.aux is None or "confidence" not in draft.aux:
             return state
         read = draft.aux["confidence"]

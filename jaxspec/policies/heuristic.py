@@ -6,10 +6,10 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
-from jaxspec.policies.common import as_length, checked, draft_depth
+from jaxspec.policies.common import Counts, PerRow, as_length, checked, draft_depth
 
 
 class HeuristicParams(NamedTuple):
@@ -53,18 +53,10 @@ def _heuristic() -> Policy:
     def init(params: HeuristicParams, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)
 
-    def max_draft(
-        params: HeuristicParams, state: Float[Array, " B"], gamma: int, left: Int[Array, " B"]
-    ) -> Int[Array, " B"]:
+    def max_draft(params: HeuristicParams, state: PerRow, gamma: int, left: Counts) -> Counts:
         return as_length(jnp.minimum(state, gamma))
 
-    def update(
-        params: HeuristicParams,
-        state: Float[Array, " B"],
-        draft: Draft,
-        verdict: Verdict,
-        num_committed: Int[Array, " B"],
-    ) -> Float[Array, " B"]:
+    def update(params: HeuristicParams, state: PerRow, draft: Draft, verdict: Verdict, num_committed: Counts) -> PerRow:
         depth = draft_depth(draft)
         before = state
         if draft.parent is not None:  # a tree is no deeper than it was, however far the state has grown

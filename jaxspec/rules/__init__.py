@@ -24,14 +24,4 @@ from jaxspec.rules.rejection import rejection
 from jaxspec.rules.traversal import traversal
 from jaxspec.rules.typical import typical
 
-__all__ = [
-    "block",
-    "classical_rejection",
-    "coupled",
-    "exact_match",
-    "k_seq",
-    "lenient",
-    "rejection",
-    "traversal",
-    "typical",
-]
+__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]

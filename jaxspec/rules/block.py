@@ -8,21 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
-from jaxspec.rules.common import (
-    chain_verdict,
-    count_accepted,
-    draft_distribution_at,
-    draft_distributions,
-    draft_probs,
-    exact_match,
-    gather_probs,
-    likelihood_ratio,
-    require_chain,
-    residual,
-    sample_residual,
-    take_position,
-    uniforms,
-)
+from jaxspec.rules import common
 
 
 @functools.lru_cache
@@ -58,37 +44,35 @@ def block() -> Rule:
         >>> block().verify(noise.row_keys(jax.random.key(0), 1), jnp.array([5]), draft, target).num_accepted.tolist()
         [2]
     """
+    return common.rule_of("block", verify_chain, acceptance_ratio=common.likelihood_ratio)
 
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        require_chain(draft, "block")
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
-        assert target.log_probs is not None
-        draft = sound(draft)
-        # Each prefix has a test of its own. The longest that passes is accepted, though shorter ones may have failed.
-        passed = uniforms(keys, position, draft) < pass_probability(draft, target)
-        prefix = jnp.arange(1, draft.tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
-        count = jnp.max(jnp.where(passed, prefix, 0), axis=1, initial=0).astype(draft.length.dtype)
-        ratio = jnp.pad(joint_ratio(draft, target), ((0, 0), (1, 0)), constant_values=1.0)
-        p = jnp.exp(take_position(target.log_probs, count))
-        q = draft_distribution_at(draft, count, p.shape[-1])
-        # The residual after a prefix of ratio r is max(r p - q, 0): r = 1 after none is the rejection rule's.
-        left = residual(take_position(ratio, count)[:, None] * p, q)
-        return chain_verdict(draft, count, sample_residual(keys, position, jnp.log(left)))
 
-    return Rule(verify, "block", exact=True, acceptance_ratio=likelihood_ratio)
+def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    """Judges a chain as a whole."""
+    assert target.log_probs is not None
+    draft = sound(draft)
+    # Each prefix has a test of its own. The longest that passes is accepted, though shorter ones may have failed.
+    passed = common.uniforms(keys, position, draft) < pass_probability(draft, target)
+    prefix = jnp.arange(1, draft.tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
+    count = jnp.max(jnp.where(passed, prefix, 0), axis=1, initial=0).astype(draft.length.dtype)
+    ratio = jnp.pad(joint_ratio(draft, target), ((0, 0), (1, 0)), constant_values=1.0)
+    p = jnp.exp(common.take_position(target.log_probs, count))
+    q = common.draft_distribution_at(draft, count, p.shape[-1])
+    # The residual after a prefix of ratio r is max(r p - q, 0): r = 1 after none is the rejection rule's.
+    left = common.residual(common.take_position(ratio, count)[:, None] * p, q)
+    return common.chain_verdict(draft, count, common.sample_residual(keys, position, jnp.log(left)))
 
 
 def sound(draft: Draft) -> Draft:
     """Ends each row's draft before its first draft token that its own distribution does not allow (a distribution of
     NaN, for example)."""
-    return draft._replace(length=count_accepted(draft_probs(draft) > 0, draft.length))
+    return draft._replace(length=common.count_accepted(common.draft_probs(draft) > 0, draft.length))
 
 
 def joint_ratio(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
     """r_1 .. r_G of `block`: how much likelier each prefix is under p than under q, cut at 1 on the way."""
     assert target.log_probs is not None
-    p, q = gather_probs(target.log_probs[:, :-1], draft.tokens), draft_probs(draft)
+    p, q = common.gather_probs(target.log_probs[:, :-1], draft.tokens), common.draft_probs(draft)
     ratio, ratios = jnp.ones(q.shape[:1], q.dtype), []
     for i in range(q.shape[1]):
         ratio = jnp.minimum(ratio * p[:, i] / q[:, i], 1.0)
@@ -102,7 +86,7 @@ def pass_probability(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
     ratio, length = joint_ratio(draft, target), draft.length[:, None]
     following = (
         jnp.exp(target.log_probs[:, 1:-1]) * ratio[:, :-1, None]
-        - draft_distributions(draft, target.log_probs.shape[-1])[:, 1:]
+        - common.draft_distributions(draft, target.log_probs.shape[-1])[:, 1:]
     )
     left = jnp.pad(jnp.sum(jnp.maximum(following, 0.0), axis=-1), ((0, 0), (0, min(1, ratio.shape[1]))))
     total = left + 1.0 - ratio

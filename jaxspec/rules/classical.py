@@ -8,18 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
-from jaxspec.rules.common import (
-    chain_verdict,
-    count_accepted,
-    draft_distributions,
-    draft_probs,
-    exact_match,
-    gather_probs,
-    require_chain,
-    sample_residual,
-    take_position,
-    uniforms,
-)
+from jaxspec.rules import common
 
 
 @functools.lru_cache
@@ -38,22 +27,21 @@ def classical_rejection() -> Rule:
     """
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        require_chain(draft, "classical_rejection")
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
         assert target.log_probs is not None
         p = jnp.exp(target.log_probs[:, :-1])
-        scale = smallest_ratio(p, draft_distributions(draft, p.shape[-1]))
-        threshold = scale * gather_probs(target.log_probs[:, :-1], draft.tokens)
-        count = count_accepted(uniforms(keys, position, draft) * draft_probs(draft) < threshold, draft.length)
-        next_token = sample_residual(keys, position, take_position(target.log_probs, count))
-        return chain_verdict(draft, count, next_token)
+        scale = smallest_ratio(p, common.draft_distributions(draft, p.shape[-1]))
+        threshold = scale * common.gather_probs(target.log_probs[:, :-1], draft.tokens)
+        count = common.count_accepted(
+            common.uniforms(keys, position, draft) * common.draft_probs(draft) < threshold, draft.length
+        )
+        next_token = common.sample_residual(keys, position, common.take_position(target.log_probs, count))
+        return common.chain_verdict(draft, count, next_token)
 
     def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """(p / M) / p, the same for every token."""
         return smallest_ratio(jnp.exp(log_p), jnp.exp(log_q))
 
-    return Rule(verify, "classical_rejection", exact=True, acceptance_ratio=acceptance_ratio)
+    return common.rule_of("classical_rejection", verify, acceptance_ratio=acceptance_ratio)
 
 
 def smallest_ratio(p: Float[Array, "B G V"], q: Float[Array, "B G V"]) -> Float[Array, "B G"]:

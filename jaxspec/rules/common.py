@@ -6,15 +6,20 @@ positions.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import JUDGE_TREES, Draft, Keys, Verdict, noise, tree
+from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Verdict, Verify, noise, token_rows, tree
 
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
 MIN_MASS = 1e-6
 LARGEST = 80.0  # of a logarithm whose exponential float32 holds
+
+Rows = Float[Array, "B T V"]
+"""Log probabilities of every token at each of some positions."""
 
 
 def is_real(draft: Draft) -> Bool[Array, "B N"]:
@@ -22,10 +27,24 @@ def is_real(draft: Draft) -> Bool[Array, "B N"]:
     return jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
 
 
-def require_chain(draft: Draft, rule: str) -> None:
-    """Refuses trees, for rules that judge chains only."""
-    if draft.parent is not None:
-        raise ValueError(f"the rule {rule} judges chains only, and got a tree: use {JUDGE_TREES}")
+def rule_of(name: str, chain: Verify, tree: Verify | None = None, **facts: Any) -> Rule:
+    """Makes a rule of how it judges chains and trees; None: it refuses trees. If the target is certain, it matches.
+
+    Args:
+        name: the rule's name.
+        chain, tree: they judge drafts by `Distribution.log_probs`.
+        facts: the other fields of `core.Rule`; a rule is exact unless they say otherwise.
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        judge = chain if draft.parent is None else tree
+        if judge is None:
+            raise ValueError(f"the rule {name} judges chains only, and got a tree: use {JUDGE_TREES}")
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        return judge(keys, position, draft, target)
+
+    return Rule(verify, name, **{"exact": True, "trees": tree is not None, **facts})
 
 
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -180,8 +199,7 @@ def draft_distribution_at(draft: Draft, count: Int[Array, " B"], vocab: int) -> 
 
 def take_position(rows: Array, index: Int[Array, " B"]) -> Array:
     """rows[b, index[b]] for each b."""
-    index = index.reshape(-1, *([1] * (rows.ndim - 1)))
-    return jnp.take_along_axis(rows, index, axis=1)[:, 0]
+    return token_rows.take(rows, index[:, None])[:, 0]
 
 
 def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
@@ -189,9 +207,7 @@ def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) ->
     return jnp.exp(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0])
 
 
-def likelihood_ratio(
-    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
-) -> Float[Array, "B T"]:
+def likelihood_ratio(log_p: Rows, log_q: Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """q(x) / p(x) of each token; 0 where p(x) is 0.
 
     >>> p, q = jnp.log(jnp.array([[[0.5, 0.5, 0.0]] * 2])), jnp.log(jnp.array([[[0.25, 0.25, 0.5]] * 2]))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, noise
-from jaxspec.rules.common import chain_verdict, count_accepted, exact_match, is_real, likelihood_ratio, take_position
+from jaxspec.rules.common import Rows, chain_verdict, count_accepted, is_real, likelihood_ratio, rule_of, take_position
 
 
 @functools.lru_cache
@@ -42,20 +42,10 @@ def coupled() -> Rule:
     Reference: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
     arXiv 2408.07978.
     """
-
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
-        if draft.parent is None and draft.aux is not None and "gumbel" in draft.aux:
-            return match_drawn(keys, position, draft, target, draft.aux["gumbel"])
-        return walk(keys, position, draft, target)
-
-    return Rule(verify, "coupled", exact=True, trees=True, shares_noise=True, acceptance_ratio=acceptance_ratio)
+    return rule_of("coupled", verify_chain, walk, shares_noise=True, acceptance_ratio=acceptance_ratio)
 
 
-def acceptance_ratio(
-    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
-) -> Float[Array, "B T"]:
+def acceptance_ratio(log_p: Rows, log_q: Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """P(x wins both races) / p(x) for a token drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
 
     With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x)) for all y.
@@ -70,12 +60,12 @@ def acceptance_ratio(
     return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
 
 
-def match_drawn(
-    keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution, gumbel: Float[Array, "B G V"]
-) -> Verdict:
-    """The verdict on a chain whose drafter has drawn the noise at its tokens: only what follows them is drawn here."""
+def verify_chain(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    """The verdict on a chain; where its drafter has drawn the noise at its tokens, only what follows them is drawn."""
+    if draft.aux is None or "gumbel" not in draft.aux:
+        return walk(keys, position, draft, target)
     assert target.log_probs is not None
-    tokens = []
+    tokens, gumbel = [], draft.aux["gumbel"]  # B G V
     for i in range(draft.tokens.shape[1]):
         # The purpose is that of plain sampling, not of a verdict: the same key draws the same token there.
         at = noise.at(keys, position + i, noise.Purpose.TOKEN)

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Draw, Keys, Rule, Verdict, tree
 from jaxspec.rules import residual_tree
-from jaxspec.rules.common import exact_match, sample_residual, take_position, uniforms
-from jaxspec.rules.rejection import acceptance_ratio, rejection
+from jaxspec.rules.common import rule_of, sample_residual, take_position, uniforms
+from jaxspec.rules.rejection import acceptance_ratio, verify_chain
 
 HALVINGS = 16  # of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
 
@@ -40,15 +40,7 @@ def k_seq() -> Rule:
         >>> [round(float(x[0]), 3) for x in (r, accepted, factor)]  # one candidate: 0.5
         [1.584, 0.658, 1.584]
     """
-
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
-        if draft.parent is None:
-            return rejection().verify(keys, position, draft, target)
-        return verify_tree(keys, position, draft, target)
-
-    return Rule(verify, "k_seq", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
+    return rule_of("k_seq", verify_chain, verify_tree, acceptance_ratio=acceptance_ratio)
 
 
 def selection(

@@ -11,17 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
 from jaxspec.core.checks import number
-from jaxspec.rules.common import (
-    at_nodes,
-    chain_verdict,
-    count_accepted,
-    follow,
-    last_of,
-    likelihood_ratio,
-    real_parent,
-    take_position,
-    tree_verdict,
-)
+from jaxspec.rules import common
 from jaxspec.rules.rejection import rejection, verify_chain, verify_tree
 
 
@@ -61,10 +51,7 @@ def lenient(lenience: float) -> Rule:
         >>> lenient(0.4).exact, lenient(1.0).exact
         (False, True)
     """
-    expected = "a number in (0, 1], 1 being none"
-    lenience = number(lenience, "lenience", expected)
-    if not 0 < lenience <= 1:
-        raise ValueError(f"lenience is {lenience}: expected {expected}")
+    lenience = number(lenience, "lenience", "a number in (0, 1], 1 being none", above=0, most=1)
     return rejection() if lenience == 1 else _lenient(lenience)
 
 
@@ -73,11 +60,13 @@ def _lenient(lenience: float) -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
             if draft.parent is not None:
-                parent = real_parent(draft)
-                count, path = follow(parent, near_best(target, draft))
-                return tree_verdict(parent, count, path, take_position(target.tokens, last_of(path, count)))
-            count = count_accepted(near_best(target, draft), draft.length)
-            return chain_verdict(draft, count, take_position(target.tokens, count))
+                parent = common.real_parent(draft)
+                count, path = common.follow(parent, near_best(target, draft))
+                return common.tree_verdict(
+                    parent, count, path, common.take_position(target.tokens, common.last_of(path, count))
+                )
+            count = common.count_accepted(near_best(target, draft), draft.length)
+            return common.chain_verdict(draft, count, common.take_position(target.tokens, count))
         # Rows of temperature 0 have one-hot distributions, of which no lenience accepts anything more: they compare
         # logits.
         forced = None if target.greedy is None else (target.greedy, near_best(target, draft))
@@ -87,18 +76,16 @@ def _lenient(lenience: float) -> Rule:
     def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
         """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
         if target.logits is None:
-            raise ValueError(
-                "this rule reads logits, but the sampler returns none: set Distribution.logits in the sampler"
-            )
+            raise ValueError("this rule reads logits, but the sampler returns none: set Distribution.logits in it")
         least = jnp.max(target.logits, axis=-1) + math.log(lenience)
         if draft.parent is None:
             chosen = jnp.take_along_axis(target.logits[:, :-1], draft.tokens[..., None], axis=-1)[..., 0]
             return chosen >= least[:, :-1]
-        return at_nodes(target.logits, draft) >= jnp.take_along_axis(least, jnp.maximum(draft.parent, 0), axis=1)
+        return common.at_nodes(target.logits, draft) >= jnp.take_along_axis(least, jnp.maximum(draft.parent, 0), axis=1)
 
     def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """min(p / l, q) / p."""
-        return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
+        return jnp.minimum(common.likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
     name = f"lenient({lenience:g})"
     return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio, lenience=lenience)

@@ -11,21 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
-from jaxspec.rules import residual_tree
-from jaxspec.rules.common import (
-    chain_verdict,
-    count_accepted,
-    draft_distribution_at,
-    draft_probs,
-    exact_match,
-    gather_probs,
-    likelihood_ratio,
-    residual,
-    sample_residual,
-    take_position,
-    tree_verdict,
-    uniforms,
-)
+from jaxspec.rules import common, residual_tree
 from jaxspec.rules.residual_tree import Residual
 
 
@@ -57,22 +43,12 @@ def rejection() -> Rule:
     Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781 (trees). Jeon et al., arXiv 2402.14160, and Chen et
     al., Sequoia, arXiv 2402.12374 (siblings without replacement).
     """
-
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
-        if draft.parent is not None:
-            return verify_tree(keys, position, draft, target)
-        return verify_chain(keys, position, draft, target)
-
-    return Rule(verify, "rejection", exact=True, trees=True, acceptance_ratio=acceptance_ratio, lenience=1.0)
+    return common.rule_of("rejection", verify_chain, verify_tree, acceptance_ratio=acceptance_ratio, lenience=1.0)
 
 
-def acceptance_ratio(
-    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
-) -> Float[Array, "B T"]:
+def acceptance_ratio(log_p: common.Rows, log_q: common.Rows, tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """min(p, q) / p."""
-    return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1.0)
+    return jnp.minimum(common.likelihood_ratio(log_p, log_q, tokens), 1.0)
 
 
 def verify_chain(
@@ -85,13 +61,13 @@ def verify_chain(
 ) -> Verdict:
     """Judges a chain, token by token; the arguments are those of `verify_tree`."""
     assert target.log_probs is not None
-    u, p = uniforms(keys, position, draft), gather_probs(target.log_probs[:, :-1], draft.tokens)
+    u, p = common.uniforms(keys, position, draft), common.gather_probs(target.log_probs[:, :-1], draft.tokens)
     # u q < p in place of u < p / q: no division by a probability of 0.
-    accepted = u * (lenience * draft_probs(draft)) < p
+    accepted = u * (lenience * common.draft_probs(draft)) < p
     if forced is not None:
         accepted = jnp.where(forced[0][:, None], forced[1], accepted)
-    count = count_accepted(accepted, draft.length)
-    return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
+    count = common.count_accepted(accepted, draft.length)
+    return common.chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
 
 
 def residual_token(
@@ -99,9 +75,9 @@ def residual_token(
 ) -> Int[Array, " B"]:
     """The token after `count` accepted ones of a chain: from the residual, or from p itself after the last real one."""
     assert target.log_probs is not None
-    p = jnp.exp(take_position(target.log_probs, count))
-    left = residual(p, draft_distribution_at(draft, count, p.shape[-1]))
-    return sample_residual(keys, position, jnp.log(left))
+    p = jnp.exp(common.take_position(target.log_probs, count))
+    left = common.residual(p, common.draft_distribution_at(draft, count, p.shape[-1]))
+    return common.sample_residual(keys, position, jnp.log(left))
 
 
 class Descent(NamedTuple):
@@ -125,13 +101,11 @@ def verify_tree(
     Only a rejection reads the vocabulary, a row of p and one of q. The loop over these ends with the row that has the
     most.
 
-    Args:
-        keys, position, draft, target: the arguments of the rule's `verify`.
-        lenience: scales q in trials (see `rules.lenient`).
-        forced: rows in which trials are decided beforehand, and which nodes would be accepted there.
+    `lenience` scales q in trials (see `rules.lenient`). `forced`: rows in which trials are decided beforehand, and
+    which nodes would be accepted there.
     """
     nodes, number = residual_tree.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
-    u = uniforms(keys, position, draft)
+    u = common.uniforms(keys, position, draft)
 
     def trial(s: Descent) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
         """The child that is to be tried, whether it is accepted, and whether rejected."""
@@ -139,9 +113,9 @@ def verify_tree(
         # Children are tried in the order in which they were drawn, each against what its elder siblings left of p.
         child, has_child = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
         p, q = residual_tree.trial_probs(nodes, s.left, child)
-        passes = take_position(u, child) * (lenience * q) < p
+        passes = common.take_position(u, child) * (lenience * q) < p
         if forced is not None:
-            passes = jnp.where(forced[0], take_position(forced[1], child), passes)
+            passes = jnp.where(forced[0], common.take_position(forced[1], child), passes)
         return child, jnp.logical_and(has_child, passes), jnp.logical_and(has_child, jnp.logical_not(passes))
 
     def accept(s: Descent) -> Descent:
@@ -161,5 +135,5 @@ def verify_tree(
     # All rows move together: down while any row accepts, then one rejection in each row that has a child left.
     start = descend(Descent(zero, zero, residual_tree.initial(nodes)))
     end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
-    next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
-    return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)
+    next_token = common.sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
+    return common.tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

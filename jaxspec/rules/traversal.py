@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
 from jaxspec.rules import residual_tree
-from jaxspec.rules.block import block
-from jaxspec.rules.common import exact_match, likelihood_ratio, sample_residual, take_position, tree_verdict, uniforms
+from jaxspec.rules.block import verify_chain
+from jaxspec.rules.common import likelihood_ratio, rule_of, sample_residual, take_position, tree_verdict, uniforms
 from jaxspec.rules.residual_tree import Residual, put
 
 SMALLEST = 1e-37  # of what is divided by
@@ -52,15 +52,7 @@ def traversal() -> Rule:
         >>> verdict.num_accepted.tolist(), verdict.path[0, :2].tolist()
         ([2], [0, 1])
     """
-
-    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
-        if draft.parent is None:
-            return block().verify(keys, position, draft, target)
-        return verify_tree(keys, position, draft, target)
-
-    return Rule(verify, "traversal", exact=True, trees=True, acceptance_ratio=likelihood_ratio)
+    return rule_of("traversal", verify_chain, verify_tree, acceptance_ratio=likelihood_ratio)
 
 
 class Traversal(NamedTuple):

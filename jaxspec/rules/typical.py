@@ -11,17 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
 from jaxspec.core.checks import number
-from jaxspec.rules.common import (
-    at_nodes,
-    chain_verdict,
-    count_accepted,
-    exact_match,
-    likelihood_ratio,
-    real_parent,
-    sample_residual,
-    take_position,
-    tree_verdict,
-)
+from jaxspec.rules import common
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
@@ -58,30 +48,26 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         [1]
         [0]
     """
-    thresholds = {"epsilon": epsilon, "delta": delta}
-    for name, value in thresholds.items():
-        thresholds[name] = number(value, name, "a number in (0, 1]")
-        if not 0 < thresholds[name] <= 1:
-            raise ValueError(f"{name} is {value}: expected a number in (0, 1]")
-    return _typical(**thresholds)
+    pairs = ("epsilon", epsilon), ("delta", delta)
+    return _typical(*(number(value, name, "a number in (0, 1]", above=0, most=1) for name, value in pairs))
 
 
 @functools.lru_cache
 def _typical(epsilon: float, delta: float) -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-        if target.tokens is not None:
-            return exact_match(draft, target.tokens)
         assert target.log_probs is not None
         least = thresholds(target.log_probs)
         if draft.parent is None:
-            count = count_accepted(log_prob(target.log_probs[:, :-1], draft.tokens) > least[:, :-1], draft.length)
-            next_token = sample_residual(keys, position, take_position(target.log_probs, count))
-            return chain_verdict(draft, count, next_token)
-        parent, log_p = real_parent(draft), at_nodes(target.log_probs, draft)
+            count = common.count_accepted(
+                log_prob(target.log_probs[:, :-1], draft.tokens) > least[:, :-1], draft.length
+            )
+            next_token = common.sample_residual(keys, position, common.take_position(target.log_probs, count))
+            return common.chain_verdict(draft, count, next_token)
+        parent, log_p = common.real_parent(draft), common.at_nodes(target.log_probs, draft)
         passes = log_p > jnp.take_along_axis(least, jnp.maximum(parent, 0), axis=1)
         last = likeliest_longest(parent, passes, log_p)
-        next_token = sample_residual(keys, position, take_position(target.log_probs, last))
-        return tree_verdict(parent, *tree.path_to(parent, last), next_token)
+        next_token = common.sample_residual(keys, position, common.take_position(target.log_probs, last))
+        return common.tree_verdict(parent, *tree.path_to(parent, last), next_token)
 
     def thresholds(log_p: Float[Array, "B T V"]) -> Float[Array, "B T"]:
         """Computes one position at a time: the entropy of all would take another array of their size."""
@@ -94,10 +80,12 @@ def _typical(epsilon: float, delta: float) -> Rule:
 
     def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """q / p, or nothing."""
-        return jnp.where(log_prob(log_p, tokens) > thresholds(log_p), likelihood_ratio(log_p, log_q, tokens), 0.0)
+        return jnp.where(
+            log_prob(log_p, tokens) > thresholds(log_p), common.likelihood_ratio(log_p, log_q, tokens), 0.0
+        )
 
     name = f"typical({epsilon:g}, {delta:g})"
-    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio)
+    return common.rule_of(name, verify, verify, exact=False, acceptance_ratio=acceptance_ratio)
 
 
 def likeliest_longest(

@@ -16,20 +16,4 @@ from jaxspec.sampling.penalties import count_tokens, logit_bias, presence_and_fr
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids, match_vocab
 from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
 
-__all__ = [
-    "SamplingOptions",
-    "SamplingParams",
-    "apply_temperature",
-    "at_temperature",
-    "chain",
-    "count_tokens",
-    "greedy",
-    "keep_min_p",
-    "keep_top_k",
-    "keep_top_p",
-    "logit_bias",
-    "mask_padding_ids",
-    "match_vocab",
-    "presence_and_frequency_penalties",
-    "repetition_penalty",
-]
+__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]

@@ -224,6 +224,13 @@ _mass = _numbers(lambda x: (x > 0) & (x <= 1), "a number in (0, 1]; without it e
 _count = _numbers(lambda x: x >= 1, "at least 1; without it every token is kept", np.int32)
 
 
+_DIVIDES = "Makes tokens that occurred less likely: divides their logits."
+_REPETITION = Option("repetition", _positive, _DIVIDES, penalties.repetition_penalty, neutral=1.0)
+_GENERATED = penalties.presence_and_frequency_penalties
+_PRESENCE = Option("presence", _finite, "Subtracted from the logits of generated tokens.", _GENERATED)
+_FREQUENCY = Option("frequency", _finite, "Subtracted once for each time a token was generated.", _GENERATED)
+
+
 class SamplingOptions(TypedDict, total=False):
     """Options that shape the distribution tokens are drawn from, in the order in which they apply.
 
@@ -251,34 +258,9 @@ class SamplingOptions(TypedDict, total=False):
 
     logit_bias: Annotated[Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)]
     banned: Annotated[Sequence[int], Option("bias", _banned, "ids never generated", penalties.logit_bias, kind=None)]
-    repetition_penalty: Annotated[
-        Any,
-        Option(
-            "repetition",
-            _positive,
-            "Makes tokens that occurred less likely: divides their logits.",
-            penalties.repetition_penalty,
-            neutral=1.0,
-        ),
-    ]
-    presence_penalty: Annotated[
-        Any,
-        Option(
-            "presence",
-            _finite,
-            "Subtracted from the logits of generated tokens.",
-            penalties.presence_and_frequency_penalties,
-        ),
-    ]
-    frequency_penalty: Annotated[
-        Any,
-        Option(
-            "frequency",
-            _finite,
-            "Subtracted once for each time a token was generated.",
-            penalties.presence_and_frequency_penalties,
-        ),
-    ]
+    repetition_penalty: Annotated[Any, _REPETITION]
+    presence_penalty: Annotated[Any, _PRESENCE]
+    frequency_penalty: Annotated[Any, _FREQUENCY]
     logits_processors: Any
     choices: Any
     regex: Any
@@ -317,14 +299,9 @@ class Sampling(NamedTuple):
 def sampling_of(
     target: Model, batch: int, options: Mapping[str, Any], limit: Int[np.ndarray, " batch"], ends: Sequence[int]
 ) -> Sampling:
-    """Checks and converts `SamplingOptions`.
+    """Checks and converts `SamplingOptions`, of which None counts as not given; ids past the tokenizer's are banned.
 
-    Args:
-        target: ids past its tokenizer's are never generated.
-        batch: number of prompts.
-        options: the sampling options by name; None counts as not given.
-        limit: most new tokens of each row.
-        ends: the tokens that end a row.
+    `limit`: most new tokens of each row; `ends`: the tokens that end a row.
     """
     sizes = sizes_of(target, batch)
     # A schema without keywords, and choices without a string, say something: they are read apart.
@@ -371,11 +348,7 @@ def pattern_rows(
 
 
 def pool_of(target: Model, ends: Sequence[int]) -> tables.Pool:
-    """Makes an empty pool of automata for a target.
-
-    Raises:
-        ValueError: the target has no tokenizer, or nothing ends its texts.
-    """
+    """Makes an empty pool of automata for a target, which needs a tokenizer and tokens that end its texts."""
     if target.tokenizer is None:
         raise ValueError("structured output needs a tokenizer, which this model lacks: add one, or use banned")
     if not ends:
@@ -403,9 +376,7 @@ def values_of(options: Mapping[str, Any], sizes: Sizes) -> dict[str, np.ndarray]
     if "bias" in values:
         silent = np.flatnonzero(np.isneginf(values["bias"][:, : sizes.ids]).all(axis=1))
         if silent.size:
-            raise ValueError(
-                f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave at least one"
-            )
+            raise ValueError(f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave one")
     return values
 
 

@@ -80,13 +80,7 @@ class Automaton(NamedTuple):
 def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
     """Returns a pattern's automaton over the tokens of a tokenizer; built once, and kept in the user's cache folder.
 
-    Args:
-        pattern: the pattern.
-        tokenizer: the tokenizer, of transformers.
-        vocab: number of ids of the model.
-
-    Raises:
-        ValueError: the pattern cannot be read, has too many states, or matches no text of these tokens.
+    It refuses a pattern that cannot be read, has too many states, or matches no text of these tokens.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> automaton = of(Pattern(choices=("the old", "the")), word_tokenizer(["<unk>", "</s>", "the", "old"]), 4)
@@ -113,11 +107,7 @@ def build(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | No
     """Reads every token from every state of an automaton over bytes.
 
     The new automaton's state 0 is before the first token, whose text may lack a space; the others are the bytes' own.
-
-    Args:
-        dfa: the automaton over bytes.
-        spelled: the bytes of each token.
-        first_token: the first token of a text as the tokenizer writes it; None: it is not known.
+    `first_token` returns the first token of a text as the tokenizer writes it; None: it is not known.
     """
     texts = sorted({text for text in (*spelled.inside, *spelled.first) if text})
     number = {text: row for row, text in enumerate(texts)} | {None: len(texts), b"": len(texts) + 1}

@@ -34,10 +34,6 @@ class Pattern(NamedTuple):
 def patterns_of(options: Mapping[str, Any], batch: int) -> list[Pattern | None]:
     """Reads the options of structured output: a pattern for each row, None for one whose text is free.
 
-    Args:
-        options: `choices`, `regex` and `json_schema`, those that are set.
-        batch: number of rows.
-
     Raises:
         ValueError, TypeError: an option has another type, or values for another number of rows; a row has two patterns;
             or a schema asks for what is not supported.

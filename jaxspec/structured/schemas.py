@@ -91,13 +91,7 @@ class _Reader:
         self._root = root
 
     def read(self, schema: Any, at: str, seen: tuple[str, ...]) -> str:
-        """Returns the expression of a part.
-
-        Args:
-            schema: the part.
-            at: its place in the whole, for errors.
-            seen: the references that lead to it.
-        """
+        """Returns the expression of a part at a place in the whole, for errors; `seen` references lead to it."""
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
@@ -131,9 +125,7 @@ class _Reader:
                 if not isinstance(parts, list) or not parts:
                     raise ValueError(f"json_schema has {name} {parts!r:.40} at {at}: expected a list of schemas")
                 if name == "allOf" and len(parts) != 1:
-                    raise ValueError(
-                        f"json_schema has allOf of {len(parts)} schemas at {at}: expected one, so merge them"
-                    )
+                    raise ValueError(f"json_schema has allOf of {len(parts)} schemas at {at}: merge them into one")
                 if name == "oneOf" and not self._are_disjoint(parts, at):
                     raise ValueError(f"json_schema has oneOf at {at}, of which two may hold for one text: use anyOf")
                 return _any_of(self.read(part, f"{at}/{name}/{n}", seen) for n, part in enumerate(parts))
@@ -141,13 +133,8 @@ class _Reader:
         types = _types(left, at) or implied
         if not types:
             return _any(SCALAR)
-        return _any_of(getattr(self, f"_{name}")(left, at, seen) for name in types)
-
-    def _null(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        return "null"
-
-    def _boolean(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
-        return "(?:true|false)"
+        constant = {"null": "null", "boolean": "(?:true|false)"}
+        return _any_of(constant.get(name) or getattr(self, f"_{name}")(left, at, seen) for name in types)
 
     def _string(self, left: dict[str, Any], at: str, seen: tuple[str, ...]) -> str:
         if "pattern" in left:

@@ -27,14 +27,9 @@ class Spelling(NamedTuple):
 
 @functools.lru_cache(maxsize=8)  # a vocabulary of 256k takes seconds
 def of(tokenizer: Any, vocab: int) -> Spelling:
-    """Spells the tokens of a tokenizer.
+    """Spells the tokens of a tokenizer; ids of the model that it lacks spell nothing.
 
-    Args:
-        tokenizer: the tokenizer, of transformers.
-        vocab: number of ids of the model; those that the tokenizer lacks spell nothing.
-
-    Raises:
-        ValueError: the text of several tokens is not that of each, put together.
+    It refuses one whose text of several tokens is not that of each, put together.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> spelling = of(word_tokenizer(["<unk>", "</s>", "the", "old"]), 5)

@@ -53,15 +53,9 @@ class Pool:
         self._parts = [Automata(zero, zero, zero, classes, zero[None], zero[None], free, none, none)]
 
     def add(self, pattern: Pattern | None, banned: tuple[int, ...], limit: int) -> int:
-        """Returns the first state of a row, whose pattern is added if it is new.
+        """Returns the first state of a row, whose pattern is added if it is new; None: its text is free.
 
-        Args:
-            pattern: the row's; None: its text is free.
-            banned: tokens that the row never gets.
-            limit: most new tokens of the row.
-
-        Raises:
-            ValueError: no text of so few tokens matches; or the tables become too large.
+        It refuses a pattern that no text of `limit` tokens matches, and tables that become too large.
         """
         if pattern is None:
             return FREE

@@ -19,18 +19,4 @@ from jaxspec.trace.history import (
 )
 from jaxspec.trace.html import html, page
 
-__all__ = [
-    "Branch",
-    "RoundText",
-    "TokenFates",
-    "TokensView",
-    "TracedRound",
-    "branches",
-    "html",
-    "judge",
-    "of_row",
-    "page",
-    "spell",
-    "spelt",
-    "spelt_branches",
-]
+__all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]

@@ -103,7 +103,7 @@ def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
 def numbered(lengths, capacity=7):
     """A cache whose entries say where they are."""
     entries = jnp.broadcast_to(jnp.arange(float(capacity))[None, None, :, None], (len(lengths), 1, capacity, 1))
-    return kv.KVCache((layer_caches.Whole(entries, 10 + entries),), jnp.array(lengths), None)
+    return kv.KVCache((layer_caches.Attended(entries, 10 + entries),), jnp.array(lengths), None)
 
 
 def test_select_moves_each_rows_path_and_nothing_before_it():

@@ -237,7 +237,7 @@ def test_what_cannot_draft_is_refused(make, message):
         ),
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, adapter="x"),
-            "adapter is 'x': expected a jaxspec.DraftHead of",
+            "adapter is 'x': expected a DraftHead of",
         ),
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, adapter=drafters.suffix()),

@@ -59,7 +59,7 @@ def test_garbage_after_the_length_is_masked(config, compiled):
     clean, _ = lm.extend(params, cache, TOKENS[:, 1:4])  # ends exactly at capacity
     real = (jnp.arange(4) < 1)[None, None, :, None]
     pairs = zip(cache.decoder.keys, cache.decoder.values, strict=True)
-    layers = tuple(layer_caches.Whole(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30)) for k, v in pairs)
+    layers = tuple(layer_caches.Attended(jnp.where(real, k, jnp.nan), jnp.where(real, v, 1e30)) for k, v in pairs)
     poisoned = cache._replace(decoder=cache.decoder._replace(layers=layers))
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 1:4])
     np.testing.assert_array_equal(forward.logits, clean.logits)

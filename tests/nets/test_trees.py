@@ -281,7 +281,7 @@ def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
         def compact(buffer):
             return layer_caches.write(buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], axis=2), start)
 
-        layers = (layer_caches.Whole(compact(layer.keys), compact(layer.values)) for layer in cache.layers)
+        layers = (layer_caches.Attended(compact(layer.keys), compact(layer.values)) for layer in cache.layers)
         return cache._replace(layers=tuple(layers), length=length)
 
     network = networks(name)

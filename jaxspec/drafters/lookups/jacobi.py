@@ -59,9 +59,7 @@ def _jacobi(longest: int) -> core.Drafter:
     def init(start: core.DraftStart) -> JacobiState:
         return JacobiState(prompt_tokens(start.prompt.text, longest), jnp.full_like(start.prompt.length, -1))
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         state = caches.draft
         # In a horizontal cascade the row has draft tokens, which stand at the first positions of the iterate.
         drafted = jnp.where(state.start < 0, 0, jnp.maximum(context.row.length - state.start, 0))

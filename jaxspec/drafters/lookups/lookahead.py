@@ -90,9 +90,7 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> core.Dra
         empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
         return LookaheadState(prompt_tokens(start.prompt.text, depth)[:, ahead], empty, zero, zero)
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         state, row = caches.draft, context.row
         last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         tokens, in_pool = latest(state, last, candidates)  # B C L; B C

@@ -95,9 +95,7 @@ def _online_ngram(n: int, top: int, slots: int) -> core.Drafter:
     def contexts_at(row: core.Prompt, at: Int[Array, "B T"]) -> Int[Array, "B O T W"]:
         return _contexts(tokens_at(row.tokens, positions_up_to(at, n - 1)), sizes)
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         return skip_if_idle(lambda: search(caches.draft, context.row, context.gamma), context), caches
 
     def search(entries: Entries, row: core.Prompt, gamma: int) -> core.Draft:

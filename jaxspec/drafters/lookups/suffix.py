@@ -96,11 +96,9 @@ def suffix(
     """
     longest, places = integers(1, longest=longest, places=places)
     (room,) = integers(room=room)
-    factor = number(factor, "factor", "a finite number, the draft tokens for each token that matched")
+    factor = number(factor, "factor", "a finite number of more than 0, draft tokens for each that matched", above=0)
     least_probability = number(least_probability, "least_probability", "a number from 0 to 1")
     least_score = number(least_score, "least_score", "a finite number, 0 or more")
-    if not factor > 0:
-        raise ValueError(f"factor is {factor}: expected more than 0 draft tokens for each token that matched")
     in_range(0, 1, least_probability=least_probability)
     at_least(0, least_score=least_score)
     tree = vote.tree_size(candidates, length)

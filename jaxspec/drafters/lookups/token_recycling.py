@@ -77,9 +77,7 @@ def _token_recycling(shape: Shape) -> core.Drafter:
         table = enter(table, jnp.where(inside, prompt.tokens[:, :-1], NO_TOKEN), followers)
         return RecyclingState(table, jnp.full((batch, nodes + 1), NO_TOKEN, jnp.int32))
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
+    def propose(weights: core.Weights, caches: core.Caches, context: core.DraftContext) -> core.Proposal:
         table, row, limit = caches.draft.table, context.row, context.max_draft
         last = token_rows.window(row.tokens, row.length - 1, 1)
         fed, levels = last, []  # the last committed token, and the nodes of the level above that have children

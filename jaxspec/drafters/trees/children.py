@@ -30,15 +30,9 @@ def check(draw: str) -> None:
 
 
 def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence[int], draw: DrawName) -> Children:
-    """Chooses counts[i] children of node i; entries past that are of no meaning.
+    """Chooses counts[i] children of node i from the drafter's distribution there; entries past that mean nothing.
 
     A row at temperature 0 has its most probable tokens, whatever the draw.
-
-    Args:
-        distribution: the drafter's at each node.
-        keys: one for each node.
-        counts: children of each node; static.
-        draw: the choice of children, as in `drafters.tree`.
     """
     log_probs, logits, count = distribution.log_probs, distribution.logits, max(counts)
     if log_probs is None:

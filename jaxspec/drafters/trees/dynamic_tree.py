@@ -14,7 +14,7 @@ from jaxspec.core import noise
 from jaxspec.core import tree as trees
 from jaxspec.core.checks import integers
 from jaxspec.drafters.common import as_drafter, steps_of, with_trees
-from jaxspec.drafters.stepwise import read_if_wanted
+from jaxspec.drafters.stepwise import drafter_of, read_if_wanted
 
 
 def dynamic_tree(
@@ -75,27 +75,15 @@ def dynamic_tree(
 def _dynamic_tree(steps: core.Steps, nodes: int, depth: int, width: int) -> core.Drafter:
     # On all levels but the last `width` nodes are fed, which may be more than the nodes that are verified.
     fed = (depth - 1) * width
-
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        reading = steps.begin(weights, caches, context, fed)
-        draft, slots, carry = grow(reading, context, nodes=nodes, depth=depth, width=width)
-        return draft, caches if reading.end is None else reading.end(carry, draft, slots)
-
-    # No `complete_target_pass`: nodes lie where they were fed, which is not their order in the draft.
-    return core.Drafter(
-        lambda start: steps.init(start, nodes),
-        *(propose, steps.commit),
-        tree=core.TreeSize(nodes, depth),
-        rollback=steps.rollback,
-        spare=max(fed - nodes, 0),
-    )
+    draft = functools.partial(grow, nodes=nodes, depth=depth, width=width)
+    # Nodes lie where they were fed, which is not their order in the draft.
+    drafter = drafter_of(steps, draft, fed, nodes)._replace(complete_target_pass=None)
+    return drafter._replace(tree=core.TreeSize(nodes, depth), spare=max(fed - nodes, 0))
 
 
 def grow(
     reading: core.Reading, context: core.DraftContext, *, nodes: int, depth: int, width: int
-) -> tuple[core.Draft, Int[Array, "B N"], Any]:
+) -> tuple[core.Draft, Any, Int[Array, "B N"]]:
     """Drafts the most probable nodes of a tree that is expanded level by level.
 
     A node's score is the drafter's probability of the path to it. On each level the `width` nodes with the best scores
@@ -105,7 +93,7 @@ def grow(
     the rule, and which nodes are left out depends on no sample.
 
     Returns:
-        The draft; each node's number among the tokens that were fed, -1 if it was not; and the carry.
+        The draft; the carry; and each node's number among the tokens that were fed, -1 if it was not.
     """
     batch, limit, carry = context.max_draft.shape[0], context.max_draft, reading.carry
     # Fed tokens are numbered in the order of feeding, candidates in the order in which they are seen.
@@ -144,7 +132,7 @@ def grow(
     all_tokens, all_scores, above = (jnp.concatenate(parts, axis=1) for parts in (tokens, scores, parents))
     best = trees.best_nodes(all_tokens, all_scores, above, nodes)
     draft = core.Draft(best.tokens, jnp.full_like(context.row.length, nodes), best.parent)
-    return draft, _find(best.chosen, fed_as), carry
+    return draft, carry, _find(best.chosen, fed_as)
 
 
 def candidates(depth: int, width: int) -> int:

@@ -15,7 +15,7 @@ from jaxspec import core
 from jaxspec.core import noise
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import as_drafter, steps_of, with_trees
-from jaxspec.drafters.stepwise import NodeLogits, read_if_wanted
+from jaxspec.drafters.stepwise import NodeLogits, drafter_of, read_if_wanted
 from jaxspec.drafters.trees import children
 from jaxspec.drafters.trees.children import DrawName
 from jaxspec.drafters.trees.shape import Level, Shape, seen, shape_of
@@ -79,75 +79,67 @@ def tree(
     steps = steps_of(drafter, len(static.levels))
     widest = max(max(level.counts) for level in static.levels)
     if widest > steps.width:
-        raise ValueError(
-            f"a node of the tree has {widest} children and the vocabulary {steps.width} tokens: expected at most as "
-            "many"
-        )
+        raise ValueError(f"a node has {widest} children: expected at most the vocabulary's {steps.width} tokens")
     return with_trees(drafter, _tree(steps, static, draw), "tree")
 
 
 @functools.lru_cache
 def _tree(steps: core.Steps, shape: Shape, draw: DrawName) -> core.Drafter:
-    nodes, before = len(shape.parents), seen(shape)
-    fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1  # 1 F
+    nodes = len(shape.parents)
+    drafter = drafter_of(steps, functools.partial(by_level, shape=shape, draw=draw), shape.fed, nodes)
+    return drafter._replace(tree=core.TreeSize(nodes, len(shape.levels)))
+
+
+def by_level(
+    reading: core.Reading, context: core.DraftContext, *, shape: Shape, draw: DrawName
+) -> tuple[core.Draft, Any, Int[Array, "#B N"]]:
+    """Drafts a static tree, level by level; returns it, the carry, and the slots of its nodes."""
+    batch, nodes, before = context.max_draft.shape[0], len(shape.parents), seen(shape)
+    fed_parents = np.array(shape.parents[: shape.fed], np.int32)[None] - 1  # 1 F
+    keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
+
+    def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any) -> NodeLogits:
+        if not depth:
+            return reading.root(carry)
+        first, last = level.parents[0] - 1, level.parents[-1]
+        parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
+        return reading.nodes(tokens[:, first:last], parent, depth, carry)
+
+    tokens = jnp.zeros((batch, nodes), jnp.int32)  # the fed ones, of which there are `num_fed` so far
+    # For each node of the level the fed token that its children follow: itself, or its twin.
+    origin = jnp.zeros((batch, 1), jnp.int32)
+    carry, levels, parents, num_fed = reading.carry, [], [], 0
+    for depth, level in enumerate(shape.levels):
+        count, first = len(level.parents), level.parents[0]
+        read_level = functools.partial(read, level, depth, tokens)
+        logits, carry = read_if_wanted(context, depth, read_level, carry)  # B n W
+        distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
+        chosen = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)  # B n k
+        levels.append(chosen)
+        parents.append(jnp.broadcast_to(origin[:, :, None], chosen.tokens.shape).astype(jnp.int32))
+        if level.deeper:
+            # The children that have children are fed next, after those that were fed so far.
+            deeper = np.array(level.deeper)
+            fed, followed = (values.reshape(batch, -1)[:, deeper] for values in (chosen.tokens, parents[-1]))
+            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, fed, num_fed, axis=1)
+            twin = _twins(fed, followed) if draw == "replacement" else jnp.arange(len(deeper))[None]
+            origin = num_fed + 1 + twin
+            num_fed += len(deeper)
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
+    return _joined(shape, levels, parents), carry, jnp.asarray(slots, jnp.int32)
 
-    def propose(
-        weights: core.Weights, caches: core.Caches, context: core.DraftContext
-    ) -> tuple[core.Draft, core.Caches]:
-        batch, reading = context.max_draft.shape[0], steps.begin(weights, caches, context, shape.fed)
-        keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
 
-        def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any) -> NodeLogits:
-            if not depth:
-                return reading.root(carry)
-            first, last = level.parents[0] - 1, level.parents[-1]
-            parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
-            return reading.nodes(tokens[:, first:last], parent, depth, carry)
+def _joined(shape: Shape, levels: Sequence[children.Children], parents: Sequence[Int[Array, "B n k"]]) -> core.Draft:
+    """Joins what the levels have for their children, B n k each, in the order of the draft's nodes, B N."""
 
-        tokens = jnp.zeros((batch, nodes), jnp.int32)  # the fed ones, of which there are `num_fed` so far
-        # For each node of the level the fed token that its children follow: itself, or its twin.
-        origin = jnp.zeros((batch, 1), jnp.int32)
-        carry, levels, parents, num_fed = reading.carry, [], [], 0
-        for depth, level in enumerate(shape.levels):
-            count, first = len(level.parents), level.parents[0]
-            read_level = functools.partial(read, level, depth, tokens)
-            logits, carry = read_if_wanted(context, depth, read_level, carry)  # B n W
-            distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
-            chosen = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)  # B n k
-            levels.append(chosen)
-            parents.append(jnp.broadcast_to(origin[:, :, None], chosen.tokens.shape).astype(jnp.int32))
-            if level.deeper:
-                # The children that have children are fed next, after those that were fed so far.
-                deeper = np.array(level.deeper)
-                fed, followed = (values.reshape(batch, -1)[:, deeper] for values in (chosen.tokens, parents[-1]))
-                tokens = jax.lax.dynamic_update_slice_in_dim(tokens, fed, num_fed, axis=1)
-                twin = _twins(fed, followed) if draw == "replacement" else jnp.arange(len(deeper))[None]
-                origin = num_fed + 1 + twin
-                num_fed += len(deeper)
+    def in_order(parts: Sequence[Array]) -> Array:
+        return jnp.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)[:, np.array(shape.order)]
 
-        def in_order(parts: list[Array]) -> Array:
-            """Joins what the levels have for their children, B n k each, in the order of the draft's nodes, B N."""
-            return jnp.concatenate([part.reshape(batch, -1) for part in parts], axis=1)[:, np.array(shape.order)]
-
-        live = in_order([chosen.live for chosen in levels])
-        draft = core.Draft(
-            in_order([chosen.tokens for chosen in levels]),
-            jnp.full_like(context.row.length, nodes),
-            jnp.where(live, in_order(parents), -1),
-        )
-        if levels[0].log_probs is not None:
-            log_probs = jnp.concatenate([chosen.log_probs for chosen in levels], axis=1)
-            draft = draft._replace(log_probs=log_probs, draws=in_order([chosen.draws for chosen in levels]))
-        return draft, caches if reading.end is None else reading.end(carry, draft, jnp.asarray(slots, jnp.int32))
-
-    return core.Drafter(
-        lambda start: steps.init(start, nodes),
-        *(propose, steps.commit),
-        tree=core.TreeSize(nodes, len(shape.levels)),
-        complete_target_pass=steps.complete_target_pass,
-        rollback=steps.rollback,
-    )
+    tokens, draws, live = (in_order(parts) for parts in zip(*(chosen[:3] for chosen in levels), strict=True))
+    length = jnp.full((len(tokens),), len(shape.parents), jnp.int32)
+    draft = core.Draft(tokens, length, jnp.where(live, in_order(parents), -1))
+    log_probs = [chosen.log_probs for chosen in levels if chosen.log_probs is not None]
+    return draft._replace(log_probs=jnp.concatenate(log_probs, axis=1), draws=draws) if log_probs else draft
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
