@@ -47,13 +47,13 @@ class Drafter:
             root = functools.partial(self.read, LAST[:, None])
             nodes = lambda tokens, parent, level, carry: self.read(tokens, carry)  # noqa: E731
             going = None if self.ends is None else lambda carry: self.ends(carry[1][:, 0])
-            reading = Reading((jnp.zeros((), jnp.int32), LAST[:, None]), root, nodes, going=going)
+            reading = Reading((jnp.zeros((), jnp.int32), LAST[:, None]), root, nodes, lambda *_: None, going)
             return sequential(reading, context, **options or {})
 
-        draft, (count, _), num_fed = propose(jnp.array(limit, jnp.int32))
+        draft, (count, _), slots = propose(jnp.array(limit, jnp.int32))
         jax.block_until_ready(draft)
         jax.effects_barrier()
-        assert int(count) == len(self.passes) and int(num_fed) == max(len(self.passes) - 1, 0)
+        assert int(count) == len(self.passes) and int(jnp.sum(slots >= 0)) == max(len(self.passes) - 1, 0)
         return draft, len(self.passes)
 
 

@@ -184,7 +184,7 @@ def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
 
     context = context_of(row, [4, 2], lambda logits, *_: Distribution(logits))
     reading = Reading(None, lambda carry: (table[row.tokens], carry), nodes_of)
-    draft, fed, _ = grow(reading, context, nodes=nodes, depth=depth, width=width)
+    draft, _, fed = grow(reading, context, nodes=nodes, depth=depth, width=width)
     for b, limit in enumerate([4, 2]):
         seen, frontier = {}, {(): 0.0}
         for _ in range(min(depth, limit)):
