@@ -221,4 +221,4 @@ def enlarged(cache: Cache, empty: Callable[[int, Room], Cache], batch: int, room
 
 def at(outputs: Outputs, index: Int[Array, " B"]) -> Outputs:
     """Takes what is at one place of each row: [B, 1, ...]."""
-    return jax.tree.map(lambda x: token_rows.take(x, index[:, None]), outputs)
+    return jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(index, range(1, x.ndim)), axis=1), outputs)

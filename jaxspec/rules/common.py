@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Verdict, Verify, noise, token_rows, tree
+from jaxspec.core import JUDGE_TREES, Distribution, Draft, Keys, Rule, Verdict, Verify, noise, tree
 
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
@@ -199,7 +199,8 @@ def draft_distribution_at(draft: Draft, count: Int[Array, " B"], vocab: int) -> 
 
 def take_position(rows: Array, index: Int[Array, " B"]) -> Array:
     """rows[b, index[b]] for each b."""
-    return token_rows.take(rows, index[:, None])[:, 0]
+    index = index.reshape(-1, *([1] * (rows.ndim - 1)))
+    return jnp.take_along_axis(rows, index, axis=1)[:, 0]
 
 
 def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
