@@ -79,7 +79,10 @@ def tree(
     steps = steps_of(drafter, len(static.levels))
     widest = max(max(level.counts) for level in static.levels)
     if widest > steps.width:
-        raise ValueError(f"a node has {widest} children: expected at most the vocabulary's {steps.width} tokens")
+        raise ValueError(
+            f"a node of the tree has {widest} children and the vocabulary {steps.width} tokens: expected at most as "
+            "many"
+        )
     return with_trees(drafter, _tree(steps, static, draw), "tree")
 
 
