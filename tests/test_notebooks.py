@@ -107,12 +107,15 @@ def test_text_form_without_a_title_is_refused(sync: ModuleType):
         sync.with_head("mine", "# %%\nprint(1)\n")
 
 
-# Where placement and costs are shown, two simulated devices do it as eight do, and a pair of fewer layers as the larger
-# one, which quickstart runs, in two thirds of the time; `--exhaustive` runs what is written.
+# Where placement, costs and layers are shown, two simulated devices do it as eight do, and fewer layers as more, in two
+# thirds of the time. Quickstart runs as it is written, and with `--exhaustive` all do.
 SMALLER = {
     "device_count=8": "device_count=2",
     "debian-t5-large": "debian-t5-base",
     "debian-t5-draft": "debian-t5-small",
+    'num_hidden_layers": 10': 'num_hidden_layers": 6',
+    '["sliding_attention"] * 4': '["sliding_attention"] * 2',
+    'num_kv_shared_layers": 5': 'num_kv_shared_layers": 3',
 }
 
 

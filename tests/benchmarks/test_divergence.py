@@ -98,7 +98,7 @@ def test_beta_of_candidates_is_what_the_rejection_rule_does():
     star = core.Draft(tokens, three, parent=jnp.zeros_like(tokens), log_probs=log_q, draws=draws)
     keys, position = noise.row_keys(jax.random.key(2), count), jnp.zeros(count, jnp.int32)
     target = core.Distribution(jnp.broadcast_to(jnp.log(p), (count, 4, 3)))
-    verdict = rules.rejection().verify(keys, position, star, target)
+    verdict = jax.jit(rules.rejection().verify)(keys, position, star, target)
     index = np.where(np.asarray(verdict.num_accepted) > 0, np.asarray(verdict.path)[:, 0], 3)
     for k, share in enumerate(divergence.beta_of_candidates(p, q, 3)):
         assert np.mean(index <= k) == pytest.approx(float(share), abs=4 * np.sqrt(0.25 / count))
