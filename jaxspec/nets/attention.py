@@ -239,92 +239,69 @@ class Attention(nn.Module):
     """The projections and the softmax between them; masks, biases and the cache are the caller's.
 
     Attributes:
-        heads, kv_heads: query heads, and key-value heads that groups of them share.
-        head_dim, dim: per-head and model dimension.
-        scale: multiplies the scores (T5 folds it into its initialisation and uses 1).
-        qkv_bias, out_bias: whether the projections have biases.
-        key_bias: whether that of keys has one where `qkv_bias` says so (Whisper's has none).
-        softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
-        head_norm: makes the normalisation of queries and keys.
-        norms_of: the object of `head_norm`: each "head" before it is rotated, "each" by a scale of its own, each
-            "rotated" head after that, or the "whole" projection before it is split into heads.
-        adjacent_pairs: whether a head's adjacent dimensions are rotated as pairs.
-        value_norm: makes that of each value head.
-        keys_are_values: whether values are the projected keys, before their norm and rotation.
-        has_keys: whether it makes keys and values; if not, it attends to those of another layer.
-        gated: whether what each head mixes is multiplied by the sigmoid of a gate, which is projected beside its query.
-        has_sinks: whether each head has a sink: see `attend`.
-        reads_source: whether it attends to an encoder's keys, too, which are not rotated (T5Gemma 2).
+        shape: a `shapes.AttentionShape`, which says what there is.
+        dim: the model dimension.
+        norm: makes the normalisation of queries and keys, by the number of heads that have a scale each; 0: one of all.
+        epsilon: added to the mean square where a value head is normalised.
     """
 
-    heads: int
-    kv_heads: int
-    head_dim: int
+    shape: Any  # `nets.shapes` imports this file
     dim: int
-    scale: float = 1.0
-    qkv_bias: bool = False
-    out_bias: bool = False
-    softcap: float | None = None
-    head_norm: Callable[..., nn.Module] | None = None
-    norms_of: str = "head"
-    adjacent_pairs: bool = False
-    value_norm: Callable[[], nn.Module] | None = None
-    keys_are_values: bool = False
-    has_keys: bool = True
-    gated: bool = False
-    init_scale: float = 1.0
+    norm: Callable[[int], nn.Module]
+    epsilon: float = 1e-6
     dtype: jnp.dtype = jnp.float32
-    has_sinks: bool = False
-    key_bias: bool = True
-    reads_source: bool = False
 
     def setup(self):
-        def dense(features: int, scale: float, use_bias: bool):
+        s, has_keys = self.shape, self.shape.shares is None
+
+        def dense(features: int, use_bias: bool, scale: float = 1.0):
             init = nn.initializers.variance_scaling(scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
             return Dense(features, use_bias, self.dtype, init)
 
         # T5 does not scale its scores; its queries are initialised smaller in place of that.
-        query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
-        self.query = dense((1 + self.gated) * self.heads * self.head_dim, query_scale, self.qkv_bias)
-        if self.has_keys:
-            self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias and self.key_bias)
-        if self.has_keys and not self.keys_are_values:
-            self.value = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
-        self.out = dense(self.dim, self.init_scale, self.out_bias)
-        by_head = self.norms_of == "each"
-        if self.head_norm is not None:
-            self.query_norm = self.head_norm(self.heads if by_head else 0)
-        if self.has_keys and self.head_norm is not None:
-            self.key_norm = self.head_norm(self.kv_heads if by_head else 0)
-        if self.has_keys and self.value_norm is not None:
-            self.value_heads_norm = self.value_norm()
-        if self.has_sinks:
-            self.sinks = parameter(self, "sinks", nn.initializers.zeros, (self.heads,))
+        query_scale = 1.0 if s.scale != 1.0 else s.head_dim**-0.5
+        self.query = dense((1 + s.gate) * s.heads * s.head_dim, s.qkv_bias, query_scale)
+        if has_keys:
+            self.key = dense(s.kv_heads * s.head_dim, s.qkv_bias and s.key_bias)
+        if has_keys and not s.keys_are_values:
+            self.value = dense(s.kv_heads * s.head_dim, s.qkv_bias)
+        self.out = dense(self.dim, s.out_bias)
+        by_head = s.norms_of == "each"
+        if s.head_norms:
+            self.query_norm = self.norm(s.heads if by_head else 0)
+        if has_keys and s.head_norms:
+            self.key_norm = self.norm(s.kv_heads if by_head else 0)
+        if has_keys and s.value_norm:
+            self.value_heads_norm = RMSNorm(self.epsilon, dtype=self.dtype, scaled=False)
+        if s.sinks:
+            self.sinks = parameter(self, "sinks", nn.initializers.zeros, (s.heads,))
 
     def keys_values(
         self, x: Float[Array, "B T M"], rotary: Rotation | None = None
     ) -> tuple[Float[Array, "B K T D"], ...]:
         """Makes keys and values of `x`, in the cache's layout; keys are rotated by `rotary`. () if it has none."""
-        if not self.has_keys:
+        s = self.shape
+        if s.shares is not None:
             return ()
         projected = self.key(x)
         # Gemma 4's global layers have no value projection. Values are taken before keys are normalised and rotated.
-        values = self._split(projected if self.keys_are_values else self.value(x), self.kv_heads)
-        if self.value_norm is not None:
+        values = self._split(projected if s.keys_are_values else self.value(x), s.kv_heads)
+        if s.value_norm:
             values = self.value_heads_norm(values)
-        return self._turned(projected, self.kv_heads, self.key_norm if self.head_norm else None, rotary), values
+        return self._turned(projected, s.kv_heads, self.key_norm if s.head_norms else None, rotary), values
 
     def _turned(
         self, x: Float[Array, "B T _"], heads: int, norm: nn.Module | None, rotary: Rotation | None
     ) -> Float[Array, "B heads T D"]:
         """Splits projected queries or keys into heads, which are normalised and rotated."""
-        x = self._split(x if norm is None or self.norms_of != "whole" else norm(x), heads)
-        if norm is not None and self.norms_of in ("head", "each"):
+        norms_of = self.shape.norms_of
+        x = self._split(x if norm is None or norms_of != "whole" else norm(x), heads)
+        if norm is not None and norms_of in ("head", "each"):
             x = norm(x)
         if rotary is not None:
             turned = 2 * rotary.cos.shape[-1]
-            x = rotate(pairs_apart(x, turned) if self.adjacent_pairs else x, rotary)
-        return norm(x) if norm is not None and self.norms_of == "rotated" else x
+            x = rotate(pairs_apart(x, turned) if self.shape.rotary.adjacent else x, rotary)
+        return norm(x) if norm is not None and norms_of == "rotated" else x
 
     def mix(
         self, x: Float[Array, "B T M"], read: Callable[..., Any], inputs: LayerInputs
@@ -332,7 +309,7 @@ class Attention(nn.Module):
         """Computes what the layer adds, and what its cache is to hold; see `shapes.Mixer`."""
         (keys, values), mask, source = read(*self.keys_values(x, inputs.rotary)), inputs.mask, inputs.source
         record = keys, values
-        if self.reads_source and source is not None:
+        if self.shape.reads_source and source is not None:
             # One softmax over both: [own keys ; the encoder's].
             keys, values = jnp.concatenate([keys, source.keys], 2), jnp.concatenate([values, source.values], 2)
             mask = functools.partial(_made_with_source, mask, source.mask) if callable(mask) else mask
@@ -354,19 +331,19 @@ class Attention(nn.Module):
 
         Garbage in masked keys, NaN included, has no effect; garbage in masked values must be finite.
         """
-        projected, gate = self.query(x), None
-        if self.gated:  # each head has its query, then its gate
-            parts = projected.reshape(*x.shape[:2], self.heads, 2, self.head_dim)
+        s, projected, gate = self.shape, self.query(x), None
+        if s.gate:  # each head has its query, then its gate
+            parts = projected.reshape(*x.shape[:2], s.heads, 2, s.head_dim)
             projected, gate = (parts[:, :, :, i].reshape(*x.shape[:2], -1) for i in (0, 1))
-        query = self._turned(projected, self.heads, self.query_norm if self.head_norm else None, rotary)
+        query = self._turned(projected, s.heads, self.query_norm if s.head_norms else None, rotary)
         if rotary is not None and rotary.query_scale is not None:
             query = query * rotary.query_scale.astype(query.dtype)[:, None, :, None]
-        sinks = self.sinks if self.has_sinks else None
+        sinks = self.sinks if s.sinks else None
         if callable(mask):
-            mixed = _by_queries(query, keys, values, mask, self.scale, self.softcap, sinks)
+            mixed = _by_queries(query, keys, values, mask, s.scale, s.cap, sinks)
         else:
-            mixed = attend(query, keys, values, mask, bias, self.scale, self.softcap, sinks)
-        joined = mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], self.heads * self.head_dim)
+            mixed = attend(query, keys, values, mask, bias, s.scale, s.cap, sinks)
+        joined = mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], s.heads * s.head_dim)
         return self.out(joined if gate is None else joined * jax.nn.sigmoid(gate))
 
     def of_source(self, x: Float[Array, "B T M"], source: EncoderKeys) -> Float[Array, "B T M"]:
@@ -374,7 +351,7 @@ class Attention(nn.Module):
         return self(x, source.keys, source.values, for_queries(x.shape[1], lambda *_: (source.mask, None))[0])
 
     def _split(self, x: Float[Array, "B T _"], heads: int) -> Float[Array, "B heads T D"]:
-        return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)
+        return x.reshape(x.shape[0], x.shape[1], heads, self.shape.head_dim).transpose(0, 2, 1, 3)
 
 
 def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
@@ -387,26 +364,28 @@ def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
 
 
 class FeedForward(nn.Module):
-    """Two or, when gated, three projections: `out(act(wi(x)))` or `out(act(gate(x)) * wi(x))`."""
+    """Two or, when gated, three projections: `out(act(wi(x)))` or `out(act(gate(x)) * wi(x))`.
 
+    Attributes:
+        shape: a `shapes.FeedForwardShape`.
+        dim: the model dimension.
+    """
+
+    shape: Any  # `nets.shapes` imports this file
     dim: int
-    hidden: int
-    activation: str
-    gated: bool = False
-    use_bias: bool = False
-    init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         def dense(features: int, name: str):
-            init = nn.initializers.variance_scaling(self.init_scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
-            return Dense(features, self.use_bias, self.dtype, init, name=name)
+            init = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-1, out_axis=-2)
+            return Dense(features, s.bias, self.dtype, init, name=name)
 
-        act = XIELU(name="activation") if self.activation == "xielu" else ACTIVATIONS[self.activation]
-        hidden = act(dense(self.hidden, "gate" if self.gated else "wi")(x))
-        if self.gated:
-            hidden = hidden * dense(self.hidden, "wi")(x)
+        s = self.shape
+        act = XIELU(name="activation") if s.activation == "xielu" else ACTIVATIONS[s.activation]
+        hidden = act(dense(s.dim, "gate" if s.gated else "wi")(x))
+        if s.gated:
+            hidden = hidden * dense(s.dim, "wi")(x)
         return dense(self.dim, "out")(hidden)
 
 

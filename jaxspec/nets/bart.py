@@ -22,9 +22,11 @@ from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import dense, encoder_decoder, stack
 from jaxspec.nets.attention import MASKED, LayerInputs, LayerNorm, causal, for_queries
+from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.encoder_decoder import EncoderDecoder, Layer, layer_with_biases
+from jaxspec.nets.encoder_decoder import EncoderDecoder
+from jaxspec.nets.shapes import NormShape
 
 POSITIONS = ("learned", "sinusoids", "inclusive sinusoids")
 
@@ -137,7 +139,7 @@ class Bart(EncoderDecoder):
             self.decoder_position = self._table(c.max_positions + c.offset)
         if c.embedding_norm:
             self.decoder_embedding_norm = self._norm()
-        self.decoder = [self._layer(has_cross=True) for _ in range(c.decoder_layers)]
+        self.decoder = self._layers(c.decoder_layers, has_cross=True)
         if c.final_norm:
             self.decoder_norm = self._norm()
         if not c.tied_head:
@@ -150,14 +152,15 @@ class Bart(EncoderDecoder):
             self.encoder_position = self._table(c.max_positions + c.offset)
         if c.embedding_norm:
             self.encoder_embedding_norm = self._norm()
-        self.encoder = [self._layer(has_cross=False) for _ in range(c.encoder_layers)]
+        self.encoder = self._layers(c.encoder_layers, has_cross=False)
         if c.final_norm:
             self.encoder_norm = self._norm()
 
     @nn.nowrap
-    def _layer(self, has_cross: bool) -> Layer:
-        c = self.config
-        return layer_with_biases(c, has_cross=has_cross, norms_after=c.norms_after, epsilon=c.epsilon)
+    def _layers(self, depth: int, has_cross: bool) -> list[DecoderLayer]:
+        c, norm = self.config, NormShape("layer", self.config.epsilon)
+        norms = dict(pre_norms=not c.norms_after, norms_after=c.norms_after)
+        return encoder_decoder.side(c, depth, *encoder_decoder.with_biases(c), norm, has_cross=has_cross, **norms)
 
     @nn.nowrap
     def _norm(self) -> LayerNorm:

@@ -65,6 +65,9 @@ class DecoderLayer(nn.Module):
         has_ff_norm: its `ff_norm`.
         last: the block at the end; None for none.
         cross: the attention to what an encoder read; None for none.
+        norms_after: whether a norm is applied to the sum of the stream and a block's output (Vaswani et al., arXiv
+            1706.03762), in place of the block's input.
+        make_bias: makes a table of position biases of its own (umT5); None: it has none.
     """
 
     attention: Any
@@ -77,19 +80,24 @@ class DecoderLayer(nn.Module):
     has_ff_norm: bool = True
     last: Any = None
     cross: Any = None
+    norms_after: bool = False
+    make_bias: Callable[[], Any] | None = None
 
     def setup(self):
         # Flax names parameters by these attributes, and checkpoints are written by those names.
-        if self.pre_norms:
+        has_norms = self.pre_norms or self.norms_after
+        if has_norms:
             self.attention_norm = self.norm()
-        if self.pre_norms and self.has_ff_norm and not self.parallel:
+        if has_norms and self.has_ff_norm and not self.parallel:
             self.ff_norm = self.norm()
         if self.post_norms:
             self.attention_post_norm, self.ff_post_norm = self.norm(), self.norm()
-        if self.cross is not None and self.pre_norms:
+        if self.cross is not None and has_norms:
             self.cross_norm = self.norm()
         if self.cross is not None and self.post_norms:
             self.cross_post_norm = self.norm()
+        if self.make_bias is not None:
+            self.bias = self.make_bias()
 
     def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> tuple[Float[Array, "B K P D"], ...]:
         """Computes the keys and values that the layer has of what an encoder read."""
@@ -108,20 +116,24 @@ class DecoderLayer(nn.Module):
         of_attention = self.attention_norm(x) if self.pre_norms else x
         if attention:
             added, record = self.attention.mix(of_attention, read, inputs)
-            x = x + self._scaled(self.attention_post_norm(added) if self.post_norms else added)
+            x = self._added("attention", x, added)
         if attention and self.cross is not None:
             # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
-            added = self.cross.of_source(self.cross_norm(x) if self.pre_norms else x, inputs.source)
-            x = x + self._scaled(self.cross_post_norm(added) if self.post_norms else added)
+            x = self._added(
+                "cross", x, self.cross.of_source(self.cross_norm(x) if self.pre_norms else x, inputs.source)
+            )
         if mlp:
             of_ff = of_attention if self.parallel else self.ff_norm(x) if self.pre_norms and self.has_ff_norm else x
-            added = self.ff(of_ff)
-            x = x + self._scaled(self.ff_post_norm(added) if self.post_norms else added)
+            x = self._added("ff", x, self.ff(of_ff))
         return x if self.last is None else self.last(x, inputs.side), record
 
-    def _scaled(self, added: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        # In float32, as PyTorch multiplies by a number: 0.22 is 0.2197 in bfloat16, in each of many layers.
-        return added if self.added_scale == 1.0 else (added.astype(jnp.float32) * self.added_scale).astype(added.dtype)
+    def _added(self, block: str, x: Float[Array, "B T M"], added: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """Adds what a block computed to the stream."""
+        added = getattr(self, f"{block}_post_norm")(added) if self.post_norms else added
+        if self.added_scale != 1.0:
+            # In float32, as PyTorch multiplies by a number: 0.22 is 0.2197 in bfloat16, in each of many layers.
+            added = (added.astype(jnp.float32) * self.added_scale).astype(added.dtype)
+        return getattr(self, f"{block}_norm")(x + added) if self.norms_after else x + added
 
 
 def layer_of(
@@ -140,12 +152,12 @@ def layer_of(
         shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, shares=index))
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
     norms = {name: getattr(shape, name) for name in ("post_norms", "pre_norms", "parallel", "added_scale")}
-    return kind(norm=norm_of(config), has_ff_norm=shape.ff_norm, **norms, **blocks, **options)
+    return kind(**dict(norm=norm_of(config), has_ff_norm=shape.ff_norm) | norms | blocks | options)
 
 
-def layers_of(config: DecoderConfig) -> list[DecoderLayer]:
-    """Makes all layers of a configuration."""
-    return [layer_of(config, i) for i in range(len(config.layers))]
+def layers_of(config: DecoderConfig, **options: Any) -> list[DecoderLayer]:
+    """Makes all layers of a configuration; `options` as `layer_of` takes them."""
+    return [layer_of(config, i, **options) for i in range(len(config.layers))]
 
 
 class DecoderNet(nn.Module):

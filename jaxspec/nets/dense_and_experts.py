@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from jaxspec.nets.attention import FeedForward, RMSNorm
 from jaxspec.nets.dense import parameter
 from jaxspec.nets.experts import Experts, ExpertsShape, Router, choose
-from jaxspec.nets.shapes import DecoderConfig, WholeBlock
+from jaxspec.nets.shapes import DecoderConfig, FeedForwardShape, WholeBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class DenseAndExperts(nn.Module):
             return RMSNorm(self.epsilon, dtype=self.dtype, name=name)(x)
 
         shape = self.shape.experts
-        dense = FeedForward(self.dim, self.shape.dim, shape.activation, True, dtype=self.dtype, name="dense")
+        dense = FeedForward(FeedForwardShape(self.shape.dim, shape.activation), self.dim, self.dtype, name="dense")
         of_dense = norm("dense_post_norm", dense(norm("dense_norm", x)))
         # The router reads the stream by a norm without weights, then a scale of its own.
         scale: Array = parameter(self, "router_scale", nn.initializers.ones, (self.dim,))

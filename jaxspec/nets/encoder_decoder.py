@@ -18,12 +18,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.core import Encoder, Forward, LanguageModel, Limits, Params, Parts, Prompt, Room, chunks, token_rows
+from jaxspec.core import Encoder, LanguageModel, Limits, Params, Parts, Prompt, Room, token_rows
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, EncoderKeys, FeedForward, LayerInputs, LayerNorm
+from jaxspec.nets import decoder, stack
+from jaxspec.nets.attention import EncoderKeys, LayerInputs
+from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.mismatch import Init, named_mismatch
 from jaxspec.nets.network import Network
+from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape, NormShape
 from jaxspec.sharding import Axes
 
 Cross = tuple[Float[Array, "B H P D"], Float[Array, "B H P D"]]  # keys and values of an encoded prompt
@@ -43,86 +45,35 @@ class EncoderDecoderCache(NamedTuple):
     cross_mask: Bool[Array, "B 1 1 P"]
 
 
-class Layer(nn.Module):
-    """Self-attention, attention to what the encoder read, and a feed-forward block, each with a norm.
-
-    Attributes:
-        make_attention, make_ff, make_norm: make the blocks.
-        has_cross: whether it is a decoder's layer; an encoder's attends to its own stream only.
-        norms_after: whether a norm is applied to the sum of the stream and a block's output (Vaswani et al.,
-            arXiv 1706.03762), in place of the block's input.
-        make_bias: makes a table of position biases of its own; None: it has none.
-    """
-
-    make_attention: Callable[[], Any]
-    make_ff: Callable[[], Any]
-    make_norm: Callable[[], Any]
-    has_cross: bool = True
-    norms_after: bool = False
-    make_bias: Callable[[], Any] | None = None
-
-    def setup(self):
-        # Flax names parameters by these attributes, and checkpoints are written by those names.
-        self.attention, self.attention_norm = self.make_attention(), self.make_norm()
-        if self.has_cross:
-            self.cross, self.cross_norm = self.make_attention(), self.make_norm()
-        self.ff, self.ff_norm = self.make_ff(), self.make_norm()
-        if self.make_bias is not None:
-            self.bias = self.make_bias()
-
-    def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
-        """Computes the keys and values that the layer's cross-attention reads."""
-        keys, values = self.cross.keys_values(encoded)
-        return keys, values
-
-    def __call__(
-        self,
-        x: Float[Array, "B T M"],
-        read: stack.Read,
-        inputs: LayerInputs,
-        attention: bool = True,
-        mlp: bool = True,
-    ):
-        """Computes the layer: see `stack.Layer`."""
-        record = None
-        if attention:
-            added, record = self.attention.mix(self._before(self.attention_norm, x), read, inputs)
-            x = self._after(self.attention_norm, x + added)
-        if attention and inputs.source is not None:
-            # Keys and values of the prompt were made once, in prefill; only the query depends on the row.
-            added = self.cross.of_source(self._before(self.cross_norm, x), inputs.source)
-            x = self._after(self.cross_norm, x + added)
-        if mlp:
-            x = self._after(self.ff_norm, x + self.ff(self._before(self.ff_norm, x)))
-        return x, record
-
-    def _before(self, norm: Callable[[Array], Array], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        return x if self.norms_after else norm(x)
-
-    def _after(self, norm: Callable[[Array], Array], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        return norm(x) if self.norms_after else x
-
-
-def layer_with_biases(
-    config: Any, *, has_cross: bool, norms_after: bool = False, key_bias: bool = True, epsilon: float = 1e-5
-) -> Layer:
-    """Makes a layer as the first Transformer's: scaled attention, biases everywhere, norms that centre.
+def side(
+    config: Any,
+    depth: int,
+    attention: AttentionShape,
+    ff: FeedForwardShape,
+    norm: NormShape,
+    *,
+    has_cross: bool,
+    **options: Any,
+) -> list[DecoderLayer]:
+    """Makes the layers of a side, which are alike.
 
     Args:
-        config: the network's shape, with heads, head_dim, dim, ff_dim, activation and dtype.
-        has_cross, norms_after: attributes of `Layer`.
-        key_bias: whether projections to keys have a bias, too.
-        epsilon: added to the variance in every norm.
+        config: the network's shape, with vocab_size, dim and dtype.
+        depth: the number of layers.
+        attention, ff, norm: the shape of their blocks and norms.
+        has_cross: whether they also attend to what the encoder read, as a decoder's do.
+        options: further attributes of `DecoderLayer`.
     """
-    c, dtype = config, jnp.dtype(config.dtype)
-    biases: dict[str, Any] = dict(qkv_bias=True, key_bias=key_bias, out_bias=True)
-    return Layer(
-        functools.partial(Attention, c.heads, c.heads, c.head_dim, c.dim, c.head_dim**-0.5, **biases, dtype=dtype),
-        functools.partial(FeedForward, c.dim, c.ff_dim, c.activation, use_bias=True, dtype=dtype),
-        functools.partial(LayerNorm, epsilon, dtype=dtype),
-        has_cross,
-        norms_after,
-    )
+    layer = LayerShape(attention, ff, cross=attention if has_cross else None)
+    layers = DecoderConfig(config.vocab_size, config.dim, (layer,) * depth, norm, dtype=config.dtype)
+    return decoder.layers_of(layers, **options)
+
+
+def with_biases(config: Any, **options: Any) -> tuple[AttentionShape, FeedForwardShape]:
+    """Returns the blocks of the first Transformer's layers: scaled attention, and biases everywhere."""
+    sizes = config.heads, config.heads, config.head_dim
+    attention = AttentionShape(*sizes, qkv_bias=True, out_bias=True, **options)
+    return attention, FeedForwardShape(config.ff_dim, config.activation, gated=False, bias=True)
 
 
 def empty_decoder(config: Any, batch: int, room: Room) -> kv.KVCache:
@@ -139,7 +90,7 @@ def stacks(config: Any) -> dict[str, int]:
 class EncoderDecoder(nn.Module):
     """The steps of teacher forcing and of decoding. A network is a subclass.
 
-    Its `setup` makes `embedding`, and the list `decoder` of layers with the methods of `Layer`. It has these methods:
+    Its `setup` makes `embedding`, and the list `decoder` of layers (`DecoderLayer`). It has these methods:
 
     - `encode(source, mask)`: the encoder's output [B, P, M] of what it reads; `mask` is what `real` returned.
     - `real(source)`: the mask [B, 1, 1, P] of the encoder's output, where that is not a prompt of tokens.
@@ -261,32 +212,13 @@ def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...
 
     def prefill(params, prompt, room, encoded=None):
         source, row = token_rows.encoder_and_row(prompt, limits.first_tokens)
-
-        def read(
-            cache: EncoderDecoderCache, tokens: Int[Array, "B T"], real: Int[Array, " B"]
-        ) -> tuple[Any, EncoderDecoderCache]:
-            def run(net: Any) -> tuple[Any, Any, EncoderDecoderCache]:
-                return net.run(cache, net.embed(cache, tokens), real=real)
-
-            x, taps, grown = nn.apply(run, module)({"params": params})
-            return (x, taps), grown
-
-        def forward(net: Any) -> Forward:
-            return Forward(net.logits(net.features(last)), net.features(x), taps, encoded)
-
         with named_mismatch(params, init, config, net.stacks(config)):
             encoded, cross, mask = nn.apply(encode, module)({"params": params}, source, encoded)
-            caches = lambda batch, room: EncoderDecoderCache(net.empty(config, batch, room), cross, mask)  # noqa: E731
-            (x, taps), (last, _), cache = chunks.read(read, rewind, caches, row.tokens, row.length, room)
-            return nn.apply(forward, module)({"params": params}), cache
 
-    def extend(params, cache, tokens, parent=None, real=None):
-        def feed(net: Any) -> tuple[Forward, EncoderDecoderCache]:
-            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent, real=real)
-            features = net.features(x)
-            return Forward(net.logits(features), features, taps), grown
+            def empty(batch: int, room: Room) -> EncoderDecoderCache:
+                return EncoderDecoderCache(net.empty(config, batch, room), cross, mask)
 
-        return nn.apply(feed, module)({"params": params})
+            return stack.read_row(module, params, row, room, empty, rewind, encoded)
 
     def rewind(cache, length):
         return cache._replace(decoder=kv.rewind(cache.decoder, length))
@@ -302,7 +234,7 @@ def _language_model(net: type[EncoderDecoder], config: Any, taps: tuple[int, ...
     encoder = Encoder(parameters, lambda params, encoder: params | encoder, prefill)
     return LanguageModel(
         prefill,
-        extend,
+        stack.extending(module),
         rewind,
         config.vocab_size,
         select,

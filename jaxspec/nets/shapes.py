@@ -9,7 +9,6 @@ Shapes: B batch, T step, M model dimension.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -106,6 +105,7 @@ class AttentionShape(WholeBlock):
         query_scalar: scores are divided by its root; None for head_dim.
         cap: the soft cap of the scores; None for none.
         qkv_bias, out_bias: whether these projections have biases.
+        key_bias: whether that of keys has one where `qkv_bias` says so (Whisper's has none).
         head_norms: whether each query head and key head is normalised, before it is rotated (Qwen 3, Gemma 3).
         norms_of: "head" for these; "each" for a scale of each head, without a bias (Command R+, StableLM 2 12B);
             "rotated" for heads after they are rotated (Hunyuan); "whole" for all heads together (OLMo 2).
@@ -134,6 +134,7 @@ class AttentionShape(WholeBlock):
     gate: bool = False
     sinks: bool = False
     reads_source: bool = False
+    key_bias: bool = True
 
     def __post_init__(self):
         one_of(self.norms_of, "norms_of", NORMED)
@@ -160,28 +161,7 @@ class AttentionShape(WholeBlock):
     def module(self, config: DecoderConfig) -> Attention:
         """See `Block`."""
         dtype = jnp.dtype(config.dtype)
-        plain_norm = functools.partial(RMSNorm, config.norm.epsilon, dtype=dtype, scaled=False)
-        return Attention(
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            config.dim,
-            self.scale,
-            self.qkv_bias,
-            self.out_bias,
-            self.cap,
-            config.norm_module if self.head_norms else None,
-            self.norms_of,
-            self.rotary is not None and self.rotary.adjacent,
-            plain_norm if self.value_norm else None,
-            self.keys_are_values,
-            self.shares is None,
-            self.gate,
-            dtype=dtype,
-            has_sinks=self.sinks,
-            reads_source=self.reads_source,
-            parent=None,
-        )
+        return Attention(self, config.dim, config.norm_module, config.norm.epsilon, dtype, parent=None)
 
     def cache(self, config: DecoderConfig) -> kv.Maker:
         """See `Mixer`."""
@@ -221,8 +201,7 @@ class FeedForwardShape(WholeBlock):
 
     def module(self, config: DecoderConfig) -> FeedForward:
         """See `Block`."""
-        options = {"use_bias": self.bias, "dtype": jnp.dtype(config.dtype)}
-        return FeedForward(config.dim, self.dim, self.activation, self.gated, **options, parent=None)
+        return FeedForward(self, config.dim, jnp.dtype(config.dtype), parent=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -197,35 +197,6 @@ def pure(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda params, *arguments: apply({"params": params}, *arguments)
 
 
-class DecoderModule(Protocol):
-    """A network as `decoder_only` takes it: a Linen module with these methods."""
-
-    def embed(
-        self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
-    ) -> Float[Array, "B T D"]:
-        """Embeds tokens at each row's own length. What layers read beside the stream lies behind it: D >= M."""
-        ...
-
-    def run(
-        self,
-        cache: kv.KVCache,
-        x: Float[Array, "B T D"],
-        parent: Int[Array, "B N"] | None = None,
-        parts: Parts | None = None,
-        real: Int[Array, " B"] | None = None,
-    ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
-        """Runs layers, or parts of them, at each row's own length; the cache grows by T. See `with_cache`."""
-        ...
-
-    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """Applies the final norm."""
-        ...
-
-    def logits(self, features: Float[Array, "B T M"], *, raw: bool = False) -> Float[Array, "B T V"]:
-        """Applies the head; `raw` leaves out the network's scale and cap of logits."""
-        ...
-
-
 def inside(
     module: nn.Module,
     width: int,
@@ -233,7 +204,7 @@ def inside(
     layers: int,
     sources: Sequence[tuple[int, int]] = (),
 ) -> Inside:
-    """Makes the `LanguageModel.inside` of a decoder with an `embedding` and the methods of `DecoderModule`."""
+    """Makes the `LanguageModel.inside` of a decoder with an `embedding`, and the methods that `decoder_only` needs."""
 
     def applied(params: Params, method: Callable[[Any], Any]) -> Any:
         return nn.apply(method, module)({"params": params})
@@ -260,6 +231,62 @@ def inside(
     return Inside(width, head, embed, taps, parts, keys_values=kv.keys_values)
 
 
+def read_row(
+    module: nn.Module,
+    params: Params,
+    row: Prompt,
+    room: Room,
+    empty: Callable[[int, Room], Any],
+    rewind: Callable[..., Any],
+    encoded: Any = None,
+) -> tuple[Forward, Any]:
+    """Reads the tokens that a row begins with, chunk by chunk.
+
+    Args:
+        module: the network; see `decoder_only`.
+        params: its parameters.
+        row: the tokens.
+        room: how many tokens the cache is to hold.
+        empty: makes an empty cache for (batch, room).
+        rewind: the function of this cache.
+        encoded: what an encoder made of the prompt; None without one.
+    """
+
+    def read(cache: Any, tokens: Int[Array, "B T"], real: Int[Array, " B"]) -> tuple[Any, Any]:
+        def run(net: Any) -> tuple[Any, Any, Any]:
+            return net.run(cache, net.embed(cache, tokens), real=real)
+
+        x, taps, grown = nn.apply(run, module)({"params": params})
+        return (x, taps), grown
+
+    def forward(net: Any) -> Forward:
+        # The last token's are normalised apart, so that a program that reads no features computes no others.
+        return Forward(net.logits(net.features(last)), net.features(x), taps, encoded)
+
+    (x, taps), (last, _), cache = chunks.read(read, rewind, empty, row.tokens, row.length, room)
+    return nn.apply(forward, module)({"params": params}), cache
+
+
+def extending(module: nn.Module) -> Callable[..., tuple[Forward, Any]]:
+    """Makes the function that reads more tokens at each row's own length: `LanguageModel.extend`."""
+
+    def extend(
+        params: Params,
+        cache: Any,
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+        real: Int[Array, " B"] | None = None,
+    ) -> tuple[Forward, Any]:
+        def feed(net: Any) -> tuple[Forward, Any]:
+            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent, real=real)
+            features = net.features(x)
+            return Forward(net.logits(features), features, taps), grown
+
+        return nn.apply(feed, module)({"params": params})
+
+    return extend
+
+
 def decoder_only(
     module: nn.Module,
     init: Init,
@@ -267,53 +294,26 @@ def decoder_only(
     empty: Callable[[int, Room], kv.KVCache],
     taps: tuple[int, ...] = (),
 ) -> LanguageModel:
-    """Makes the pure functions of a network that is a `DecoderModule`.
+    """Makes the pure functions of a network.
 
     Args:
-        module: the network.
+        module: the network, a Linen module with the methods `embed`, `run`, `features` and `logits` of
+            `nets.decoder.DecoderNet`.
         init, config: the function that makes its parameters, and its argument.
         empty: makes a cache for (batch, room).
         taps: the layers whose outputs passes return, see `Inside`.
     """
 
     def prefill(params: Params, prompt: Prompt, room: Room) -> tuple[Forward, kv.KVCache]:
-        def read(
-            cache: kv.KVCache, tokens: Int[Array, "B T"], real: Int[Array, " B"]
-        ) -> tuple[tuple[Float[Array, "B T M"], Taps], kv.KVCache]:
-            def run(net: DecoderModule):
-                return net.run(cache, net.embed(cache, tokens), real=real)
-
-            x, taps, grown = nn.apply(run, module)({"params": params})
-            return (x, taps), grown
-
-        def forward(net: DecoderModule) -> Forward:
-            # The last token's are normalised apart, so that a program that reads no features computes no others.
-            return Forward(net.logits(net.features(last)), net.features(x), taps)
-
         with named_mismatch(params, init, config, {"layers": len(config.layers)}):
-            (x, taps), (last, _), cache = chunks.read(read, kv.rewind, empty, prompt.tokens, prompt.length, room)
-            return nn.apply(forward, module)({"params": params}), cache
-
-    def extend(
-        params: Params,
-        cache: kv.KVCache,
-        tokens: Int[Array, "B T"],
-        parent: Int[Array, "B N"] | None = None,
-        real: Int[Array, " B"] | None = None,
-    ) -> tuple[Forward, kv.KVCache]:
-        def feed(net: DecoderModule) -> tuple[Forward, kv.KVCache]:
-            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent, real=real)
-            features = net.features(x)
-            return Forward(net.logits(features), features, taps), grown
-
-        return nn.apply(feed, module)({"params": params})
+            return read_row(module, params, prompt, room, empty, kv.rewind)
 
     # Whether trees are taken follows from the kinds of cache: the smallest one is asked, and not made.
     sizes = jax.eval_shape(lambda: empty(1, Room(2, rewind=1)))
     sources = [(i, layer.source) for i, layer in enumerate(sizes.layers) if layer.source is not None]
     return LanguageModel(
         prefill,
-        extend,
+        extending(module),
         kv.rewind,
         config.vocab_size,
         kv.select if sizes.takes_trees else None,

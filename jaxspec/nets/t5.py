@@ -20,11 +20,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import encoder_decoder, stack
-from jaxspec.nets.attention import Attention, Bias, FeedForward, LayerInputs, Mask, RMSNorm, for_queries
+from jaxspec.nets.attention import Bias, LayerInputs, Mask, RMSNorm, for_queries
+from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.encoder_decoder import EncoderDecoder, Layer
+from jaxspec.nets.encoder_decoder import EncoderDecoder
 from jaxspec.nets.relative import RelativeBias, biases, distances
+from jaxspec.nets.shapes import AttentionShape, FeedForwardShape, NormShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,15 +112,12 @@ def _bias(config: T5Config, bidirectional: bool) -> RelativeBias:
     return RelativeBias(config.heads, config.buckets, config.max_distance, bidirectional)
 
 
-def _layer(config: T5Config, has_cross: bool) -> Layer:
-    dtype = jnp.dtype(config.dtype)
-    return Layer(
-        functools.partial(Attention, config.heads, config.heads, config.head_dim, config.dim, dtype=dtype),
-        functools.partial(FeedForward, config.dim, config.ff_dim, config.activation, config.gated, dtype=dtype),
-        functools.partial(RMSNorm, config.epsilon, dtype=dtype),
-        has_cross,
-        make_bias=functools.partial(_bias, config, not has_cross) if config.bias_by_layer else None,
-    )
+def _layers(config: T5Config, depth: int, has_cross: bool) -> list[DecoderLayer]:
+    attention = AttentionShape(config.heads, config.heads, config.head_dim, query_scalar=1.0)
+    ff = FeedForwardShape(config.ff_dim, config.activation, config.gated)
+    bias = functools.partial(_bias, config, not has_cross) if config.bias_by_layer else None
+    norm = NormShape("rms", config.epsilon)
+    return encoder_decoder.side(config, depth, attention, ff, norm, has_cross=has_cross, make_bias=bias)
 
 
 class T5(EncoderDecoder):
@@ -131,8 +130,8 @@ class T5(EncoderDecoder):
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.5))
         if not c.bias_by_layer:
             self.encoder_bias, self.decoder_bias = _bias(c, bidirectional=True), _bias(c, bidirectional=False)
-        self.encoder = [_layer(c, has_cross=False) for _ in range(c.encoder_layers)]
-        self.decoder = [_layer(c, has_cross=True) for _ in range(c.decoder_layers)]
+        self.encoder = _layers(c, c.encoder_layers, has_cross=False)
+        self.decoder = _layers(c, c.decoder_layers, has_cross=True)
         self.encoder_norm, self.decoder_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
         if not c.tied_head:
             self.head = Dense(c.vocab_size, dtype=dtype)
@@ -155,7 +154,7 @@ class T5(EncoderDecoder):
         return self.encoder_norm(stack.without_cache(layers, self.embedding(prompt.tokens))[-1])
 
     def _by_layer(
-        self, visible: Callable[[RelativeBias], LayerInputs], layers: Sequence[Layer], shared: str
+        self, visible: Callable[[RelativeBias], LayerInputs], layers: Sequence[DecoderLayer], shared: str
     ) -> list[LayerInputs]:
         """Makes each layer's inputs by its own table of biases; where one table serves all of them, once."""
         if self.config.bias_by_layer:

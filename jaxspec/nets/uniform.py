@@ -86,44 +86,47 @@ class UniformDecoder:
 
     def config(self) -> DecoderConfig:
         """Makes the shapes of the layers."""
-        scaling = RopeScaling(
-            self.rope_scaling, self.rope_factor, self.rope_low, self.rope_high, self.rope_original, self.rope_whole
-        )
-        rotary = Rotary(self.rope_base, scaling=scaling, magnitude=self.rope_magnitude)
+        rotary = Rotary(self.rope_base, scaling=RopeScaling(**_told(self, _SCALING)), magnitude=self.rope_magnitude)
         # A base of their own is not scaled: within the window no distance is longer than in training.
         local_rotary = rotary if self.local_rope_base is None else Rotary(self.local_rope_base)
-        ff = FeedForwardShape(self.ff_dim, self.activation, bias=self.ff_bias)
+        ff = FeedForwardShape(**_told(self, _FEED_FORWARD))
 
         def layer(is_local: bool) -> LayerShape:
-            attention = AttentionShape(
-                self.heads,
-                self.kv_heads,
-                self.head_dim,
-                self.window if is_local else None,
-                None if self.positions != "rotary" else local_rotary if is_local else rotary,
-                self.query_scalar,
-                self.attention_cap,
-                self.qkv_bias,
-                self.out_bias,
-                self.head_norms,
-            )
+            turn = None if self.positions != "rotary" else local_rotary if is_local else rotary
+            window = self.window if is_local else None
+            attention = AttentionShape(**_told(self, _ATTENTION), window=window, rotary=turn)
             return LayerShape(attention, ff, self.post_norms)
 
         kinds = {is_local: layer(is_local) for is_local in (False, True)}
         flags = self.local or (False,)
-        return DecoderConfig(
-            self.vocab_size,
-            self.dim,
-            tuple(kinds[flags[i % len(flags)]] for i in range(self.layers)),
-            NormShape("rms", self.epsilon, self.norms_from_one),
-            **{name: vars(self)[name] for name in _SHARED},
-        )
+        layers = tuple(kinds[flags[i % len(flags)]] for i in range(self.layers))
+        return DecoderConfig(layers=layers, norm=NormShape("rms", **_told(self, _NORM)), **_told(self, _DECODER))
 
 
-_SHARED = (
-    *("tied_head", "scale_embedding", "logits_cap", "positions", "buckets", "max_distance"),
-    *("max_positions", "end_tokens", "dtype"),
-)
+# Fields of `UniformDecoder`: those of the shapes that say the same.
+_ATTENTION = {name: name for name in ("heads", "kv_heads", "head_dim", "query_scalar", "qkv_bias", "out_bias")}
+_ATTENTION |= {"head_norms": "head_norms", "attention_cap": "cap"}
+_FEED_FORWARD = {"ff_dim": "dim", "activation": "activation", "ff_bias": "bias"}
+_NORM = {"epsilon": "epsilon", "norms_from_one": "from_one"}
+_SCALING = {"rope_scaling": "kind", "rope_factor": "factor", "rope_low": "low", "rope_high": "high"}
+_SCALING |= {"rope_original": "original", "rope_whole": "truncate"}
+_DECODER = {
+    name: name
+    for name in (
+        *("vocab_size", "dim", "tied_head", "scale_embedding", "logits_cap", "positions", "buckets", "max_distance"),
+        *("max_positions", "end_tokens", "dtype"),
+    )
+}
+
+
+def _told(form: UniformDecoder, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of a shape that a form has."""
+    return {field: getattr(form, name) for name, field in fields.items()}
+
+
+def _read(shape: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of a form that a shape has."""
+    return {name: getattr(shape, field) for name, field in fields.items()}
 
 
 def uniform_decoder(config: DecoderConfig) -> UniformDecoder:
@@ -155,37 +158,19 @@ def nearest(config: DecoderConfig) -> UniformDecoder:
     of_local = next((x for x in attentions if x.window is not None), of_global)
     rotating = sorted((x for x in attentions if x.rotary is not None), key=lambda x: x.window is not None)
     turns = (rotating[0].rotary if rotating else None) or Rotary()
-    attention, scaling = first.attention, turns.scaling
     return UniformDecoder(
-        config.vocab_size,
-        config.dim,
-        first.ff.dim,
-        len(config.layers),
-        attention.heads,
-        attention.kv_heads,
-        attention.head_dim,
-        activation=first.ff.activation,
-        epsilon=config.norm.epsilon,
-        qkv_bias=attention.qkv_bias,
-        out_bias=attention.out_bias,
-        ff_bias=first.ff.bias,
-        head_norms=attention.head_norms,
+        layers=len(config.layers),
         post_norms=first.post_norms,
-        norms_from_one=config.norm.from_one,
-        query_scalar=attention.query_scalar,
-        attention_cap=attention.cap,
         window=of_local.window,
         local=period(flags) if any(flags) else (),
         rope_base=turns.base,
         local_rope_base=None if of_local.rotary in (None, turns) else of_local.rotary.base,
-        rope_scaling=scaling.kind,
-        rope_factor=scaling.factor,
-        rope_low=scaling.low,
-        rope_high=scaling.high,
-        rope_original=scaling.original,
-        rope_whole=scaling.truncate,
         rope_magnitude=turns.magnitude,
-        **{name: vars(config)[name] for name in _SHARED},
+        **_read(first.attention, _ATTENTION),
+        **_read(first.ff, _FEED_FORWARD),
+        **_read(config.norm, _NORM),
+        **_read(turns.scaling, _SCALING),
+        **_read(config, _DECODER),
     )
 
 

@@ -24,7 +24,8 @@ from jaxspec.nets import encoder_decoder, stack
 from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, LayerNorm, causal, for_queries
 from jaxspec.nets.dense import parameter, precision
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.encoder_decoder import EncoderDecoder, layer_with_biases
+from jaxspec.nets.encoder_decoder import EncoderDecoder
+from jaxspec.nets.shapes import NormShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +149,9 @@ class Whisper(EncoderDecoder):
         self.encoder_positions = Embedding(c.source_positions, c.dim, normal, dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, normal, dtype)
         self.position = Embedding(c.max_positions, c.dim, normal, dtype)
-        layer = functools.partial(layer_with_biases, c, key_bias=False)
-        self.encoder = [layer(has_cross=False) for _ in range(c.encoder_layers)]
-        self.decoder = [layer(has_cross=True) for _ in range(c.decoder_layers)]
+        blocks = *encoder_decoder.with_biases(c, key_bias=False), NormShape("layer", 1e-5)
+        self.encoder = encoder_decoder.side(c, c.encoder_layers, *blocks, has_cross=False)
+        self.decoder = encoder_decoder.side(c, c.decoder_layers, *blocks, has_cross=True)
         self.encoder_norm, self.decoder_norm = LayerNorm(dtype=dtype), LayerNorm(dtype=dtype)
 
     @staticmethod

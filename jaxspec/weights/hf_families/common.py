@@ -78,14 +78,7 @@ ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     "relu2": "relu2",
 }
-THEIRS = {
-    "xielu": "xielu",
-    "relu2": "relu2",
-    "silu": "silu",
-    "gelu": "gelu_pytorch_tanh",
-    "gelu_erf": "gelu",
-    "relu": "relu",
-}
+THEIRS = {name: theirs for theirs, name in reversed(ACTIVATIONS.items())} | {"xielu": "xielu"}
 
 
 def activation(name: str) -> str:
@@ -101,67 +94,25 @@ def activation(name: str) -> str:
 
 COUNTS = (  # ends of keys whose values are positive integers, or lists of what layers have
     *("_size", "_heads", "_layers", "head_dim", "position_embeddings", "n_positions", "window_pattern"),
-    *("conv_kernel_dim", "full_attention_interval"),
-    *("_ffn_dim", "_mel_bins", "source_positions", "target_positions"),
-    *(
-        "_experts",
-        "_experts_per_tok",
-        "sparse_step",
-        "n_embd",
-        "n_inner",
-        "n_layer",
-        "n_head",
-        "d_model",
-        "d_ff",
-        "d_kv",
-        "_buckets",
-        "_distance",
-    ),
+    *("conv_kernel_dim", "full_attention_interval", "_experts", "_experts_per_tok", "sparse_step"),
+    *("_ffn_dim", "_mel_bins", "source_positions", "target_positions", "_buckets", "_distance"),
+    *("n_embd", "n_inner", "n_layer", "n_head", "d_model", "d_ff", "d_kv"),
 )
-NUMBERS = (
-    "_eps",
-    "_epsilon",
-    "_multiplier",
-    "logits_scaling",
-    "logit_scale",
-    "_theta",
-    "_freq",
-    "_scalar",
-    "_softcapping",
-    "swiglu_alpha",
-    "swiglu_limit",
-    "factor",
-    "beta_fast",
-    "beta_slow",
+NUMBERS = (  # ends of keys whose values are positive numbers
+    *("_eps", "_epsilon", "_multiplier", "logits_scaling", "logit_scale", "_theta", "_freq", "_scalar", "_softcapping"),
+    *("swiglu_alpha", "swiglu_limit", "factor", "beta_fast", "beta_slow"),
 )
-UNREAD = {  # no sizes
-    "order_of_interleaved_layers",
-    "add_classification_head",
-    "org_vocab_size",
-    "mlp_only_layers",
-    "static_position_embeddings",
-    "sliding_window_pattern",  # a number, or letters
+UNREAD = {  # no sizes; the last one is a number, or letters
+    *("order_of_interleaved_layers", "add_classification_head", "org_vocab_size", "mlp_only_layers"),
+    *("static_position_embeddings", "sliding_window_pattern"),
 }
 MAY_BE_ZERO = {
-    "num_experts",
-    "num_local_experts",
-    "num_nextn_predict_layers",
-    "num_kv_shared_layers",
-    "max_window_layers",
-    "type_vocab_size",
-    "shared_expert_intermediate_size",
-    "mtp_num_hidden_layers",
-    "num_mtp_layers",
+    *("num_experts", "num_local_experts", "shared_expert_intermediate_size", "num_kv_shared_layers"),
+    *("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "max_window_layers", "type_vocab_size"),
 }
 TABLES = (
-    "text_config",
-    "encoder",
-    "decoder",
-    "rope_scaling",
-    "rope_parameters",
-    "full_attention",
-    "sliding_attention",
-    "dflash_config",
+    *("text_config", "encoder", "decoder", "rope_scaling", "rope_parameters"),
+    *("full_attention", "sliding_attention", "dflash_config"),
 )
 LARGEST = 2**31 - 1  # of a count: sizes are int32
 MOST = {  # lists and tables are made with an entry for each

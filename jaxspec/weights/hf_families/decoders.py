@@ -200,13 +200,8 @@ def canonical(name: str) -> str | None:
 
 
 OTHERS = (
-    "vision_tower.",
-    "audio_tower.",
-    "multi_modal_projector.",
-    "embed_vision.",
-    "embed_audio.",
-    "vision_embedder.",
-    "visual.",
+    *("vision_tower.", "audio_tower.", "multi_modal_projector.", "visual."),
+    *("embed_vision.", "embed_audio.", "vision_embedder."),
 )
 
 
