@@ -9,7 +9,6 @@ Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, M model
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -19,9 +18,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
-from jaxspec.core import kv_cache as kv
-from jaxspec.nets import dense, encoder_decoder, stack
-from jaxspec.nets.attention import MASKED, LayerInputs, LayerNorm, causal, for_queries
+from jaxspec.nets import dense, encoder_decoder
+from jaxspec.nets.attention import MASKED, LayerInputs, LayerNorm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
@@ -194,17 +192,12 @@ class Bart(EncoderDecoder):
         table = self.embedding if self.config.source_vocab is None else self.encoder_embedding
         x = self._embedded(prompt.tokens, position, table, "encoder")
         inputs = LayerInputs(for_queries(x.shape[1], lambda *_: (mask, None))[0], None, None)
-        x = stack.without_cache([functools.partial(layer, inputs=inputs) for layer in self.encoder], x)[-1]
+        x = self.run_encoder(x, [inputs] * self.config.encoder_layers)
         return self.encoder_norm(x) if self.config.final_norm else x
 
     def embed_at(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
         """Embeds tokens with their positions."""
         return self._embedded(tokens, position, self.embedding, "decoder")
-
-    def inputs(self, at: kv.Pass, capacity: int) -> list[LayerInputs]:
-        """Makes the mask of a decoder's pass, or how to make it: the same for all layers."""
-        mask = causal(at.length, at.step, capacity, at.parent)
-        return [LayerInputs(mask, None, None)] * self.config.decoder_layers
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         """Applies the decoder's final norm, if it has one."""

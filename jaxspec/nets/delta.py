@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets.attention import LayerInputs, RMSNorm
 from jaxspec.nets.dense import Dense, parameter, precision
-from jaxspec.nets.shapes import DecoderConfig, WholeBlock
+from jaxspec.nets.shapes import DecoderConfig, Mixer
 
 CHUNK = 64
 State = dict[str, Array]
@@ -36,7 +36,7 @@ LAYOUTS = MappingProxyType({f"attention/{name}": ("heads", "dim") for name in ("
 
 
 @dataclasses.dataclass(frozen=True)
-class DeltaShape(WholeBlock):
+class DeltaShape(Mixer):
     """A layer of the gated delta rule, in place of attention.
 
     Attributes:
@@ -50,9 +50,6 @@ class DeltaShape(WholeBlock):
     key_dim: int
     value_dim: int
     kernel: int = 4
-    rotation: ClassVar[None] = None
-    window: ClassVar[None] = None
-    shares: ClassVar[None] = None
 
     def __post_init__(self):
         if self.value_heads % self.key_heads:

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float
 from jaxspec.nets.attention import FeedForward, RMSNorm
 from jaxspec.nets.dense import parameter
 from jaxspec.nets.experts import Experts, ExpertsShape, Router, choose
-from jaxspec.nets.shapes import DecoderConfig, FeedForwardShape, WholeBlock
+from jaxspec.nets.shapes import Block, DecoderConfig, FeedForwardShape
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseAndExpertsShape(WholeBlock):
+class DenseAndExpertsShape(Block):
     """A gated dense block and experts, whose outputs are added.
 
     Attributes:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import Encoder, LanguageModel, Limits, Params, Parts, Prompt, Room, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import decoder, stack
-from jaxspec.nets.attention import EncoderKeys, LayerInputs
+from jaxspec.nets.attention import EncoderKeys, LayerInputs, causal
 from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.mismatch import Init, named_mismatch
 from jaxspec.nets.network import Network
@@ -90,13 +90,13 @@ def stacks(config: Any) -> dict[str, int]:
 class EncoderDecoder(nn.Module):
     """The steps of teacher forcing and of decoding. A network is a subclass.
 
-    Its `setup` makes `embedding`, and the list `decoder` of layers (`DecoderLayer`). It has these methods:
+    Its `setup` makes `embedding`, the lists `encoder` and `decoder` of layers (`DecoderLayer`), and `decoder_norm`.
+    It has these methods:
 
     - `encode(source, mask)`: the encoder's output [B, P, M] of what it reads; `mask` is what `real` returned.
     - `real(source)`: the mask [B, 1, 1, P] of the encoder's output, where that is not a prompt of tokens.
     - `embed_at(tokens, position)`: what the first decoder layer reads [B, T, M], by tokens and positions [#B, T].
-    - `inputs(at, capacity)`: the inputs of each decoder layer's self-attention in a pass.
-    - `features(x)` and `logits(features, training, raw=False)`: the final norm, and the head.
+    - `logits(features, training, raw=False)`: the head.
 
     Attributes:
         config: its shape, a frozen dataclass.
@@ -163,9 +163,19 @@ class EncoderDecoder(nn.Module):
         x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts, at)
         return x, taps, cache._replace(decoder=grown)
 
+    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """Applies the decoder's final norm."""
+        return self.decoder_norm(x)
+
     def layer_inputs(self, at: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
-        """Makes the inputs of a pass by a cache's sizes; a network with windows does so for each kind of layer."""
-        return self.inputs(at, cache.capacity)
+        """Makes the inputs of each decoder layer's self-attention in a pass: here a mask, the same for all of them."""
+        mask = causal(at.length, at.step, cache.capacity, at.parent)
+        return [LayerInputs(mask, None, None)] * len(self.decoder)
+
+    def run_encoder(self, x: Float[Array, "B P M"], inputs: Iterable[LayerInputs]) -> Float[Array, "B P M"]:
+        """Runs the encoder's layers, as far as the final norm; `inputs` are those of each."""
+        layers = [functools.partial(layer, inputs=x) for layer, x in zip(self.encoder, inputs, strict=True)]
+        return stack.without_cache(layers, x)[-1]
 
     def _decoder_layers(self, at: kv.Pass, cache: kv.KVCache, cross: Iterable[Any], real: Array) -> list[stack.Layer]:
         parts = zip(self.decoder, self.layer_inputs(at, cache), cross, strict=True)

@@ -26,7 +26,7 @@ from jaxspec.core.checks import at_least, one_of
 from jaxspec.nets import quantised
 from jaxspec.nets.attention import ACTIVATIONS
 from jaxspec.nets.dense import FEW, parameter, product
-from jaxspec.nets.shapes import DecoderConfig, WholeBlock
+from jaxspec.nets.shapes import Block, DecoderConfig
 
 CLAMPED = "clamped"  # gpt-oss' activation: see `ExpertsShape`
 Projection = tuple[Any, Array | None]
@@ -34,7 +34,7 @@ Projection = tuple[Any, Array | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertsShape(WholeBlock):
+class ExpertsShape(Block):
     """A router, and the experts that it chooses among: gated feed-forward blocks.
 
     Attributes:

@@ -18,11 +18,11 @@ from jaxtyping import Array, Float, Int
 from jaxspec.nets.attention import ACTIVATIONS, RMSNorm
 from jaxspec.nets.dense import Dense, parameter
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.shapes import DecoderConfig, WholeBlock
+from jaxspec.nets.shapes import Block, DecoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class PerLayerShape(WholeBlock):
+class PerLayerShape(Block):
     """The table of embeddings of all layers, for `DecoderConfig.side`.
 
     Attributes:
@@ -80,7 +80,7 @@ class PerLayerEmbedding(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerEndShape(WholeBlock):
+class LayerEndShape(Block):
     """The block at a layer's end, for `LayerShape.last`: it adds the layer's embedding and scales the stream.
 
     Attributes:

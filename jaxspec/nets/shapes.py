@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -26,76 +26,55 @@ NORMED = ("head", "each", "rotated", "whole")  # what norms of queries and keys 
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class Block(Protocol):
-    """A block of a layer: a frozen dataclass with these."""
+class Block:
+    """A block of a layer: a frozen dataclass with these. By default no axis is cut."""
 
     @property
     def parts(self) -> Mapping[str, int]:
         """Into how many parts each of its logical axes may be cut (`sharding.Axes`)."""
-        ...
+        return NONE
 
     @property
     def layouts(self) -> Mapping[str, tuple[str, ...]]:
         """Axes of its matrices that `sharding.LAYERS` lacks, by the ends of their paths."""
-        ...
+        return NONE
 
     def module(self, config: DecoderConfig) -> Any:
         """Makes the Linen module, [B, T, M] -> [B, T, M], without a parent: the layer it is given to adopts it.
 
         `LayerShape.last` takes a second array, and `DecoderConfig.side` other ones: see there.
         """
-        ...
+        raise NotImplementedError(f"a {type(self).__name__} makes no module")
 
     def share(self, path: str) -> float:
         """The share of a matrix that each token is multiplied with; `path` is the matrix's, within the block."""
-        ...
+        return 1.0
 
 
-class Mixer(Block, Protocol):
+class Mixer(Block):
     """A block that reads other positions, by a cache. Its module has the method `mix` of `nets.attention.Attention`:
     (x [B, T, M], read, inputs) -> what the layer adds [B, T, M], and the record that `read` has made for the cache.
+
+    Attributes:
+        window: number of positions that a query attends to; None for all, or where there are no queries.
+        shares: number of the layer whose keys it reads; None: its own, or none.
     """
+
+    window: int | None = None
+    shares: int | None = None
 
     @property
     def rotation(self) -> tuple[Rotary, int] | None:
         """The rotation of its inputs, and the dimension of what is rotated; None for none."""
-        ...
-
-    @property
-    def window(self) -> int | None:
-        """The number of positions that a query attends to; None for all, or where there are no queries."""
-        ...
-
-    @property
-    def shares(self) -> int | None:
-        """The number of the layer whose keys it reads; None: its own, or none."""
-        ...
+        return None
 
     def cache(self, config: DecoderConfig) -> kv.Maker:
         """Makes empty caches of the layer."""
-        ...
-
-
-class WholeBlock:
-    """A block of which no axis is cut, and whose matrices each token is multiplied with; others say what differs."""
-
-    @property
-    def parts(self) -> Mapping[str, int]:
-        """See `Block`."""
-        return NONE
-
-    @property
-    def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `Block`."""
-        return NONE
-
-    def share(self, path: str) -> float:
-        """See `Block`."""
-        return 1.0
+        raise NotImplementedError(f"a {type(self).__name__} has no cache")
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionShape(WholeBlock):
+class AttentionShape(Mixer):
     """The attention of a layer.
 
     Attributes:
@@ -175,7 +154,7 @@ class AttentionShape(WholeBlock):
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedForwardShape(WholeBlock):
+class FeedForwardShape(Block):
     """The feed-forward block of a layer.
 
     Attributes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import encoder_decoder, stack
+from jaxspec.nets import encoder_decoder
 from jaxspec.nets.attention import Bias, LayerInputs, Mask, RMSNorm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.dense import Dense
@@ -138,25 +139,31 @@ class T5(EncoderDecoder):
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
-        width, start = prompt.tokens.shape[1], jnp.zeros((1,), jnp.int32)
+        at = kv.Pass(jnp.zeros((1,), jnp.int32), prompt.tokens.shape[1])
+        # The mask [B, 1, 1, P] is of all queries; biases are [1, H, T, P].
+        inputs = self._inputs(self.encoder, "encoder_bias", at, at.step, lambda start, count: mask)
+        return self.encoder_norm(self.run_encoder(self.embedding(prompt.tokens), inputs))
+
+    def _inputs(
+        self, layers: Sequence[DecoderLayer], shared: str, at: kv.Pass, size: int, mask: Callable[[Any, int], Mask]
+    ) -> list[LayerInputs]:
+        """Makes the masks and the biases of a side's layers over `size` keys, or how to make them.
+
+        They go by each layer's own table of biases; where one table serves all of them (`shared`), they are made once.
+        """
 
         def visible(table: RelativeBias) -> LayerInputs:
-            by_distance = table(distances(width))
+            # A table by distance serves all queries: [H, 2 size], where biases would be [B, H, T, S].
+            by_distance = table(distances(size))
 
             def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-                return mask, biases(by_distance, start + first, count, width, None)  # [B, 1, 1, P], [1, H, T, P]
+                start = at.length + first
+                bias = biases(by_distance, start, count, size, at.parent)
+                return mask(start, count), bias
 
-            seen, bias = for_queries(width, make)
+            seen, bias = for_queries(at.step, make, at.parent)
             return LayerInputs(seen, None, bias)
 
-        inputs = self._by_layer(visible, self.encoder, "encoder_bias")
-        layers = [functools.partial(layer, inputs=x) for layer, x in zip(self.encoder, inputs, strict=True)]
-        return self.encoder_norm(stack.without_cache(layers, self.embedding(prompt.tokens))[-1])
-
-    def _by_layer(
-        self, visible: Callable[[RelativeBias], LayerInputs], layers: Sequence[DecoderLayer], shared: str
-    ) -> list[LayerInputs]:
-        """Makes each layer's inputs by its own table of biases; where one table serves all of them, once."""
         if self.config.bias_by_layer:
             return [visible(layer.bias) for layer in layers]
         return [visible(getattr(self, shared))] * len(layers)
@@ -165,26 +172,13 @@ class T5(EncoderDecoder):
         """Embeds tokens; where they lie does not matter to the first layer."""
         return self.embedding(tokens)
 
-    def inputs(self, at: kv.Pass, capacity: int) -> list[LayerInputs]:
+    def layer_inputs(self, at: kv.Pass, cache: kv.KVCache) -> list[LayerInputs]:
         """Makes the masks and the biases of a decoder's pass, or how to make them."""
 
-        def visible(table: RelativeBias) -> LayerInputs:
-            # A table by distance serves all queries: [H, 2 capacity], where biases would be [B, H, T, S].
-            by_distance = table(distances(capacity))
+        def mask(start: Int[Array, " B"], count: int) -> Mask:
+            return kv.mask(start, count, cache.capacity, at.parent)[:, None]
 
-            def make(first: int | Int[Array, ""], count: int) -> tuple[Mask, Bias]:
-                start = at.length + first
-                bias = biases(by_distance, start, count, capacity, at.parent)  # [B, H, T, S]
-                return kv.mask(start, count, capacity, at.parent)[:, None], bias
-
-            mask, bias = for_queries(at.step, make, at.parent)
-            return LayerInputs(mask, None, bias)
-
-        return self._by_layer(visible, self.decoder, "decoder_bias")
-
-    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """Applies the decoder's final norm."""
-        return self.decoder_norm(x)
+        return self._inputs(self.decoder, "decoder_bias", at, cache.capacity, mask)
 
     def logits(
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False

@@ -11,7 +11,6 @@ Shapes: B batch, P prompt (encoder), T step (decoder), K key-value heads, D head
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt, Room
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets import decoder, encoder_decoder, stack
+from jaxspec.nets import decoder, encoder_decoder
 from jaxspec.nets.attention import LayerInputs, Mask, QueryMask, for_queries
 from jaxspec.nets.decoder import DecoderNet, empty_cache, layers_of, norm_of
 from jaxspec.nets.dense import parameter
@@ -137,6 +136,11 @@ class T5Gemma(EncoderDecoder, DecoderNet):
         """The decoder's layers, as `EncoderDecoder` calls them."""
         return self.layers
 
+    @property
+    def decoder_norm(self) -> Any:
+        """Its final norm."""
+        return self.norm
+
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
         """Computes the encoder's output; `mask` is that of `real`."""
         c, width = self.config.encoder, prompt.tokens.shape[1]
@@ -156,11 +160,10 @@ class T5Gemma(EncoderDecoder, DecoderNet):
         masks = {window: visible(window) for window in dict.fromkeys(x.window for x in shapes)}
         turns = {x.rotation: x.rotation and x.rotation[0].at(position[None], x.rotation[1]) for x in shapes}
         inputs = [LayerInputs(masks[x.window], turns[x.rotation], None) for x in shapes]
-        layers = [functools.partial(layer, inputs=x) for layer, x in zip(self.encoder, inputs, strict=True)]
         table = self.embedding if self.config.shares_embedding else self.encoder_embedding
         x = table(prompt.tokens)
         x = x * jnp.asarray(c.dim**0.5, x.dtype) if c.scale_embedding else x
-        return self.encoder_norm(stack.without_cache(layers, self._with_image_end(prompt.tokens, x))[-1])
+        return self.encoder_norm(self.run_encoder(self._with_image_end(prompt.tokens, x), inputs))
 
     def embed_at(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
         """Embeds the decoder's tokens; where they lie does not matter to the first layer."""

@@ -9,7 +9,6 @@ Shapes: B batch, C mel bands, F frames, P positions of the encoder (F / 2), T st
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
-from jaxspec.core import kv_cache as kv
-from jaxspec.nets import encoder_decoder, stack
-from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, LayerNorm, causal, for_queries
+from jaxspec.nets import encoder_decoder
+from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, LayerNorm, for_queries
 from jaxspec.nets.dense import parameter, precision
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.encoder_decoder import EncoderDecoder
@@ -178,21 +176,11 @@ class Whisper(EncoderDecoder):
         x = act(self.encoder_conv2(act(self.encoder_conv1(source)))).swapaxes(1, 2)  # [B, M, P] -> [B, P, M]
         x = x + self.encoder_positions(jnp.arange(c.source_positions))[None]
         seen = for_queries(c.source_positions, lambda *_: (mask, None))[0]
-        layers = [functools.partial(layer, inputs=LayerInputs(seen, None, None)) for layer in self.encoder]
-        return self.encoder_norm(stack.without_cache(layers, x)[-1])
+        return self.encoder_norm(self.run_encoder(x, [LayerInputs(seen, None, None)] * c.encoder_layers))
 
     def embed_at(self, tokens: Int[Array, "B T"], position: Int[Array, "#B T"]) -> Float[Array, "B T M"]:
         """Adds the vectors of tokens and of positions; a finished row may be fed past the last one."""
         return self.embedding(tokens) + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
-
-    def inputs(self, at: kv.Pass, capacity: int) -> list[LayerInputs]:
-        """Makes the mask of a decoder's pass, the same for all layers."""
-        mask = causal(at.length, at.step, capacity, at.parent)
-        return [LayerInputs(mask, None, None)] * self.config.decoder_layers
-
-    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """Applies the decoder's final norm."""
-        return self.decoder_norm(x)
 
     def logits(
         self, features: Float[Array, "B T M"], training: bool = False, *, raw: bool = False

@@ -35,7 +35,7 @@ def _read(table: dict, head_norms: bool = False, unrotated: bool = False, **opti
         norms = {"head_norms": True, "norms_of": "each"} if head_norms else {}
         return decoders.change(layer, {"rotary": turn, **norms}, parallel=True)
 
-    config = decoders.read(table, changed, **decoders.attention_biases(table), **options)
+    config = decoders.read(table, changed, **decoders.biases(table, "attention_bias"), **options)
     scale = table.get("logit_scale")
     return decoders.with_layers(
         config,

@@ -105,9 +105,13 @@ def turned(layer: LayerShape, share: float = 1.0, **options: Any) -> dict[str, R
     return {"rotary": dataclasses.replace(rotary, dims=None if share == 1.0 else dims, **options)}
 
 
-def attention_biases(table: dict) -> dict[str, Any]:
-    """Reads whether the projections of attention have biases, which families say by one key: none by default."""
-    return dict.fromkeys(("qkv_bias", "out_bias"), bool(table.get("attention_bias", False)))
+def biases(table: dict, *keys: str) -> dict[str, Any]:
+    """Reads which projections have biases, by some of the keys that families say it with: none by default.
+
+    >>> biases({"attention_bias": True}, "attention_bias", "mlp_bias")
+    {'qkv_bias': True, 'out_bias': True, 'ff_bias': False}
+    """
+    return {field: bool(table.get(key, False)) for key in keys for field in BIASED[key]}
 
 
 def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:
@@ -311,6 +315,12 @@ def window_of_all(config: UniformDecoder) -> int | None:
     return config.window if all(config.local) else None
 
 
+BIASED = {  # keys that say of some projections whether they have biases: fields of `UniformDecoder`
+    "attention_bias": ("qkv_bias", "out_bias"),
+    "attention_out_bias": ("out_bias",),
+    "mlp_bias": ("ff_bias",),
+    "use_bias": ("qkv_bias", "out_bias", "ff_bias"),
+}
 # Keys of families, for `family`.
 BIASES: dict[str, Any] = {"attention_bias": "qkv_bias", "mlp_bias": "ff_bias"}
 LAYERS: dict[str, Any] = {"sliding_window": "window", "layer_types": layer_types}
@@ -335,14 +345,20 @@ POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "ff_post_norm":
 PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}  # where the name that Llama has for it is a post-norm's
 
 
-def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})) -> dict[str, Tensor]:
+def names(
+    config: DecoderConfig,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+    embedding: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    layers: str = "model.layers",
+) -> dict[str, Tensor]:
     """Says where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
-    tensors = {EMBEDDING: Tensor("model.embed_tokens.weight"), **_norm("norm", "model.norm", config.norm)}
+    tensors = {EMBEDDING: Tensor(f"{embedding}.weight"), **_norm("norm", norm, config.norm)}
     if not config.tied_head:
         tensors["head/weight"] = Tensor(HEAD)
     for i, layer in enumerate(config.layers):
         for path, tensor in layer_tensors(layer, config.norm, renamed).items():
-            tensors[f"layers_{i}/{path}"] = tensor._replace(name=f"model.layers.{i}.{tensor.name}")
+            tensors[f"layers_{i}/{path}"] = tensor._replace(name=f"{layers}.{i}.{tensor.name}")
     return tensors
 
 

@@ -38,7 +38,7 @@ def read_gemma(table: dict) -> DecoderConfig:
     if table["hidden_act"] == "gelu":  # what the first files say, and mean by it
         table["hidden_act"] = "gelu_pytorch_tanh"
     options = {name: value for name, value in _GEMMA.items() if name != "post_norms"}
-    return decoders.read(table, **options, **decoders.attention_biases(table))
+    return decoders.read(table, **options, **decoders.biases(table, "attention_bias"))
 
 
 def read_gemma2(table: dict) -> DecoderConfig:
@@ -73,7 +73,7 @@ def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
         attention_cap=attention_cap,
         logits_cap=logits_cap,
         **_GEMMA,
-        **decoders.attention_biases(table),
+        **decoders.biases(table, "attention_bias"),
         **decoders.windows(table, local),
         **options,
     )

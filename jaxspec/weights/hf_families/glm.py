@@ -34,14 +34,13 @@ def read_ernie(table: dict) -> DecoderConfig:
     """Reads the network of a dense Ernie 4.5."""
     defaults = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
     table = decoders.with_defaults(table, **defaults)
-    biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), bool(table.get("use_bias", False)))
-    return decoders.read(table, _adjacent(), **biases)
+    return decoders.read(table, _adjacent(), **decoders.biases(table, "use_bias"))
 
 
 def read_helium(table: dict) -> DecoderConfig:
     """Reads the network of a Helium."""
     table = decoders.with_defaults(table, head_dim=128, rms_norm_eps=1e-8, rope_theta=100_000.0)
-    biases = {"qkv_bias": bool(table.get("attention_bias", False)), "ff_bias": bool(table.get("mlp_bias", False))}
+    biases = decoders.biases(table, "attention_bias", "mlp_bias") | {"out_bias": False}
     return decoders.read(table, _adjacent(), **biases)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, uniform_gpt
-from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, Tensor
+from jaxspec.weights.hf_families import common, decoders
+from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, Tensor
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -47,34 +47,20 @@ def write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+RENAMED = {"attention_norm": "ln_1", "ff_norm": "ln_2", "attention/out": "attn.c_proj"}  # a layer's modules
+RENAMED |= dict.fromkeys(("attention/query", "attention/key", "attention/value"), "attn.c_attn")
+RENAMED |= {"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"}
+WHOLE = ("transformer.wte", "transformer.ln_f", "transformer.h")
+
+
 def names(config: DecoderConfig) -> dict[str, Tensor]:
-    """Says where each parameter lies: matrices are stored [in, out], queries, keys and values as one."""
+    """Says where each parameter lies: Conv1D stores [in, out], and queries, keys and values as one."""
+    tensors = decoders.names(config, RENAMED, *WHOLE)
     tensors = {
-        EMBEDDING: Tensor("transformer.wte.weight"),
-        "position/embedding": Tensor("transformer.wpe.weight"),
-        "norm/scale": Tensor("transformer.ln_f.weight"),
-        "norm/bias": Tensor("transformer.ln_f.bias"),
+        path: x._replace(transposed=path.startswith("layers") and path.endswith("weight"))
+        for path, x in tensors.items()
     }
-    if not config.tied_head:
-        tensors["head/weight"] = Tensor(HEAD)
-    for i in range(len(config.layers)):
-        layer, tensor = f"layers_{i}", f"transformer.h.{i}"
-        for norm, name in (("attention_norm", "ln_1"), ("ff_norm", "ln_2")):
-            tensors[f"{layer}/{norm}/scale"] = Tensor(f"{tensor}.{name}.weight")
-            tensors[f"{layer}/{norm}/bias"] = Tensor(f"{tensor}.{name}.bias")
-        matrices = {
-            "attention/query": ("attn.c_attn", (0, 1, 3)),
-            "attention/key": ("attn.c_attn", (1, 2, 3)),
-            "attention/value": ("attn.c_attn", (2, 3, 3)),
-            "attention/out": ("attn.c_proj", (0, 1, 1)),
-            "ff/wi": ("mlp.c_fc", (0, 1, 1)),
-            "ff/out": ("mlp.c_proj", (0, 1, 1)),
-        }
-        # Conv1D stores [in, out].
-        for part, (name, share) in matrices.items():
-            tensors[f"{layer}/{part}/weight"] = Tensor(f"{tensor}.{name}.weight", transposed=True, part=share)
-            tensors[f"{layer}/{part}/bias"] = Tensor(f"{tensor}.{name}.bias", part=share)
-    return tensors
+    return tensors | {"position/embedding": Tensor("transformer.wpe.weight")}
 
 
 def canonical(name: str) -> str | None:

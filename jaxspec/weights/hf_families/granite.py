@@ -15,8 +15,7 @@ def read(table: dict) -> DecoderConfig:
     config = decoders.read(
         table,
         lambda index, layer: decoders.change(layer, {}, added_scale=scale),
-        **decoders.attention_biases(table),
-        ff_bias=bool(table.get("mlp_bias", False)),
+        **decoders.biases(table, "attention_bias", "mlp_bias"),
         query_scalar=float(table.get("attention_multiplier") or 1.0) ** -2,
     )
     return decoders.with_layers(

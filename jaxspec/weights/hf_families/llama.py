@@ -12,7 +12,7 @@ from jaxspec.weights.hf_families import decoders
 
 def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json."""
-    return decoders.read(table, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False)))
+    return decoders.read(table, **decoders.biases(table, "attention_bias", "mlp_bias"))
 
 
 _7B = UniformDecoder(32000, 4096, 11008, 32, 32, 32, 128, epsilon=1e-5, max_positions=4096)

@@ -27,21 +27,15 @@ def read_smollm3(table: dict) -> DecoderConfig:
     return decoders.read(
         table,
         changed,
-        **decoders.attention_biases(table),
-        ff_bias=bool(table.get("mlp_bias", False)),
+        **decoders.biases(table, "attention_bias", "mlp_bias"),
         **decoders.windows(table, [not x for x in has_positions[:count]]),
     )
 
 
 def read_seed_oss(table: dict) -> DecoderConfig:
     """Reads the network of a Seed-OSS, which says of each projection of attention whether it has biases."""
-    table = decoders.with_defaults(table, head_dim=128)
-    return decoders.read(
-        table,
-        qkv_bias=bool(table.get("attention_bias", True)),
-        out_bias=bool(table.get("attention_out_bias", False)),
-        ff_bias=bool(table.get("mlp_bias", False)),
-    )
+    table = {"attention_bias": True} | decoders.with_defaults(table, head_dim=128)
+    return decoders.read(table, **decoders.biases(table, "attention_bias", "attention_out_bias", "mlp_bias"))
 
 
 def read_hunyuan(table: dict) -> DecoderConfig:
@@ -62,7 +56,7 @@ def read_hunyuan(table: dict) -> DecoderConfig:
         options = {"rope_base": base * float(alpha) ** (dims / (dims - 2))}
     norms = {"head_norms": True, "norms_of": "rotated"}
     return decoders.read(
-        table, lambda index, layer: decoders.change(layer, norms), **decoders.attention_biases(table), **options
+        table, lambda index, layer: decoders.change(layer, norms), **decoders.biases(table, "attention_bias"), **options
     )
 
 

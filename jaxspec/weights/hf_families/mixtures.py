@@ -10,24 +10,28 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.uniform import UniformDecoder
-from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families import common, decoders
 from jaxspec.weights.hf_families.common import FamilyError, Tensor, only
+
+_MIXTRAL = {"count": "num_local_experts", "top": "num_experts_per_tok"}  # fields of `ExpertsShape`: keys
+_GPT_OSS = _MIXTRAL | {"alpha": "swiglu_alpha", "limit": "swiglu_limit"}
+_QWEN3 = {"count": "num_experts", "top": "num_experts_per_tok", "dim": "moe_intermediate_size"}
+_QWEN3 |= {"renormalised": "norm_topk_prob"}
 
 
 def _mixed(
     config: DecoderConfig,
     count: int,
     top: int,
-    dim: int,
     is_mixture: Callable[[int], bool] = lambda index: True,
     **options: Any,
 ) -> DecoderConfig:
-    """Puts experts in the place of the dense blocks of some layers."""
+    """Puts experts in the place of the dense blocks of some layers, by default as wide as these."""
     if top > count:
         raise FamilyError(f"num_experts_per_tok is {top}, and there are {count} experts: expected at most all")
 
     def changed(index: int, layer: LayerShape) -> LayerShape:
-        experts = ExpertsShape(count, top, dim, **{"activation": layer.ff.activation, **options})
+        experts = ExpertsShape(count, top, **{"dim": layer.ff.dim, "activation": layer.ff.activation, **options})
         return dataclasses.replace(layer, ff=experts) if is_mixture(index) else layer
 
     return decoders.with_layers(config, changed)
@@ -40,18 +44,12 @@ def read_qwen3(table: dict) -> DecoderConfig:
     table = decoders.with_defaults(table, num_experts=table.get("num_local_experts") or 128, num_experts_per_tok=8)
     table = decoders.with_defaults(table, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[])
     windows = decoders.windows({"sliding_window": 4096, **table}, [True]) if table.get("use_sliding_window") else {}
-    config = decoders.read(table, head_norms=True, **decoders.attention_biases(table), **windows)
+    config = decoders.read(table, head_norms=True, **decoders.biases(table, "attention_bias"), **windows)
     step, dense = table["decoder_sparse_step"], table["mlp_only_layers"]
     if not isinstance(dense, list) or any(type(x) is not int for x in dense):
         raise FamilyError(f"mlp_only_layers is {dense!r}: expected a list of numbers of layers")
-    return _mixed(
-        config,
-        table["num_experts"],
-        table["num_experts_per_tok"],
-        table["moe_intermediate_size"],
-        lambda index: index not in dense and (index + 1) % step == 0,
-        renormalised=bool(table.get("norm_topk_prob", False)),
-    )
+    fields = common.read_keys(table, _QWEN3, renormalised=False)
+    return _mixed(config, **fields, is_mixture=lambda index: index not in dense and (index + 1) % step == 0)
 
 
 def read_mixtral(table: dict) -> DecoderConfig:
@@ -60,45 +58,33 @@ def read_mixtral(table: dict) -> DecoderConfig:
     table = decoders.with_defaults(table, num_key_value_heads=8, rope_theta=1e6)
     # Published files have no window; one that is there is of all layers.
     config = decoders.read(table, **decoders.windows(table, [True]))
-    sizes = table["num_local_experts"], table["num_experts_per_tok"], table["intermediate_size"]
-    return _mixed(config, *sizes)
+    return _mixed(config, **common.read_keys(table, _MIXTRAL))
 
 
 def read_gpt_oss(table: dict) -> DecoderConfig:
     """Reads the network of a gpt-oss: every other layer has a window, and heads have sinks."""
     yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
     table = decoders.with_defaults({"sliding_window": 128, **table}, rms_norm_eps=1e-5, rope_theta=150_000.0)
-    table = decoders.with_defaults(table, head_dim=64, attention_bias=True, swiglu_alpha=1.702, swiglu_limit=7.0)
+    table = decoders.with_defaults(table, head_dim=64, attention_bias=True)
     table = decoders.with_defaults(table, num_local_experts=128, num_experts_per_tok=4)
     only(table, hidden_act="silu")  # experts have their own activation, whatever this says
     # As in transformers, a file that says nothing of its positions means YaRN.
     if not (table.get("rope_parameters") or table.get("rope_scaling")):
         table |= {"rope_scaling": yarn, "max_position_embeddings": table.get("max_position_embeddings") or 131_072}
     windows = decoders.windows(table, [i % 2 == 0 for i in range(table.get("num_hidden_layers", 0))])
-    config = decoders.read(table, **decoders.attention_biases(table), **windows)
+    config = decoders.read(table, **decoders.biases(table, "attention_bias"), **windows)
     config = decoders.with_layers(config, lambda index, layer: decoders.change(layer, {"sinks": True}))
-    sizes = table["num_local_experts"], table["num_experts_per_tok"], table["intermediate_size"]
-    alpha, limit = float(table["swiglu_alpha"]), float(table["swiglu_limit"])
-    return _mixed(config, *sizes, activation=CLAMPED, bias=True, alpha=alpha, limit=limit)
+    return _mixed(config, **common.read_keys(table, _GPT_OSS, alpha=1.702, limit=7.0), activation=CLAMPED, bias=True)
 
 
 def _qwen3_experts(config: DecoderConfig) -> dict[str, Any]:
-    experts = decoders.mixture(config)
     dense = [i for i, layer in enumerate(config.layers) if not isinstance(layer.ff, ExpertsShape)]
     # A list of dense layers says all that a step says, and more.
-    sizes = {"num_experts": experts.count, "moe_intermediate_size": experts.dim}
-    layers = {"mlp_only_layers": dense, "decoder_sparse_step": 1}
-    return sizes | layers | {"num_experts_per_tok": experts.top, "norm_topk_prob": experts.renormalised}
+    return _keys(_QWEN3)(config) | {"mlp_only_layers": dense, "decoder_sparse_step": 1}
 
 
-def _mixtral_experts(config: DecoderConfig) -> dict[str, Any]:
-    experts = decoders.mixture(config)
-    return {"num_local_experts": experts.count, "num_experts_per_tok": experts.top}
-
-
-def _gpt_oss_experts(config: DecoderConfig) -> dict[str, Any]:
-    experts = decoders.mixture(config)
-    return _mixtral_experts(config) | {"swiglu_alpha": experts.alpha, "swiglu_limit": experts.limit}
+def _keys(keys: dict[str, str]) -> Callable[[DecoderConfig], dict[str, Any]]:
+    return lambda config: common.write_keys(decoders.mixture(config), keys)
 
 
 def _gpt_oss_names(config: DecoderConfig) -> dict[str, Tensor]:
@@ -119,8 +105,8 @@ def canonical(name: str) -> str | None:
 
 _30B = UniformDecoder(151_936, 2048, 6144, 48, 32, 4, 128, head_norms=True, rope_base=1e6, max_positions=40_960)
 _8X7B = UniformDecoder(32_000, 4096, 14_336, 32, 32, 8, 128, epsilon=1e-5, rope_base=1e6, max_positions=32_768)
-SIZES_QWEN3 = {"qwen3-30b-a3b": _mixed(_30B.config(), 128, 8, 768)}
-SIZES_MIXTRAL = {"mixtral-8x7b": _mixed(_8X7B.config(), 8, 2, 14_336)}
+SIZES_QWEN3 = {"qwen3-30b-a3b": _mixed(_30B.config(), 128, 8, dim=768)}
+SIZES_MIXTRAL = {"mixtral-8x7b": _mixed(_8X7B.config(), 8, 2)}
 _OSS = {"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880}
 _OSS |= {"num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 SIZES_GPT_OSS = {
@@ -140,7 +126,7 @@ QWEN3_MOE = decoders.family(
 MIXTRAL = decoders.family(
     *("Mixtral", ("mixtral",), "MixtralForCausalLM", read_mixtral),
     *({"sliding_window": decoders.window_of_all}, SIZES_MIXTRAL, canonical),
-    more_keys=_mixtral_experts,
+    more_keys=_keys(_MIXTRAL),
     renamed={
         path: name.replace("mlp.", "block_sparse_moe.")
         for path, name in decoders.LLAMA.items()
@@ -150,5 +136,5 @@ MIXTRAL = decoders.family(
 )
 GPT_OSS = decoders.family(
     *("gpt-oss", ("gpt_oss",), "GptOssForCausalLM", read_gpt_oss, _OSS_KEYS, SIZES_GPT_OSS),
-    more_keys=_gpt_oss_experts,
+    more_keys=_keys(_GPT_OSS),
 )._replace(names=_gpt_oss_names, alternate=True)

@@ -22,7 +22,7 @@ def _olmo(index: int, layer: LayerShape) -> LayerShape:
 def read_olmo2(table: dict) -> DecoderConfig:
     """Reads the network of an OLMo 2."""
     table = decoders.with_defaults(table, rms_norm_eps=1e-5)
-    return decoders.read(table, _olmo, **decoders.attention_biases(table))
+    return decoders.read(table, _olmo, **decoders.biases(table, "attention_bias"))
 
 
 def read_olmo3(table: dict) -> DecoderConfig:
@@ -37,7 +37,9 @@ def read_olmo3(table: dict) -> DecoderConfig:
     if "rope_scaling" in rope or base != rope["rope_base"]:
         rope["local_rope_base"] = base
     is_local = [(i + 1) % 4 != 0 for i in range(table.get("num_hidden_layers", 0))]
-    return decoders.read(table, _olmo, **decoders.attention_biases(table), **decoders.windows(table, is_local), **rope)
+    return decoders.read(
+        table, _olmo, **decoders.biases(table, "attention_bias"), **decoders.windows(table, is_local), **rope
+    )
 
 
 def read_exaone4(table: dict) -> DecoderConfig:

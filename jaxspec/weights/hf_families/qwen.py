@@ -19,7 +19,7 @@ def read_qwen2(table: dict) -> DecoderConfig:
 def read_qwen3(table: dict) -> DecoderConfig:
     """Reads the network of a Qwen 3; its heads' dimension is not dim / heads."""
     table = {"head_dim": 128, **table}
-    return decoders.read(table, head_norms=True, **decoders.attention_biases(table), **_windows(table))
+    return decoders.read(table, head_norms=True, **decoders.biases(table, "attention_bias"), **_windows(table))
 
 
 def _windows(table: dict) -> dict[str, Any]:

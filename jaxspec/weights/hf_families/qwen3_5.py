@@ -67,7 +67,7 @@ def read(table: dict) -> DecoderConfig:
             return replace(layer, attention=delta)
         return decoders.change(layer, {"gate": True, **decoders.turned(layer, share)})
 
-    biases = decoders.attention_biases(table)
+    biases = decoders.biases(table, "attention_bias")
     return decoders.read(table, changed, head_norms=True, norms_from_one=True, **biases)
 
 

@@ -7,17 +7,8 @@ from typing import Any
 
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights.hf_families.common import (
-    BEGINNING,
-    EMBEDDING,
-    HEAD,
-    Family,
-    FamilyError,
-    Tensor,
-    read_keys,
-    with_start,
-    write_keys,
-)
+from jaxspec.weights.hf_families import common
+from jaxspec.weights.hf_families.common import BEGINNING, EMBEDDING, HEAD, Family, FamilyError, Tensor
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -56,8 +47,9 @@ def read(table: dict) -> T5Config:
     activation, gated = FEED_FORWARD[kind]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
-    table = with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
-    fields = read_keys(table, KEYS, decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
+    table = common.with_start(table | {"pad_token_id": table.get("pad_token_id", 0)})
+    usual = dict(decoder_layers=table.get("num_layers"), buckets=32, max_distance=128, epsilon=1e-6)
+    fields = common.read_keys(table, KEYS, **usual)
     try:
         return T5Config(**fields, activation=activation, gated=gated, tied_head=tied, scaled_head=scaled)
     except ValueError as error:
@@ -82,7 +74,7 @@ def write(config: T5Config) -> dict[str, Any]:
         "architectures": [f"{name.upper()}ForConditionalGeneration"],
         "model_type": name,
         "is_encoder_decoder": True,
-        **write_keys(config, KEYS),
+        **common.write_keys(config, KEYS),
         "feed_forward_proj": kinds[config.activation, config.gated],
         "tie_word_embeddings": config.tied_head,
         "scale_decoder_outputs": config.scaled_head,

@@ -14,9 +14,8 @@ def _ungated(index: int, layer: LayerShape) -> LayerShape:
 def read_starcoder2(table: dict) -> DecoderConfig:
     """Reads the network of a StarCoder 2 (arXiv 2402.19173)."""
     defaults = {"norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
-    table = decoders.with_defaults(table, **defaults)
-    biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), bool(table.get("use_bias", True)))
-    config = decoders.read(table, _ungated, **biases, **decoders.windows(table, [True]))
+    table = {"use_bias": True} | decoders.with_defaults(table, **defaults)
+    config = decoders.read(table, _ungated, **decoders.biases(table, "use_bias"), **decoders.windows(table, [True]))
     return decoders.with_layers(config, norm=NormShape("layer", float(table["norm_epsilon"])))
 
 
@@ -25,7 +24,7 @@ def read_nemotron(table: dict) -> DecoderConfig:
     table, share = decoders.partial_rotary(table, share=0.5)
     table = decoders.with_defaults(table, norm_eps=1e-5, hidden_act="relu2")
 
-    biases = decoders.attention_biases(table) | {"ff_bias": bool(table.get("mlp_bias", False))}
+    biases = decoders.biases(table, "attention_bias", "mlp_bias")
     config = decoders.read(
         table, lambda index, layer: decoders.change(layer, decoders.turned(layer, share), {"gated": False}), **biases
     )
@@ -35,9 +34,7 @@ def read_nemotron(table: dict) -> DecoderConfig:
 def read_arcee(table: dict) -> DecoderConfig:
     """Reads the network of an Arcee Foundation Model."""
     table = decoders.with_defaults(table, rms_norm_eps=1e-5, hidden_act="relu2")
-    return decoders.read(
-        table, _ungated, **decoders.attention_biases(table), ff_bias=bool(table.get("mlp_bias", False))
-    )
+    return decoders.read(table, _ungated, **decoders.biases(table, "attention_bias", "mlp_bias"))
 
 
 def read_apertus(table: dict) -> DecoderConfig:
@@ -51,7 +48,7 @@ def read_apertus(table: dict) -> DecoderConfig:
     table |= {"hidden_act": "silu"} if table["hidden_act"] == "xielu" else {}
     norms = {"head_norms": True}
     return decoders.read(
-        table, lambda index, layer: decoders.change(layer, norms, blocks), **decoders.attention_biases(table)
+        table, lambda index, layer: decoders.change(layer, norms, blocks), **decoders.biases(table, "attention_bias")
     )
 
 

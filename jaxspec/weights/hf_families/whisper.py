@@ -6,18 +6,9 @@ import dataclasses
 from typing import Any
 
 from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
+from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.bart import layer_names
-from jaxspec.weights.hf_families.common import (
-    EMBEDDING,
-    THEIRS,
-    Family,
-    FamilyError,
-    Tensor,
-    activation,
-    only,
-    read_keys,
-    write_keys,
-)
+from jaxspec.weights.hf_families.common import EMBEDDING, THEIRS, Family, FamilyError, Tensor, only
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -42,10 +33,10 @@ def read(table: dict) -> WhisperConfig:
     """Reads the network of a config.json."""
     # A scaled embedding, a head of its own, or sides of two widths are in no published model.
     only(table, scale_embedding=False, tie_word_embeddings=True)
-    fields = read_keys(table, KEYS, mels=80, source_positions=1500, max_positions=448)
+    fields = common.read_keys(table, KEYS, mels=80, source_positions=1500, max_positions=448)
     only(table, **{key: fields[field] for field, key in DECODER.items()})
     try:
-        return WhisperConfig(**fields, activation=activation(table.get("activation_function", "gelu")))
+        return WhisperConfig(**fields, activation=common.activation(table.get("activation_function", "gelu")))
     except ValueError as error:
         raise FamilyError(str(error)) from error
 
@@ -56,8 +47,8 @@ def write(config: WhisperConfig) -> dict[str, Any]:
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
         "is_encoder_decoder": True,
-        **write_keys(config, KEYS),
-        **write_keys(config, DECODER),
+        **common.write_keys(config, KEYS),
+        **common.write_keys(config, DECODER),
         "activation_function": THEIRS[config.activation],
         "scale_embedding": False,
         "tie_word_embeddings": True,
