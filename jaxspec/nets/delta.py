@@ -62,20 +62,17 @@ class DeltaShape(Mixer):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """See `shapes.Block`; heads that share a key stay together."""
+        # Heads that share a key stay together.
         return {"heads": self.key_heads, "kv_heads": self.key_heads}
 
     @property
     def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `shapes.Block`."""
         return LAYOUTS
 
     def module(self, config: DecoderConfig) -> Delta:
-        """See `shapes.Block`."""
         return Delta(self, config.dim, config.norm.epsilon, jnp.dtype(config.dtype), parent=None)
 
     def cache(self, config: DecoderConfig) -> kv.Maker:
-        """See `shapes.Mixer`."""
 
         def of(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(sizes, dtype)

@@ -36,22 +36,18 @@ class DenseAndExpertsShape(Block):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """See `shapes.Block`."""
         parts = dict(self.experts.parts)
         return parts | {"ff": math.gcd(self.dim, parts.get("ff", 0))}
 
     @property
     def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `shapes.Block`."""
         inwards = dict.fromkeys(("dense/gate", "dense/wi"), ("ff", "dim"))
         return {**self.experts.layouts, **inwards, "dense/out": ("dim", "ff")}
 
     def share(self, path: str) -> float:
-        """See `shapes.Block`."""
         return self.experts.share(path)
 
     def module(self, config: DecoderConfig) -> DenseAndExperts:
-        """See `shapes.Block`."""
         return DenseAndExperts(self, config.dim, config.norm.epsilon, jnp.dtype(config.dtype), parent=None)
 
 

@@ -65,15 +65,12 @@ class ExpertsShape(Block):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """See `shapes.Block`."""
         return {"ff": self.dim}
 
     def share(self, path: str) -> float:
-        """See `shapes.Block`."""
         return self.top / self.count if path.startswith("experts/") else 1.0
 
     def module(self, config: DecoderConfig) -> Mixture:
-        """See `shapes.Block`."""
         return Mixture(self, config.dim, jnp.dtype(config.dtype), parent=None)
 
     def act(self, gate: Float[Array, "n F"], up: Float[Array, "n F"]) -> Float[Array, "n F"]:

@@ -35,46 +35,41 @@ class PerLayerShape(Block):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """See `shapes.Block`."""
         return {"vocab": self.vocab_size}
 
     @property
     def layouts(self) -> Mapping[str, tuple[str, ...]]:
-        """See `shapes.Block`."""
         return {"side/table": ("vocab", "dim")}
 
     def share(self, path: str) -> float:
-        """See `shapes.Block`: the table is looked up."""
+        # The table is looked up.
         return 0.0 if path.startswith("table") else 1.0
 
     def module(self, config: DecoderConfig) -> PerLayerEmbedding:
-        """See `shapes.Block`."""
-        dtype = jnp.dtype(config.dtype)
-        return PerLayerEmbedding(self.vocab_size, len(config.layers), self.dim, config.norm.epsilon, dtype=dtype)
+        return PerLayerEmbedding(self, len(config.layers), config.norm.epsilon, jnp.dtype(config.dtype))
 
 
 class PerLayerEmbedding(nn.Module):
     """The table, and the projection that is added."""
 
-    vocab_size: int
+    shape: PerLayerShape
     layers: int
-    dim: int
     epsilon: float
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        width, normal = self.layers * self.dim, nn.initializers.normal(0.02)
-        self.table = Embedding(self.vocab_size, width, dtype=self.dtype, embedding_init=normal)
+        width, normal = self.layers * self.shape.dim, nn.initializers.normal(0.02)
+        self.table = Embedding(self.shape.vocab_size, width, dtype=self.dtype, embedding_init=normal)
         self.projection = Dense(width, dtype=self.dtype)
         self.norm = RMSNorm(self.epsilon, dtype=self.dtype)
 
     def __call__(self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]) -> Float[Array, "B T layers P"]:
         """Embeds tokens for all layers; `x` are their ordinary embeddings."""
-        shape = (*tokens.shape, self.layers, self.dim)
+        shape = (*tokens.shape, self.layers, self.shape.dim)
         # Vectors that a drafter lends the network are no tokens: they have the row of padding.
-        tokens = jnp.where(tokens < self.vocab_size, tokens, 0)
+        tokens = jnp.where(tokens < self.shape.vocab_size, tokens, 0)
         # The root is rounded to the table's dtype, as Gemma does with that of the ordinary embedding.
-        looked_up = self.table(tokens).reshape(shape) * jnp.asarray(self.dim**0.5, self.dtype)
+        looked_up = self.table(tokens).reshape(shape) * jnp.asarray(self.shape.dim**0.5, self.dtype)
         projected = _times(self.projection(x), x.shape[-1] ** -0.5).reshape(shape)
         return _times(self.norm(projected) + looked_up, 2**-0.5)
 
@@ -92,31 +87,28 @@ class LayerEndShape(Block):
     activation: str = "gelu"
 
     def module(self, config: DecoderConfig) -> LayerEnd:
-        """See `shapes.Block`."""
-        dtype = jnp.dtype(config.dtype)
-        return LayerEnd(self.dim, config.dim, self.activation, config.norm.epsilon, dtype=dtype, parent=None)
+        return LayerEnd(self, config.dim, config.norm.epsilon, jnp.dtype(config.dtype), parent=None)
 
 
 class LayerEnd(nn.Module):
     """Adds `norm(out(act(gate(x)) * side))` to the stream, and multiplies it with one number."""
 
-    side_dim: int
+    shape: LayerEndShape
     dim: int
-    activation: str
     epsilon: float
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        if self.side_dim:
-            self.gate, self.out = Dense(self.side_dim, dtype=self.dtype), Dense(self.dim, dtype=self.dtype)
+        if self.shape.dim:
+            self.gate, self.out = Dense(self.shape.dim, dtype=self.dtype), Dense(self.dim, dtype=self.dtype)
             self.norm = RMSNorm(self.epsilon, dtype=self.dtype)
         self.scalar: Array = parameter(self, "scalar", nn.initializers.ones, (1,))
 
     def __call__(self, x: Float[Array, "B T M"], side: Float[Array, "B T P"] | None) -> Float[Array, "B T M"]:
         """Computes the block; see `shapes.LayerShape.last`."""
-        if self.side_dim:
+        if self.shape.dim:
             assert side is not None
-            x = x + self.norm(self.out(ACTIVATIONS[self.activation](self.gate(x)) * side))
+            x = x + self.norm(self.out(ACTIVATIONS[self.shape.activation](self.gate(x)) * side))
         return x * self.scalar.astype(x.dtype)[None, None]
 
 

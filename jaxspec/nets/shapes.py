@@ -124,7 +124,6 @@ class AttentionShape(Mixer):
 
     @property
     def rotation(self) -> tuple[Rotary, int] | None:
-        """See `Mixer`."""
         return None if self.rotary is None else (self.rotary, self.head_dim)
 
     @property
@@ -134,16 +133,13 @@ class AttentionShape(Mixer):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """See `Block`."""
         return {"heads": self.heads, "kv_heads": self.kv_heads}
 
     def module(self, config: DecoderConfig) -> Attention:
-        """See `Block`."""
         dtype = jnp.dtype(config.dtype)
         return Attention(self, config.dim, config.norm_module, config.norm.epsilon, dtype, parent=None)
 
     def cache(self, config: DecoderConfig) -> kv.Maker:
-        """See `Mixer`."""
         dtype = jnp.dtype(config.dtype)
         if self.shares is not None:
             return kv.shared(self.shares)
@@ -175,11 +171,9 @@ class FeedForwardShape(Block):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """See `Block`."""
         return {"ff": self.dim}
 
     def module(self, config: DecoderConfig) -> FeedForward:
-        """See `Block`."""
         return FeedForward(self, config.dim, jnp.dtype(config.dtype), parent=None)
 
 

@@ -30,7 +30,7 @@ from jaxspec.core.checks import suggest
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
-from jaxspec.nets import FORMS, axes_of, quantised
+from jaxspec.nets import FORMS, axes_of, net_of, quantised
 from jaxspec.weights import orbax_arrays, parameters, quantisation, tokenizers
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
@@ -108,7 +108,9 @@ def save(
         _check_tokens(drafted, "draft_tokens", config.vocab_size)
     # Compared by what quantised matrices stand for: any of them may be stored in any dtype.
     wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, quantisation.dequantise(tree)), params)
-    if complaint := parameters.differences(parameters.flat(_abstract(config)), parameters.flat(wide), _shape):
+    if complaint := parameters.differences(
+        parameters.flat(net_of(config).shapes(config)), parameters.flat(wide), _shape
+    ):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
     by_path = parameters.flat(params, is_leaf=quantisation.is_quantised)
     if bad := [path for path, x in by_path.items() if not _is_finite(x)]:
@@ -155,7 +157,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
         beside = _beside(folder, manifest)
         by_path |= read(beside, read_manifest(beside), lambda path: path.partition("/")[0] in shared)
     # Orbax has dicts and lists for the network's own containers.
-    abstract = _abstract(manifest.model)
+    abstract = net_of(manifest.model).shapes(manifest.model)
     params = jax.tree.unflatten(jax.tree.structure(abstract), [by_path[path] for path in parameters.flat(abstract)])
     return params, dataclasses.replace(manifest.model, dtype=quantisation.computation(dtype)), manifest
 
@@ -169,13 +171,12 @@ def _read(
     axes, mixed = axes_of(manifest.model), manifest.dtype == "int4"
 
     def check(stored: dict[str, Any]) -> None:
-        expected = jax.eval_shape(
-            lambda params: quantisation.quantise(params, manifest.dtype), _abstract(manifest.model)
-        )
-        chosen_leaves = {
-            path: x for path, x in parameters.flat(expected, quantisation.is_quantised).items() if chosen(path)
-        }
-        if complaint := parameters.differences(chosen_leaves, stored, _shape):
+        shapes = net_of(manifest.model).shapes(manifest.model)
+        expected = jax.eval_shape(lambda params: quantisation.quantise(params, manifest.dtype), shapes)
+        by_path = parameters.flat(expected, quantisation.is_quantised)
+        if complaint := parameters.differences(
+            {path: by_path[path] for path in by_path if chosen(path)}, stored, _shape
+        ):
             raise CheckpointError(f"{folder}: the parameters are not those that {MANIFEST} describes:{complaint}")
 
     def place(path: str, x: Any) -> Any:
@@ -367,11 +368,6 @@ def without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_none(x) for key, x in value.items() if x is not None}
     return [without_none(x) for x in value] if isinstance(value, list | tuple) else value
-
-
-@functools.lru_cache
-def _abstract(config: Any) -> Params:
-    return nets.net_of(config).shapes(config)
 
 
 def _as_dtype(path: str, x: Any, dtype: str, mixed: bool = False) -> Any:
