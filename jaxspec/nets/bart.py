@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
+from jaxspec.core.checks import one_of
 from jaxspec.nets import dense, encoder_decoder
 from jaxspec.nets.attention import MASKED, LayerInputs, LayerNorm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
@@ -81,8 +82,7 @@ class BartConfig:
     epsilon: float = 1e-5
 
     def __post_init__(self):
-        if self.positions not in POSITIONS:
-            raise ValueError(f"positions is {self.positions!r}: expected one of {', '.join(POSITIONS)}")
+        one_of(self.positions, "positions", POSITIONS)
         if self.dim % self.heads:
             raise ValueError(f"dim is {self.dim}, which is no multiple of heads={self.heads}")
         if self.positions != "learned" and (self.dim % 2 or self.dim < 4):
@@ -131,28 +131,24 @@ class Bart(EncoderDecoder):
     config: BartConfig
 
     def setup(self):
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        c = self.config
         self.embedding = self._table(c.vocab_size)
-        if c.positions == "learned":
-            self.decoder_position = self._table(c.max_positions + c.offset)
-        if c.embedding_norm:
-            self.decoder_embedding_norm = self._norm()
-        self.decoder = self._layers(c.decoder_layers, has_cross=True)
-        if c.final_norm:
-            self.decoder_norm = self._norm()
-        if not c.tied_head:
-            self.head = Dense(c.vocab_size, c.logits_bias, dtype)
-        elif c.logits_bias:
-            self.head = LogitsBias()
         if c.source_vocab is not None:
             self.encoder_embedding = self._table(c.source_vocab)
-        if c.positions == "learned":
-            self.encoder_position = self._table(c.max_positions + c.offset)
-        if c.embedding_norm:
-            self.encoder_embedding_norm = self._norm()
+        # Flax names parameters by these attributes, and checkpoints are written by those names.
+        for side in ("encoder", "decoder"):
+            if c.positions == "learned":
+                setattr(self, f"{side}_position", self._table(c.max_positions + c.offset))
+            if c.embedding_norm:
+                setattr(self, f"{side}_embedding_norm", self._norm())
+            if c.final_norm:
+                setattr(self, f"{side}_norm", self._norm())
         self.encoder = self._layers(c.encoder_layers, has_cross=False)
-        if c.final_norm:
-            self.encoder_norm = self._norm()
+        self.decoder = self._layers(c.decoder_layers, has_cross=True)
+        if not c.tied_head:
+            self.head = Dense(c.vocab_size, c.logits_bias, jnp.dtype(c.dtype))
+        elif c.logits_bias:
+            self.head = LogitsBias()
 
     @nn.nowrap
     def _layers(self, depth: int, has_cross: bool) -> list[DecoderLayer]:

@@ -151,8 +151,9 @@ def layer_of(
     if without_keys:
         shape = dataclasses.replace(shape, attention=dataclasses.replace(shape.attention, shares=index))
     blocks = {name: block.module(config) for name, block in shape.blocks.items()}
-    norms = {name: getattr(shape, name) for name in ("post_norms", "pre_norms", "parallel", "added_scale")}
-    return kind(**dict(norm=norm_of(config), has_ff_norm=shape.ff_norm) | norms | blocks | options)
+    norms = ("post_norms", "pre_norms", "parallel", "added_scale")
+    attributes: dict[str, Any] = {name: getattr(shape, name) for name in norms} | blocks | options
+    return kind(norm=norm_of(config), has_ff_norm=shape.ff_norm, **attributes)
 
 
 def layers_of(config: DecoderConfig, **options: Any) -> list[DecoderLayer]:

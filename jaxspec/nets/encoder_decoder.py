@@ -271,14 +271,8 @@ def same_encoder(first: Any, second: Any) -> bool:
         return False
     # The fields that no parameter of the encoder depends on.
     free = (
-        "decoder_layers",
-        "layers",
-        "tied_head",
-        "scaled_head",
-        "max_positions",
-        "end_tokens",
-        "begin_tokens",
-        "dtype",
+        *("decoder_layers", "layers", "tied_head", "scaled_head"),
+        *("max_positions", "end_tokens", "begin_tokens", "dtype"),
     )
     names = [field.name for field in dataclasses.fields(first) if field.name in free]
     return dataclasses.replace(first, **{name: getattr(second, name) for name in names}) == second
@@ -307,7 +301,7 @@ def cache(config: Any, batch: int, room: Room, width: int) -> EncoderDecoderCach
     )
 
 
-def _share(config: Any, path: str) -> float:
+def share(config: Any, path: str) -> float:
     """Keys and values of the prompt are made in prefill; biases and positions are looked up."""
     unread = path.startswith("encoder") or "cross/key" in path or "cross/value" in path
     looked_up = path.endswith("table") or "position" in path
@@ -329,5 +323,5 @@ def network(
 ) -> Network:
     """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of `Network`."""
     axes = lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size})  # noqa: E731
-    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=_share, trimmed=trimmed)
+    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=share, trimmed=trimmed)
     return Network(name, config, init, language_model, net, stacks, **shared | options)

@@ -249,7 +249,7 @@ def read_row(
         room: how many tokens the cache is to hold.
         empty: makes an empty cache for (batch, room).
         rewind: the function of this cache.
-        encoded: what an encoder made of the prompt; None without one.
+        encoded: an encoder's output for the prompt; None without one.
     """
 
     def read(cache: Any, tokens: Int[Array, "B T"], real: Int[Array, " B"]) -> tuple[Any, Any]:

@@ -224,12 +224,6 @@ def _cache(config: T5GemmaConfig, batch: int, room: Room, width: int) -> Encoder
     return EncoderDecoderCache(empty_cache(config, batch, room), pairs, jnp.zeros((batch, 1, 1, width), bool))
 
 
-def _share(config: T5GemmaConfig, path: str) -> float:
-    """Prefill alone uses the encoder, and makes the keys and values of its output."""
-    unread = path.startswith("encoder") or "cross/key" in path or "cross/value" in path
-    return 0.0 if unread else decoder.NETWORK.share(config, path)
-
-
 def _axes(config: T5GemmaConfig) -> Axes:
     # An axis is cut into parts that fit the layers of both sides.
     layers = config.layers + config.encoder.layers
@@ -251,7 +245,7 @@ NETWORK = Network(
     _pieces,
     _cache,
     _axes,
-    _share,
+    encoder_decoder.share,
     embedding_scale=decoder.NETWORK.embedding_scale,
     logits_cap=decoder.NETWORK.logits_cap,
     trimmed=_trimmed,

@@ -78,7 +78,7 @@ ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
     "relu2": "relu2",
 }
-THEIRS = {name: theirs for theirs, name in reversed(ACTIVATIONS.items())} | {"xielu": "xielu"}
+THEIRS = {activation: name for name, activation in reversed(ACTIVATIONS.items())} | {"xielu": "xielu"}
 
 
 def activation(name: str) -> str:
