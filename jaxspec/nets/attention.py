@@ -294,13 +294,13 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T _"], heads: int, norm: nn.Module | None, rotary: Rotation | None
     ) -> Float[Array, "B heads T D"]:
         """Splits projected queries or keys into heads, which are normalised and rotated."""
-        norms_of = self.shape.norms_of
+        norms_of, turn = self.shape.norms_of, self.shape.rotary
         x = self._split(x if norm is None or norms_of != "whole" else norm(x), heads)
         if norm is not None and norms_of in ("head", "each"):
             x = norm(x)
         if rotary is not None:
             turned = 2 * rotary.cos.shape[-1]
-            x = rotate(pairs_apart(x, turned) if self.shape.rotary.adjacent else x, rotary)
+            x = rotate(pairs_apart(x, turned) if turn is not None and turn.adjacent else x, rotary)
         return norm(x) if norm is not None and norms_of == "rotated" else x
 
     def mix(

@@ -119,7 +119,7 @@ _DECODER = {
 }
 
 
-def _told(form: UniformDecoder, fields: Mapping[str, str]) -> dict[str, Any]:
+def _told(form: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     """Returns the fields of a shape that a form has."""
     return {field: getattr(form, name) for name, field in fields.items()}
 
@@ -211,27 +211,16 @@ class UniformGPT:
 
         def layer(number: int) -> LayerShape:
             scalar = float(number**2 if self.scale_by_layer else 1) * (head_dim if self.scale_scores else 1)
-            attention = AttentionShape(
-                self.heads,
-                self.heads,
-                head_dim,
-                query_scalar=None if scalar == head_dim else scalar,
-                qkv_bias=True,
-                out_bias=True,
-            )
+            query_scalar = None if scalar == head_dim else scalar
+            sizes = self.heads, self.heads, head_dim
+            attention = AttentionShape(*sizes, query_scalar=query_scalar, qkv_bias=True, out_bias=True)
             return LayerShape(attention, FeedForwardShape(self.ff_dim, self.activation, gated=False, bias=True))
 
-        return DecoderConfig(
-            self.vocab_size,
-            self.dim,
-            tuple(layer(i + 1) for i in range(self.layers)),
-            NormShape("layer", self.epsilon),
-            tied_head=self.tied_head,
-            positions="learned",
-            max_positions=self.max_positions,
-            end_tokens=self.end_tokens,
-            dtype=self.dtype,
-        )
+        layers, norm = tuple(layer(i + 1) for i in range(self.layers)), NormShape("layer", self.epsilon)
+        return DecoderConfig(layers=layers, norm=norm, positions="learned", **_told(self, _GPT))
+
+
+_GPT = {name: name for name in ("vocab_size", "dim", "tied_head", "max_positions", "end_tokens", "dtype")}
 
 
 def uniform_gpt(config: DecoderConfig) -> UniformGPT:
@@ -243,19 +232,14 @@ def uniform_gpt(config: DecoderConfig) -> UniformGPT:
     _check_blocks(config)
     first, last = config.layers[0], config.layers[-1]
     form = UniformGPT(
-        config.vocab_size,
-        config.dim,
-        first.ff.dim,
-        len(config.layers),
-        first.attention.heads,
-        config.max_positions or 0,
-        config.dtype,
-        config.tied_head,
-        first.ff.activation,
-        config.norm.epsilon,
-        first.attention.query_scalar is None,
-        first.attention.scale != last.attention.scale,
-        config.end_tokens,
+        ff_dim=first.ff.dim,
+        layers=len(config.layers),
+        heads=first.attention.heads,
+        activation=first.ff.activation,
+        epsilon=config.norm.epsilon,
+        scale_scores=first.attention.query_scalar is None,
+        scale_by_layer=first.attention.scale != last.attention.scale,
+        **_read(config, _GPT),
     )
     if config.positions != "learned" or form.config() != config:
         raise ValueError("the layers are not GPT-2's")

@@ -31,7 +31,9 @@ def with_languages(model: Model, source: str | None = None, target: str | None =
     """
     lm, tokenizer, config = model.lm, model.tokenizer, model.config
     if source is not None:
-        tokenizer = _reading(model, source)
+        language_id(model, source)  # refuses one that it lacks
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.src_lang = source
     if target is not None:
         names = [field.name for field in dataclasses.fields(config)] if find(config) else []
         if "begin_tokens" not in names or lm != _network_of(model, config):
@@ -78,14 +80,6 @@ def languages(tokenizer: Any) -> dict[str, int]:
     added = {word: index for word, index in tokenizer.get_added_vocab().items() if word not in others}
     # M2M-100 spells the token of "de" as "__de__".
     return {word.removeprefix("__").removesuffix("__"): index for word, index in added.items()}
-
-
-def _reading(model: Model, source: str) -> Any:
-    """Returns a copy of a tokenizer that reads texts of a language."""
-    language_id(model, source)
-    tokenizer = copy.deepcopy(model.tokenizer)
-    tokenizer.src_lang = source
-    return tokenizer
 
 
 def _network_of(model: Model, config: Any) -> LanguageModel:

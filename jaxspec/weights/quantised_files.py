@@ -424,13 +424,10 @@ def _unpacked(shard: Shard, scheme: Scheme, beside: Mapping[str, Array], left_ou
             continue
         if absent := [end for end in scheme.needed if layer + end not in beside]:
             raise CheckpointError(f"{shard.path}: {name} is without {absent[0][1:]}: download it again")
-        layers[layer + scheme.end] = name, layer
-
-    for name, (main, layer) in layers.items():
         # Of the entries the shape is enough here; the small tensors beside them are at hand.
-        unread = Stored(shard.shapes[main], np.dtype(np.int32), _unread)
-        parts = parts_of(layer, unread)
-        shapes[name] = attempt(layer, functools.partial(scheme.shape, parts))
+        parts = parts_of(layer, Stored(shard.shapes[name], np.dtype(np.int32), _unread))
+        shapes[layer + scheme.end] = attempt(layer, functools.partial(scheme.shape, parts))
+        layers[layer + scheme.end] = name, layer
 
     def load(names: Collection[str]) -> Iterator[tuple[str, Array]]:
         for name in names:

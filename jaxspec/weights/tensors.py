@@ -136,10 +136,8 @@ def _as_listed(files: list[Shard], weight_map: Mapping[str, str], index: Path) -
     # Overlays replace a tensor of an older file: only the index says which of the two counts.
     for name, held_by in holders.items():
         if len(held_by) > 1 and name not in weight_map:
-            both = (
-                f"{held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it: expected it once"
-            )
-            raise CheckpointError(f"{index.parent}: {both}. Convert or download the model again")
+            both = f"{held_by[0]} and {held_by[1]} both hold {name}, and {index.name} does not list it"
+            raise CheckpointError(f"{index.parent}: {both}: expected it once. Convert or download the model again")
         if weight_map.get(name, held_by[0]) not in held_by:
             lists = f"{index} lists {name} as a tensor of {weight_map[name]}, and only {held_by[0]} holds it"
             raise CheckpointError(f"{lists}: download the model again")

@@ -82,15 +82,11 @@ def read_generation(config: WhisperConfig, table: dict) -> WhisperConfig:
     speech = Speech(**fields, language=table.get("language"), task=table.get("task"))
     # Older files have defaults as [[place, token], ...] of a row's beginning.
     forced = [token for _, token in table.get("forced_decoder_ids") or ()]
-    languages, tasks = (dict(zip(tokens, x, strict=True)) for x, tokens in _named(speech))
+    languages = dict(zip(speech.language_tokens, speech.languages, strict=True))
+    tasks = dict(zip(speech.task_tokens, speech.tasks, strict=True))
     language = speech.language or next((languages[token] for token in forced if token in languages), None)
     task = speech.task or next((tasks[token] for token in forced if token in tasks), None)
     return dataclasses.replace(config, speech=dataclasses.replace(speech, language=language, task=task))
-
-
-def _named(speech: Speech) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
-    """Returns the names and the tokens of languages, and of tasks."""
-    return (speech.languages, speech.language_tokens), (speech.tasks, speech.task_tokens)
 
 
 def write_generation(config: WhisperConfig) -> dict[str, Any]:
@@ -99,10 +95,9 @@ def write_generation(config: WhisperConfig) -> dict[str, Any]:
     lists = {key: list(getattr(speech, field)) for field, key in LISTS.items()}
     numbers = {key: getattr(speech, field) for field, key in NUMBERS.items()}
     numbers |= {name: getattr(speech, name) for name in DEFAULTS}
+    languages = (f"<|{name}|>" for name in speech.languages)
     tables = {
-        "lang_to_id": {
-            f"<|{name}|>": token for name, token in zip(speech.languages, speech.language_tokens, strict=True)
-        },
+        "lang_to_id": dict(zip(languages, speech.language_tokens, strict=True)),
         "task_to_id": dict(zip(speech.tasks, speech.task_tokens, strict=True)),
     }
     table = {key: value for key, value in (lists | numbers | tables).items() if value not in (None, [], {})}
