@@ -1,8 +1,8 @@
 """A trained T5 as the start of a deeper, wider, shallower or narrower one.
 
-A larger one begins as the same function: training the smaller one first costs a fraction of a step each, and nothing of
-it is lost (progressive stacking, Gong et al., ICML 2019; function-preserving growth, Chen et al., arXiv 1511.05641). A
-smaller one is a part of it, which a draft model learns from sooner than from random parameters.
+A larger one begins as the same function. Steps of the smaller one cost a fraction, and nothing that it has learned is
+lost (progressive stacking, Gong et al., ICML 2019; function-preserving growth, Chen et al., arXiv 1511.05641). A
+smaller one is a part of it, from which a draft model learns sooner than from random parameters.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ class RopeScaling:
     """The lower frequencies by which a model trained on short rows was made to read longer ones.
 
     Attributes:
-        kind: "default" leaves them alone; "linear" divides all by `factor`; "llama3" and "yarn" those that turn few
-            times within the original context, and pass smoothly to those that are left alone: "llama3" by the number
-            of turns, "yarn" by the number of the frequency (Peng et al., arXiv 2309.00071).
+        kind: "default" leaves them alone, "linear" divides all by `factor`. "llama3" and "yarn" divide those that turn
+            few times within the original context. Between these and the others llama3 goes by the number of turns,
+            yarn by the number of the frequency (Peng et al., arXiv 2309.00071).
         factor: the divisor.
         low, high: bounds of llama3 and yarn, in turns: frequencies below low are divided, those above high are not.
         original: the context of the training, for llama3 and yarn.

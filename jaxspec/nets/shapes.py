@@ -52,8 +52,10 @@ class Block:
 
 
 class Mixer(Block):
-    """A block that reads other positions, by a cache. Its module has the method `mix` of `nets.attention.Attention`:
-    (x [B, T, M], read, inputs) -> what the layer adds [B, T, M], and the record that `read` has made for the cache.
+    """A block that reads other positions, by a cache.
+
+    Its module has the method `mix` of `nets.attention.Attention`: (x [B, T, M], read, inputs) -> (addition [B, T, M],
+    record). The layer adds the first to its stream. The record is what `read` returned, for the cache.
 
     Attributes:
         window: number of positions that a query attends to; None for all, or where there are no queries.

@@ -72,8 +72,8 @@ def with_cache(
         at: the pass; None: over a chain, of which everything is remembered.
 
     Returns:
-        The residual stream after the last layer; that after each tapped layer, on the last axis one after the other
-        in the order of `taps`, None if there are none; and the cache.
+        The residual stream after the last layer, the tapped streams and the cache. Tapped streams lie one after the
+        other on the last axis, in the order of `taps`; None if there are none.
 
     Example:
         >>> def running_sum(x, read):  # a "layer" whose keys are its inputs

@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix that it changes; no such one where these are no factors."""
+        """The shape of the matrix that it changes; all axes of both where they are no factors."""
         if len(self.A.shape) != 2 or len(self.B.shape) != 2 or self.A.shape[0] != self.B.shape[1]:
             return (*self.B.shape, *self.A.shape)
         shape = (self.B.shape[0], self.A.shape[1])

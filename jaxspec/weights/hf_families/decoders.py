@@ -63,6 +63,17 @@ def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderC
         raise FamilyError(str(error)) from error
 
 
+def reader(*flags: str, changed: Change | None = None, **defaults: Any) -> Callable[[dict], DecoderConfig]:
+    """Makes the `read` of a family that is a Llama but for constants.
+
+    Args:
+        flags: the keys that say which projections have biases: see `BIASED`.
+        changed: the change of each layer, as `read` takes it.
+        defaults: values of the keys that a file leaves out, or gives as null.
+    """
+    return lambda table: read(with_defaults(table, **defaults), changed, **biases(table, *flags))
+
+
 def with_layers(config: DecoderConfig, changed: Change | None = None, **options: Any) -> DecoderConfig:
     """Changes layers of a configuration, and options of the whole."""
     layers = config.layers if changed is None else tuple(changed(i, layer) for i, layer in enumerate(config.layers))

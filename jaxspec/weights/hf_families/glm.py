@@ -14,27 +14,16 @@ def _adjacent(share: float = 1.0, **norms: Any) -> decoders.Change:
     return lambda index, layer: decoders.change(layer, decoders.turned(layer, share, adjacent=True), **norms)
 
 
-def _read_glm(table: dict, **norms: Any) -> DecoderConfig:
+def read_glm(table: dict, **norms: Any) -> DecoderConfig:
+    """Reads the network of a GLM-4 9B: half of each head is rotated. `norms` are further options of a layer."""
     table, share = decoders.partial_rotary(table, share=0.5)
     table = decoders.with_defaults(table, head_dim=128, rms_norm_eps=1.5625e-7)
     return decoders.read(table, _adjacent(share, **norms), qkv_bias=bool(table.get("attention_bias", True)))
 
 
-def read_glm(table: dict) -> DecoderConfig:
-    """Reads the network of a GLM-4 9B: half of each head is rotated."""
-    return _read_glm(table)
-
-
 def read_glm4(table: dict) -> DecoderConfig:
     """Reads the network of a GLM-4-0414: as GLM-4 9B, with norms on what the blocks add, too."""
-    return _read_glm(table, post_norms=True)
-
-
-def read_ernie(table: dict) -> DecoderConfig:
-    """Reads the network of a dense Ernie 4.5."""
-    defaults = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
-    table = decoders.with_defaults(table, **defaults)
-    return decoders.read(table, _adjacent(), **decoders.biases(table, "use_bias"))
+    return read_glm(table, post_norms=True)
 
 
 def read_helium(table: dict) -> DecoderConfig:
@@ -56,5 +45,7 @@ GLM4 = decoders.family(
     more_keys=decoders.partial_key,
     renamed=FUSED | POST,
 )
-ERNIE = decoders.family("Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", read_ernie, {"use_bias": "qkv_bias"})
+_ERNIE: dict[str, Any] = dict(head_dim=128, rms_norm_eps=1e-5, rope_theta=500_000.0, tie_word_embeddings=True)
+_ernie = decoders.reader("use_bias", changed=_adjacent(), **_ERNIE)
+ERNIE = decoders.family("Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", _ernie, {"use_bias": "qkv_bias"})
 HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, decoders.BIASES)

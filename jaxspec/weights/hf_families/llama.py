@@ -5,15 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
-
-
-def read(table: dict) -> DecoderConfig:
-    """Reads the network of a config.json."""
-    return decoders.read(table, **decoders.biases(table, "attention_bias", "mlp_bias"))
-
 
 _7B = UniformDecoder(32000, 4096, 11008, 32, 32, 32, 128, epsilon=1e-5, max_positions=4096)
 _70B = replace(_7B, dim=8192, ff_dim=28672, layers=80, heads=64, kv_heads=8)
@@ -38,4 +31,5 @@ SIZES = configs(
     }
 )
 
-LLAMA = decoders.family("Llama", ("llama",), "LlamaForCausalLM", read, decoders.BIASES, SIZES)
+_read = decoders.reader("attention_bias", "mlp_bias")
+LLAMA = decoders.family("Llama", ("llama",), "LlamaForCausalLM", _read, decoders.BIASES, SIZES)

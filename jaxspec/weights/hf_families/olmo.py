@@ -19,12 +19,6 @@ def _olmo(index: int, layer: LayerShape) -> LayerShape:
     return decoders.change(layer, {"head_norms": True, "norms_of": "whole"}, post_norms=True, pre_norms=False)
 
 
-def read_olmo2(table: dict) -> DecoderConfig:
-    """Reads the network of an OLMo 2."""
-    table = decoders.with_defaults(table, rms_norm_eps=1e-5)
-    return decoders.read(table, _olmo, **decoders.biases(table, "attention_bias"))
-
-
 def read_olmo3(table: dict) -> DecoderConfig:
     """Reads the network of an OLMo 3: three local layers to a global one, whose positions alone are scaled."""
     table = decoders.with_defaults({"sliding_window": 4096, **table}, rms_norm_eps=1e-5, rope_theta=500_000.0)
@@ -76,7 +70,8 @@ _FORMS = {"olmo-2-1b": _1B, "olmo-2-7b": _7B, "olmo-2-13b": _13B, "olmo-2-32b": 
 SIZES_2 = {name: decoders.with_layers(config, _olmo) for name, config in configs(_FORMS).items()}
 
 BIAS = {"attention_bias": "qkv_bias"}
-OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", read_olmo2, BIAS, SIZES_2, renamed=RENAMED)
+_olmo2 = decoders.reader("attention_bias", changed=_olmo, rms_norm_eps=1e-5)
+OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", _olmo2, BIAS, SIZES_2, renamed=RENAMED)
 OLMO3 = decoders.family(
     *("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, BIAS | decoders.LAYERS),
     more_keys=_by_layers,

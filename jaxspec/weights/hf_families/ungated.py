@@ -31,12 +31,6 @@ def read_nemotron(table: dict) -> DecoderConfig:
     return decoders.with_layers(config, norm=NormShape("layer", float(table["norm_eps"]), from_one=True))
 
 
-def read_arcee(table: dict) -> DecoderConfig:
-    """Reads the network of an Arcee Foundation Model."""
-    table = decoders.with_defaults(table, rms_norm_eps=1e-5, hidden_act="relu2")
-    return decoders.read(table, _ungated, **decoders.biases(table, "attention_bias", "mlp_bias"))
-
-
 def read_apertus(table: dict) -> DecoderConfig:
     """Reads the network of an Apertus (arXiv 2509.14233), whose activation has parameters."""
     scaling = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192}
@@ -63,7 +57,8 @@ NEMOTRON = decoders.family(
     decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None},
     more_keys=decoders.partial_key,
 )
-ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", read_arcee, decoders.BIASES)
+_arcee = decoders.reader("attention_bias", "mlp_bias", changed=_ungated, rms_norm_eps=1e-5, hidden_act="relu2")
+ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", _arcee, decoders.BIASES)
 
 _8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 21_504, "num_hidden_layers": 32}
 _8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 65_536}
