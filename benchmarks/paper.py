@@ -35,7 +35,7 @@ from jaxspec.analysis.cost import interleave
 from jaxspec.analysis.random_model import random_prompt
 from jaxspec.analysis.result import PLANNED, BenchResult, Setting, Spread, Task, dtype_of
 from jaxspec.analysis.roofline import load_of
-from jaxspec.analysis.table import Column
+from jaxspec.analysis.table import Column, around
 from jaxspec.cli import drafter_names
 from jaxspec.cli.main import app
 from jaxspec.cli.names import model
@@ -122,7 +122,7 @@ BESIDE_THE_PAPER = (
     Column("paper", _of_the_paper("speed"), 1),
     Column("EXP", _of_the_paper("expected"), 1),
     Column("here", "speed"),
-    Column("min..max", "speed", around=True),
+    Column("min..max", lambda result: around(result.speed)),
     Column("no\nprefill", "speed_after_prefill"),
     Column("c", "costs.c", 3),
     Column("v", "costs.v"),

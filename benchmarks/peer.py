@@ -105,7 +105,7 @@ GENERATE = Backend("jaxspec.generate", decode_with_generate)
 TRANSFORMERS = Backend("transformers", decode)
 COLUMNS = (  # of the tables
     table.SPEED[0],
-    table.Column("min..max", "tokens_per_second", 1, around=True),
+    table.Column("min..max", lambda result: table.around(result.tokens_per_second, 1)),
     *table.SPEED[1:3],
     table.Column("passes", "passes"),
     table.SPEED[-1],

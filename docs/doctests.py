@@ -1,8 +1,10 @@
-"""For mkdocstrings: the examples of a docstring become blocks of code, which Markdown would make quotations of."""
+"""For mkdocstrings: examples become blocks of code, and comments on a record's fields its table of attributes."""
 
 from __future__ import annotations
 
+import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -18,6 +20,25 @@ class Doctests(griffe.Extension):
             obj.docstring.value = fenced(flat(obj.docstring.value))
         if obj.path == "jaxspec.core":  # whose `__all__` is derived of what it imports
             obj.exports = [name for name in obj.members if name[0].isupper()]
+
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        lines = cls.lines_collection[cls.filepath] if isinstance(cls.filepath, Path) else []
+        fields = {name: member for name, member in cls.members.items() if isinstance(member, griffe.Attribute)}
+        texts = {name: comment(lines, x.lineno, x.endlineno) for name, x in fields.items() if x.lineno and x.endlineno}
+        entries = [f"    {name}: {text}" for name, text in texts.items() if text]
+        if entries and cls.docstring is not None and "Attributes:" not in cls.docstring.value:
+            cls.docstring.value += "\n\nAttributes:\n" + "\n".join(entries)
+
+
+def comment(lines: list[str], first: int, last: int) -> str:
+    """The comment at the end of a field, or in the lines before it; `doc` of a property in one line; else empty."""
+    field = " ".join(line.strip() for line in lines[first - 1 : last])
+    if doc := re.search(r'= property\(.*doc="(.+?)"', field):
+        return doc[1]
+    if at_end := re.search(r"  # (?!type: |pyright: |noqa)(.+)$", lines[last - 1]):
+        return at_end[1]
+    above = list(itertools.takewhile(lambda line: line.lstrip().startswith("# "), reversed(lines[: first - 1])))
+    return " ".join(line.strip().removeprefix("# ") for line in reversed(above))
 
 
 def flat(text: str) -> str:

@@ -13,6 +13,7 @@ from jaxspec.jobs import generate_many
 
 Pair = tuple[Model, Any]
 COLUMNS = ("text", "finish", "rounds", "drafted", "accepted", "truncated", "error")  # of a Completion
+LOG_PROBS = ("raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")  # of a core.LogProbs, in its order
 REFUSED = {  # options of `generate_many`
     "key": "give seed, an integer",
     "drafter": "load returns it, with the target",
@@ -24,11 +25,11 @@ REFUSED = {  # options of `generate_many`
 class RayDecoder:
     """Decodes the prompts of a column, batch by batch; what is asked of it is what `jaxspec.generate_many` does.
 
-    Each actor loads the models when it is made and decodes short prompts, so that with `max_prompt_tokens` all programs
-    are compiled before its first batch; without, those of wider prompts come with the first of them. The columns of a
-    batch stay, and get `text`, `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`, `truncated` and `error` beside
-    them; on request also `tokens`, and with log probabilities `raw_log_probs`, `sampled_log_probs`, `top_tokens` and
-    `top_log_probs`: an array for each row, empty where there is an error.
+    Each actor loads the models when it is made, and decodes short prompts. With `max_prompt_tokens` this compiles all
+    programs before the first batch; without it, a wider prompt compiles its own. The columns of a batch stay. `text`,
+    `finish`, `new_tokens`, `rounds`, `drafted`, `accepted`, `truncated` and `error` are added, and `tokens` on request.
+    Log probabilities add `raw_log_probs`, `sampled_log_probs`, `top_tokens` and `top_log_probs`: an array for each row,
+    empty where there is an error.
 
     Args:
         load: makes target and drafter (or None) in the actor: models do not travel between processes.
@@ -69,13 +70,9 @@ class RayDecoder:
         if refused := sorted(REFUSED.keys() & options):
             raise ValueError(f"{refused[0]} is no option of RayDecoder: {REFUSED[refused[0]]}")
         if np.any(np.asarray(options.get("temperature") or 0) > 0) and number is None:
-            raise ValueError(
-                "tokens are drawn (temperature), and number is None: name a column of the prompts' numbers"
-            )
+            raise ValueError("tokens are drawn (temperature), and number is None: name a column of prompts' numbers")
         if options.get("too_long") == "skip":
-            raise ValueError(
-                "too_long is 'skip', and every row of the data gets a text: expected 'error' or 'truncate'"
-            )
+            raise ValueError("too_long is 'skip', and every row gets a text: expected 'error' or 'truncate'")
         self._column, self._number = column, number
         top, self._no_log_probs = options.get("top_log_probs"), None
         if options.get("log_probs") or top is not None:
@@ -101,11 +98,8 @@ class RayDecoder:
             columns["tokens"] = _ragged([np.array(row.tokens, np.int32) for row in rows])
         if self._no_log_probs is not None:
             log_probs = [row.log_probs or self._no_log_probs for row in rows]
-            columns["raw_log_probs"] = _ragged([values.raw for values in log_probs])
-            columns["sampled_log_probs"] = _ragged([values.sampled for values in log_probs])
-            if self._no_log_probs.top_raw.shape[1]:
-                columns["top_tokens"] = _ragged([values.top_tokens for values in log_probs])
-                columns["top_log_probs"] = _ragged([values.top_raw for values in log_probs])
+            names = LOG_PROBS if self._no_log_probs.top_raw.shape[1] else LOG_PROBS[:2]
+            columns |= {name: _ragged([values[i] for values in log_probs]) for i, name in enumerate(names)}
         return dict(batch) | columns
 
     def _rows(self, requests: Any, **options: Any) -> Any:

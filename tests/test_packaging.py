@@ -77,24 +77,24 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_727,  # costs of recurrent layers by the draft
+    "analysis": 4_626,  # costs of recurrent layers by the draft
     "audio": 724,  # features, files, Whisper's rules and windows
-    "cli": 4_204,  # transcribe
+    "cli": 4_154,  # transcribe
     "core": 4_010,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_469,
     "draft_heads": 4_549,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
     "drafters": 4_368,
     "files": 643,
-    "jobs": 2_008,
+    "jobs": 1_991,
     "nets": 5_462,  # BART, Whisper, T5Gemma, and what encoder-decoders share
     "policies": 579,
     "rules": 1_390,
     "sampling": 879,
     "structured": 1_614,
-    "testing": 2_069,
-    "top": 787,
+    "testing": 2_056,
+    "top": 781,
     "trace": 440,
-    "training": 2_778,  # a lesson of a kind's own
+    "training": 2_699,  # a lesson of a kind's own
     "vocab": 723,
     "weights": 7_608,  # T5Gemma; stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
 }

@@ -30,10 +30,6 @@ BATCH = 16  # rows at a time
 class Acceptance(NamedTuple):
     """The acceptance rate of a pair.
 
-    Attributes:
-        overlaps: sum_x min(p(x), q(x)) at each position of each row's text [rows, new]; what is after its end is 0.
-        counts: how many positions each row has [rows].
-
     >>> overlaps = np.array([[1.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
     >>> measured = Acceptance(overlaps, np.array([4, 2, 2]))
     >>> measured.alpha, round(measured.stderr, 3), measured.positions
@@ -42,8 +38,8 @@ class Acceptance(NamedTuple):
     ([0.379, 0.996], [0.67, 0.67, 0.5, 1.0])
     """
 
-    overlaps: Float[np.ndarray, "rows N"]
-    counts: Int[np.ndarray, " rows"]
+    overlaps: Float[np.ndarray, "rows N"]  # sum_x min(p(x), q(x)) at each position of each text; 0 after its end
+    counts: Int[np.ndarray, " rows"]  # how many positions each row has
 
     @property
     def rate(self) -> Rate:
@@ -60,10 +56,7 @@ class Acceptance(NamedTuple):
         reached = [self.overlaps[self.counts > t, t] for t in range(int(self.counts.max(initial=0)))]
         return [Rate.of(overlaps, np.ones(len(overlaps)), probability=True) for overlaps in reached]
 
-    @property
-    def positions(self) -> int:
-        """The number of measured positions, over all rows."""
-        return int(self.counts.sum())
+    positions = property(lambda self: int(self.counts.sum()), doc="The number of measured positions, over all rows.")
 
 
 class ConditionalAcceptance(NamedTuple):

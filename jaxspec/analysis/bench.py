@@ -24,27 +24,9 @@ import numpy as np
 from jaxspec import policies
 from jaxspec.analysis import acceptance, cost, environment, formulas, memory, numerics
 from jaxspec.analysis import plan as planning
-from jaxspec.analysis.result import (
-    ADAPTIVE,
-    PLANNED,
-    BenchResult,
-    Costs,
-    Difference,
-    Digests,
-    Drafts,
-    Latency,
-    Predicted,
-    Rate,
-    ResultStore,
-    Setting,
-    Spread,
-    describe,
-    from_json,
-    over,
-    ratio,
-    summary,
-    to_json,
-)
+from jaxspec.analysis import result as records
+from jaxspec.analysis.result import ADAPTIVE, PLANNED, BenchResult, ResultStore, Setting
+from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import BoundPolicy, Model
 from jaxspec.decode import batches
 from jaxspec.decode.loop import Outcome
@@ -135,12 +117,12 @@ def run_groups(
     if store and any(not (setting.is_plain or setting.is_named) for setting in settings):
         raise ValueError("the store needs a name for each drafter: give its Setting name=")
     machine, programs, grouped = environment.current(), 0, groups(settings)
-    digests: Digests = {}
-    shared = {"schema": SCHEMA, **to_json(config)} | {name: getattr(machine, name) for name in MACHINE}
+    digests: records.Digests = {}
+    shared = {"schema": SCHEMA, **records.to_json(config)} | {name: getattr(machine, name) for name in MACHINE}
     for number, group in enumerate(grouped):
         plain = list({(id(setting.target), setting.backend_name): setting.plain() for setting in group}.values())
         group = plain + [setting for setting in group if not setting.is_plain]
-        keys = [shared | describe(setting, target, digests) if store else {} for setting in group]
+        keys = [shared | records.describe(setting, target, digests) if store else {} for setting in group]
         results = [_stored(store, key) for key in keys]
         # Plain decoding's results are those of the run that stored the first of the others.
         name = next((result.group for result in results[len(plain) :] if result), "")
@@ -158,13 +140,13 @@ def run_groups(
             for i, result in zip(todo, measured, strict=True):
                 results[i] = result
                 if store and result.error is None:
-                    store.put(keys[i], to_json(result), to_json(result.environment))
+                    store.put(keys[i], records.to_json(result), records.to_json(result.environment))
         yield [result for result in results if result is not None]
 
 
 def _stored(store: ResultStore | None, key: dict[str, Any], group: str = "") -> BenchResult | None:
     stored = store.get(key, group) if store else None
-    return None if stored is None else from_json(stored)
+    return None if stored is None else records.from_json(stored)
 
 
 Step = Callable[[str], object]  # is called with what is done next
@@ -216,7 +198,8 @@ def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config,
     """Measures a group; where that fails, its results have the error in place of numbers."""
 
     def failed(setting: Setting, error: str) -> BenchResult:
-        return BenchResult(summary(setting, setting.target or target), environment=environment.current(), error=error)
+        described = records.summary(setting, setting.target or target)
+        return BenchResult(described, environment=environment.current(), error=error)
 
     fit = [x.is_plain or x.gamma != PLANNED or has_alpha(x) for x in settings]
     try:
@@ -252,11 +235,11 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
                 timer = timers.get(run.pair) if run.is_compiled else None
                 numbers |= _promises(run, run.plain_of(runs), predictor, timer, "alpha" in quantities)
             gamma = 0 if run.setting.is_plain else run.prepared.decoder.gamma
-            described = summary(run.setting, run.prepared.target)._replace(pays=run.pays, gamma=gamma)
+            described = records.summary(run.setting, run.prepared.target)._replace(pays=run.pays, gamma=gamma)
             results.append(BenchResult(described, **numbers))
     first = results[0]
     return [
-        result._replace(speed_over_first=None if _how(result) == _how(first) else over(result, first))
+        result._replace(speed_over_first=None if _how(result) == _how(first) else records.over(result, first))
         for result in results
     ]
 
@@ -341,7 +324,7 @@ def _time(runs: Sequence[Run], timers: Sequence[PassTimer], repeats: int, step: 
     return [run._replace(seconds=seconds[i], prefill=float(medians[i])) for i, run in enumerate(runs)]
 
 
-def _latencies(runs: Sequence[Run], repeats: int) -> list[Latency | None]:
+def _latencies(runs: Sequence[Run], repeats: int) -> list[records.Latency | None]:
     """Times tokens as a reader of the stream gets them, interleaved part by part; None of another backend.
 
     A round's milliseconds are divided by the tokens that it brought. Each row's first token is prefill's.
@@ -360,12 +343,14 @@ def _latencies(runs: Sequence[Run], repeats: int) -> list[Latency | None]:
                         later[i][repeat] += [took / n for n in counts for _ in range(n)]
                     elif part == 0:
                         first[i, repeat] = took
-    latencies = iter(
-        Latency(Spread.of(first[i]), *(map(Spread.of, np.array([np.percentile(ms, (50, 95)) for ms in times]).T)))
-        if times[0]
-        else Latency(Spread.of(first[i]), None, None)
-        for i, times in enumerate(later)
-    )
+
+    def latency(i: int) -> records.Latency:
+        percentiles = np.array([np.percentile(ms, (50, 95)) for ms in later[i] if ms]).T
+        return records.Latency(
+            Spread.of(first[i]), *(map(Spread.of, percentiles) if len(percentiles) else (None, None))
+        )
+
+    latencies = map(latency, range(len(compiled)))
     return [next(latencies) if run.is_compiled else None for run in runs]
 
 
@@ -377,9 +362,9 @@ def _speeds(run: Run, plain: Run) -> dict[str, Any]:
     numbers["prefill_seconds"] = None if np.isnan(run.prefill) else run.prefill
     numbers["tokens_per_second"] = Spread.of(run.tokens / run.seconds)
     if not run.setting.is_plain:
-        numbers["speed"] = ratio(plain.seconds, run.seconds, run.tokens / max(plain.tokens, 1))
+        numbers["speed"] = records.ratio(plain.seconds, run.seconds, run.tokens / max(plain.tokens, 1))
         later = run.later_tokens / max(plain.later_tokens, 1)
-        numbers["speed_after_prefill"] = ratio(plain.seconds - plain.prefill, run.seconds - run.prefill, later)
+        numbers["speed_after_prefill"] = records.ratio(plain.seconds - plain.prefill, run.seconds - run.prefill, later)
     return numbers
 
 
@@ -392,7 +377,7 @@ def _texts(run: Run, plain: Run) -> dict[str, Any]:
         numbers["same_text"] = places.count(None)
         for text, index in [(text, index) for text, index in enumerate(places) if index is not None][:1]:
             endings = tuple(tuple(tokens[max(0, index - LONGEST) : index + 1]) for tokens in pairs[text])
-            numbers["difference"] = Difference(text, index, *endings)
+            numbers["difference"] = records.Difference(text, index, *endings)
     if run.setting.is_plain or not run.outcomes:
         return numbers
     count = len(run.prepared.prompt.length)  # beyond, prompts are the same, and intervals want independent texts
@@ -402,7 +387,7 @@ def _texts(run: Run, plain: Run) -> dict[str, Any]:
     # Rounds with a draft: a round after the row's end has a draft length, too, but commits nothing.
     drafted = [(trace.draft_length * (trace.num_committed > 0) > 0).sum(axis=1) for trace in traces]
     longest = np.concatenate([longest_drafts(outcome) for outcome in run.outcomes])
-    drafts = Drafts(
+    drafts = records.Drafts(
         share_of_rounds=Rate.of(np.concatenate(drafted)[:count], rounds[:count], probability=True),
         tokens_per_round=sum(int(part.drafted.sum()) for part in stats) / max(int(rounds.sum()), 1),
         longest_per_round=float(longest.mean()) if len(longest) else 0.0,
@@ -418,7 +403,7 @@ def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | Non
     setting, prepared = run.setting, run.prepared
     has_policy, chains = setting.policy is not None, not prepared.decoder.trees
     costs = None if timer is None else timer.costs(draft_lengths(prepared, has_policy)[-1])
-    alpha, predicted = predictor.alpha(setting, prepared) if with_alpha else None, Predicted()
+    alpha, predicted = predictor.alpha(setting, prepared) if with_alpha else None, records.Predicted()
     if alpha is not None and costs is not None and chains and not has_policy:
         cv = costs.c.median, costs.v.median
         speed = formulas.improvement(min(alpha.value, 1.0), prepared.decoder.gamma, *cv)
@@ -428,7 +413,7 @@ def _promises(run: Run, plain: Run, predictor: Predictor, timer: PassTimer | Non
         plain_passes = plain.passes - len(plain.parts)
         saved = run.later_tokens / max(plain.later_tokens, 1) * plain_passes / passes
         predicted = predicted._replace(rounds=saved)
-    return {"alpha": alpha, "costs": costs, "predicted": None if predicted == Predicted() else predicted}
+    return {"alpha": alpha, "costs": costs, "predicted": None if predicted == records.Predicted() else predicted}
 
 
 def has_alpha(setting: Setting) -> bool:
@@ -494,7 +479,7 @@ class PassTimer:
         if self._model is None:
             self._whole.append(cost.draft_cost(self._prepared, AT_A_TIME))
 
-    def costs(self, drafts: int) -> Costs:
+    def costs(self, drafts: int) -> records.Costs:
         """Summarises the timings, for rounds with `drafts` draft tokens."""
         repeats = [costs[self._drafts.index(drafts)] for costs in self._repeats]
 
@@ -509,7 +494,7 @@ class PassTimer:
             c = Spread.of(passes / self._prepared.decoder.gamma)
         else:
             search = float(np.median(passes))
-        return Costs(c, spread("v"), search, spread("target_ms"), spread("verify_ms"), draft)
+        return records.Costs(c, spread("v"), search, spread("target_ms"), spread("verify_ms"), draft)
 
     def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float:
         """Sums the costs of the rounds of some generations of chains, in one-token passes.

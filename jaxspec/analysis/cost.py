@@ -43,7 +43,7 @@ FAR = 1e6  # a cost, or a weight of a belief, that nothing outweighs
 
 
 def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Times calls, interleaved (a, b, c, a, b, c, ...), in seconds [calls, repeats]; each waits for its result."""
+    """Times calls, interleaved as a b c a b c, in seconds [calls, repeats]. Each call waits for its result."""
     seconds = np.zeros((len(calls), repeats))
     for repeat in range(repeats):
         for index, call in enumerate(calls):
@@ -96,15 +96,9 @@ class Cost(NamedTuple):
     c = property(lambda self: float(np.median(self.c_each)), doc="Median of `c_each`.")
     v = property(lambda self: float(np.median(self.v_each)), doc="Median of `v_each`.")
 
-    @property
-    def c_each(self) -> np.ndarray:
-        """The ratio draft / target, repeat by repeat (neighbours in time share the load): 1.2 / 12 is 0.1."""
-        return self.draft / self.target
-
-    @property
-    def v_each(self) -> np.ndarray:
-        """The ratio verify / target, repeat by repeat: 14.4 / 12 is 1.2."""
-        return self.verify / self.target
+    # Repeat by repeat, since neighbours in time share the load: 1.2 / 12 is 0.1, and 14.4 / 12 is 1.2.
+    c_each = property(lambda self: self.draft / self.target, doc="The ratio draft / target, repeat by repeat.")
+    v_each = property(lambda self: self.verify / self.target, doc="The ratio verify / target, repeat by repeat.")
 
 
 def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -91,9 +90,9 @@ def search_layers(
     plain, count = prepare(target, prompts, **options), layers_of(target).count
     if count < 2:
         raise ValueError("the target has 1 layer: expected at least 2, of which some can be skipped")
-    best_prepared, best, tried = plain, None, []
-    candidates = _candidates(count, np.random.default_rng(seed))
-    current = next(candidates)
+    best_prepared, best, tried, rng = plain, None, [], np.random.default_rng(seed)
+    current: Skipped | None = tuple(range(count // 2, count, 2)), ()
+    seen: set[Skipped] = {current}
     with bars.bar(progress, remaining=True) as bar:
         task = bar.add_task("layers to skip", total=trials)
         for _ in range(trials):
@@ -104,10 +103,10 @@ def search_layers(
             if best is None or trial.speed_up > 1:
                 best_prepared, best = prepared, trial
             bar.update(task, advance=1, description=f"layers to skip ({best.tokens_per_second:.1f} tokens/s)")
-            try:
-                current = candidates.send((best.attention, best.mlp))
-            except StopIteration:  # a small network has few sets
+            current = _changed((best.attention, best.mlp), seen, count, rng)
+            if current is None:  # a small network has few sets
                 break
+            seen.add(current)
     assert best is not None
     seconds = _median_seconds(plain, best_prepared, repeats)
     return Search(best, float(seconds[0] / seconds[1]), tuple(tried))
@@ -127,27 +126,20 @@ def _median_seconds(first: Prepared, second: Prepared, repeats: int) -> np.ndarr
     return np.median(cost.interleave(calls, repeats), axis=1)
 
 
-def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skipped | None, None]:
-    """Yields sets to try: each is a change of the one that is sent, until no new one is left.
+def _changed(best: Skipped, seen: set[Skipped], count: int, rng: np.random.Generator) -> Skipped | None:
+    """Changes one or two parts of a set, at random, to one that was not seen yet; None where none is found.
 
-    >>> candidates = _candidates(4, np.random.default_rng(0))
-    >>> next(candidates), len(set(candidates.send(((2,), ()))[0]) ^ {2}) <= 2
-    (((2,), ()), True)
+    >>> start = (2,), ()
+    >>> len(set(_changed(start, {start}, 4, np.random.default_rng(0))[0]) ^ {2}) <= 2
+    True
     """
-    start: Skipped = tuple(range(count // 2, count, 2)), ()
-    seen: set[Skipped] = {start}
-    best = (yield start) or start
-    while True:
-        for _ in range(1000):
-            parts = {(0, layer) for layer in best[0]} | {(1, layer) for layer in best[1]}
-            for _ in range(rng.integers(1, 3)):
-                parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
-            attention, mlp = (tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
-            changed: Skipped = attention, mlp
-            skips_all = all(len(layers) == count for layers in changed)
-            if any(changed) and not skips_all and changed not in seen:
-                break
-        else:
-            return
-        seen.add(changed)
-        best = (yield changed) or best
+    for _ in range(1000):
+        parts = {(0, layer) for layer in best[0]} | {(1, layer) for layer in best[1]}
+        for _ in range(rng.integers(1, 3)):
+            parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
+        attention, mlp = (tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
+        changed: Skipped = attention, mlp
+        skips_all = all(len(layers) == count for layers in changed)
+        if any(changed) and not skips_all and changed not in seen:
+            return changed
+    return None

@@ -75,29 +75,20 @@ class Plan(NamedTuple):
 
     Tokens per round, and so the speed, are those of a row. A batch goes on until its slowest row is done: the more
     rows, and the less alike they are, the further its own speed falls short of this. Whole texts have `SHARE` of it.
-
-    Attributes:
-        batch: rows.
-        alpha, c: acceptance rate, and cost of a pass of the drafter over one token.
-        chains: plain decoding and a chain of each gamma, at its index.
-        break_even: the alpha above which chains would pay.
-        obstacles: the reasons not to speculate. "memory": the machine has no room for both models. Others are those of
-            `formulas.obstacles`. If measured tokens per round are fewer than in Equation 1, "short texts" or "clustered
-            draft tokens"; the former if independent draft tokens would give fewer, too.
-        trees: if they were asked for, some of each size and depth.
-        measured: the measurements behind the costs, of a pair; None of numbers and sizes.
-        memory: the memory that the sizes take on a machine of known memory; None without one.
     """
 
-    batch: int
-    alpha: float
-    c: float
-    chains: tuple[Candidate, ...]
-    break_even: float
+    batch: int  # rows
+    alpha: float  # acceptance rate
+    c: float  # cost of a pass of the drafter over one token
+    chains: tuple[Candidate, ...]  # plain decoding and a chain of each gamma, at its index
+    break_even: float  # the alpha above which chains would pay
+    # the reasons not to speculate: "memory" (no room for both models), those of `formulas.obstacles`, and, where
+    # measured tokens per round are fewer than in Equation 1, "short texts" (if those of independent draft tokens are
+    # fewer, too) or "clustered draft tokens"
     obstacles: tuple[str, ...] = ()
-    trees: tuple[Candidate, ...] = ()
-    measured: Measured | None = None
-    memory: PairMemory | None = None
+    trees: tuple[Candidate, ...] = ()  # if they were asked for, some of each size and depth
+    measured: Measured | None = None  # the measurements behind the costs, of a pair; None of numbers and sizes
+    memory: PairMemory | None = None  # what sizes take on a machine of known memory; None without one
 
     @property
     def best(self) -> Candidate:
@@ -221,9 +212,9 @@ def best_trees(
     """Finds for each number of nodes and of levels at most the tree with the most accepted tokens.
 
     Args:
-        acceptance: the probability that a child of an accepted node is accepted. [K] gives it by the child's rank. [K,
-            K] gives it by the number of children and the rank: entry [k - 1, r] is for the r-th of k (mixed children
-            are fewer or more of the likeliest ones). [L, K, K] adds the depth; deeper levels count as the last.
+        acceptance: how probably a child of an accepted node is accepted, by its rank [K]. With [K, K] entry [k - 1, r]
+            is for child r of k: mixed children are fewer, or more of the likeliest ones. [L, K, K] adds the depth;
+            deeper levels count as the last.
         nodes: most draft tokens.
         sizes: numbers of nodes; by default 1, 2, ... nodes.
         deepest: most levels.
@@ -369,8 +360,8 @@ def of_pair(
     """Measures a pair of models on prompts, and yields a plan for each batch size.
 
     Tokens per round come from replaying the rejection rule along the target's own texts (`replay`), for each draft.
-    With another rule, or with top_k, top_p or min_p, they assume independent draft tokens in texts as long. c and v are
-    timed at each batch size, v at some gammas. `Plan.measured` has the intervals of these numbers. Trees come from
+    Another rule, top_k, top_p and min_p are not replayed: then draft tokens count as independent, in texts as long. c
+    and v are timed at each batch size, v at some gammas. `Plan.measured` has their intervals. Trees come from
     `best_trees` for each draw, for acceptance by rank and then for acceptance by depth, too.
 
     Args:

@@ -84,24 +84,15 @@ def collect(prepared: Prepared, *, batch: int = acceptance.BATCH) -> LogitTrace:
     counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
     tokenizer = prepared.target.tokenizer
     shape = (int(counts.sum()), prepared.target.lm.vocab_size if tokenizer is None else len(tokenizer))
-    sides = [_scratch(shape) for _ in models]
+    sides, static = [_scratch(shape) for _ in models], (prepared.target.lm, prepared.sampler, shape[1])
     tokens, start = np.zeros(shape[0], np.int32), 0
     for text in texts:
-        real, prompt = text.real, text.part.prepared.prompt
+        real, prompt, sampling_params = text.real, text.part.prepared.prompt, text.part.prepared.request.sampling_params
         real[text.part.real :] = False
         positions = slice(start, start := start + int(real.sum()))
         tokens[positions] = np.asarray(text.tokens)[real]
         for side, model in zip(sides, models, strict=True):
-            logits = _logits(
-                model.lm,
-                prepared.target.lm,
-                prepared.sampler,
-                shape[1],
-                model.params,
-                text.part.prepared.request.sampling_params,
-                prompt,
-                text.tokens,
-            )
+            logits = _logits(model.lm, *static, model.params, sampling_params, prompt, text.tokens)
             side[positions] = np.asarray(logits)[real]
     return LogitTrace(temperature, counts, tokens, *sides)
 

@@ -43,44 +43,28 @@ class Task(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Another way to run settings than the compiled program, to be compared with it: another library, for example.
+    """Another way to run settings than the compiled program, to be compared with it: another library, for example."""
 
-    Attributes:
-        name: the backend's name, for tables.
-        decode: (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for the
-            result. Then the new tokens of all rows, and the number of the target's passes, with prefill's.
-    """
-
-    name: str
+    name: str  # for tables
+    # (setting, its batches, a folder for files) -> a call for each batch, which decodes it and waits for the result;
+    # then the new tokens of all rows, and the number of the target's passes, with prefill's
     decode: Callable[[Setting, Sequence[Prepared], Path], tuple[Sequence[Callable[[], object]], list[list[int]], int]]
 
 
 class Setting(NamedTuple):
-    """One way to decode a task: all that its text and its speed depend on, but for the machine.
+    """One way to decode a task: all that its text and its speed depend on, but for the machine."""
 
-    Attributes:
-        task: the prompts, and how much text.
-        drafter: a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding.
-        gamma: draft tokens a round, or `PLANNED`; of a drafter of trees, whose size is its own, without effect.
-        rule: the acceptance rule.
-        policy: the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with c and v as
-            measured.
-        sampling: sampling options of `generate`, such as {"temperature": 1.0}; greedy if empty.
-        batch: prompts at a time.
-        target: if it is not the one that `bench.run` was given: the same in another dtype, or on a mesh.
-        backend: runs it; None: the compiled program.
-        name, policy_name: names of the drafter and the policy, for tables. A model has a name.
-    """
-
-    task: Task
+    task: Task  # the prompts, and how much text
+    # a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding
     drafter: Model | BoundDrafter | Drafter | None = None
-    gamma: int | str = 3
+    gamma: int | str = 3  # draft tokens a round, or `PLANNED`; no effect on a drafter of trees, whose size is its own
     rule: Rule = rules.rejection()
-    policy: BoundPolicy | str | None = None
-    sampling: Mapping[str, Any] = {}
-    batch: int = 1
-    target: Model | None = None
-    backend: Backend | None = None
+    policy: BoundPolicy | str | None = None  # None drafts all gamma tokens; `ADAPTIVE` gets c and v as measured
+    sampling: Mapping[str, Any] = {}  # sampling options of `generate`, as {"temperature": 1.0}; greedy if empty
+    batch: int = 1  # prompts at a time
+    target: Model | None = None  # if it is not the one that `bench.run` was given: in another dtype, or on a mesh
+    backend: Backend | None = None  # runs it; None: the compiled program
+    # names of the drafter and the policy, for tables. A model has a name.
     name: str = ""
     policy_name: str = ""
 
@@ -91,19 +75,9 @@ class Setting(NamedTuple):
         return functions is None or (self.gamma == 0 and getattr(functions, "tree", None) is None)
 
     @property
-    def temperature(self) -> float:
-        """The highest of its texts; 0 is greedy."""
-        return float(np.max(self.sampling.get("temperature", 0.0) or 0.0))
-
-    @property
     def drafter_name(self) -> str:
         """The name of the drafter: its own, else that of the model or the factory; empty for plain decoding."""
         return "" if self.is_plain else self.name or getattr(self.drafter, "name", "") or "unnamed"
-
-    @property
-    def is_named(self) -> bool:
-        """True if the drafter has a name that tells it from others of its kind."""
-        return bool(self.name) or isinstance(self.drafter, Model)
 
     @property
     def policy_label(self) -> str:
@@ -113,9 +87,15 @@ class Setting(NamedTuple):
         return self.policy_name or self.policy.name or "unnamed"
 
     @property
-    def backend_name(self) -> str:
-        """The name of the backend."""
-        return JAXSPEC if self.backend is None else self.backend.name
+    def temperature(self) -> float:
+        """The highest of its texts; 0 is greedy."""
+        return float(np.max(self.sampling.get("temperature", 0.0) or 0.0))
+
+    backend_name = property(lambda self: self.backend.name if self.backend else JAXSPEC, doc="The backend's name.")
+    is_named = property(
+        lambda self: bool(self.name) or isinstance(self.drafter, Model),
+        doc="True if the drafter has a name that tells it from others of its kind.",
+    )
 
     def plain(self) -> Setting:
         """Returns plain decoding of the same task, by the same target and backend."""
@@ -296,53 +276,32 @@ class Difference(NamedTuple):
 
 
 class BenchResult(NamedTuple):
-    """A setting and what was measured.
-
-    Attributes:
-        setting: the setting that was measured.
-        texts, tokens, passes: how many texts and tokens a run decodes, and the target's passes, with prefill's.
-        tokens_per_round: tokens a round without each text's first token, which prefill yields.
-        drafts: the draft tokens of a run; None for plain decoding.
-        same_text: greedy texts that are plain decoding's; None for samples and inexact rules.
-        difference: where the first that is not differs.
-        seconds: the seconds of each timed run; empty if nothing was timed.
-        prefill_seconds: the seconds of a run's prefills, the median; None if unknown.
-        tokens_per_second: the speed of the runs.
-        speed: over plain decoding by the same target and backend, repeat by repeat.
-        speed_after_prefill: the same without what prefill takes.
-        speed_over_first: over the group's first plain decoding, if that is of another dtype, mesh or backend.
-        first_call: seconds of the first one, which compiles the program.
-        latency, memory: the latency and the memory of the timed run.
-        alpha: E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts.
-        costs, predicted: the costs, and what theory predicts from them.
-        group: the same for results that were interleaved.
-        environment: machine, versions, command.
-        error: why there are no numbers.
-    """
+    """A setting and what was measured."""
 
     setting: SettingSummary
-    texts: int = 0
-    tokens: int = 0
-    passes: int = 0
-    tokens_per_round: Rate | None = None
-    drafts: Drafts | None = None
-    same_text: int | None = None
-    difference: Difference | None = None
-    seconds: tuple[float, ...] = ()
-    prefill_seconds: float | None = None
-    tokens_per_second: Spread | None = None
-    speed: Spread | None = None
-    speed_after_prefill: Spread | None = None
-    speed_over_first: Spread | None = None
-    first_call: float | None = None
-    latency: Latency | None = None
+    texts: int = 0  # how many a run decodes
+    tokens: int = 0  # their new tokens
+    passes: int = 0  # the target's, with prefill's
+    tokens_per_round: Rate | None = None  # without each text's first token, which prefill yields
+    drafts: Drafts | None = None  # the draft tokens of a run; None for plain decoding
+    same_text: int | None = None  # greedy texts that are plain decoding's; None for samples and inexact rules
+    difference: Difference | None = None  # where the first that is not differs
+    seconds: tuple[float, ...] = ()  # of each timed run; empty if nothing was timed
+    prefill_seconds: float | None = None  # of a run's prefills, the median; None if unknown
+    tokens_per_second: Spread | None = None  # the speed of the runs
+    speed: Spread | None = None  # over plain decoding by the same target and backend, repeat by repeat
+    speed_after_prefill: Spread | None = None  # the same without what prefill takes
+    speed_over_first: Spread | None = None  # over the group's first plain decoding, if of another dtype, mesh, backend
+    first_call: float | None = None  # seconds of the first one, which compiles the program
+    latency: Latency | None = None  # of the timed run, as the next
     memory: MemoryUse | None = None
+    # E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts
     alpha: Rate | None = None
     costs: Costs | None = None
-    predicted: Predicted | None = None
-    group: str = ""
-    environment: Environment | None = None
-    error: str | None = None
+    predicted: Predicted | None = None  # what theory predicts from the costs
+    group: str = ""  # the same for results that were interleaved
+    environment: Environment | None = None  # machine, versions, command
+    error: str | None = None  # why there are no numbers
 
 
 def ratio(plain: np.ndarray, other: np.ndarray, tokens: float = 1.0) -> Spread | None:

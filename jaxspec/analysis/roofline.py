@@ -1,7 +1,7 @@
 """The time of a pass if nothing but memory and arithmetic counts, from bytes, operations and a machine.
 
 A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token of
-every row. Of experts it reads those that any token chose, and multiplies each token with those that it chose. Recurrent
+every row. It reads the experts that any token chose, and multiplies each token with its own experts. Recurrent
 layers read and write a state for each token, and for those that a round may take back (`Load.row_bytes`). A pass takes
 as long as the slower of memory and arithmetic. So a verify pass is free while its batch (gamma + 1) tokens leave
 arithmetic idle. Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this,

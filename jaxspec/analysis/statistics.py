@@ -15,12 +15,6 @@ LEVEL = 0.95  # of confidence intervals
 class Rate(NamedTuple):
     """A ratio of totals over rows, with its error: texts are independent, the positions or rounds within one are not.
 
-    Attributes:
-        value: sum over sum; NaN of nothing.
-        stderr: its standard error, by linearisation; NaN for a single row, which has no spread.
-        low, high: the ends of the 95% interval.
-        count: the denominator: positions, draft tokens that were tested, or rounds.
-
     >>> accepted = Rate.of(np.array([3.0, 1.0, 4.0]), np.array([4, 2, 5]), probability=True)  # 8 of 11
     >>> round(accepted.value, 3), round(accepted.stderr, 3), [round(end, 3) for end in accepted.interval]
     (0.727, 0.066, [0.445, 1.0])
@@ -28,11 +22,11 @@ class Rate(NamedTuple):
     Rate(value=0.75, stderr=nan, low=nan, high=nan, count=4)
     """
 
-    value: float
-    stderr: float
-    low: float
+    value: float  # sum over sum; NaN of nothing
+    stderr: float  # its standard error, by linearisation; NaN for a single row, which has no spread
+    low: float  # low, high: the ends of the 95% interval
     high: float
-    count: int
+    count: int  # the denominator: positions, draft tokens that were tested, or rounds
 
     interval = property(lambda self: (self.low, self.high), doc="The 95% confidence interval.")
 

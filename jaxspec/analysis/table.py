@@ -28,16 +28,13 @@ class Column(NamedTuple):
     of: str | Callable[[BenchResult], Any]  # where a result has its values, such as "costs.c"; or a function of results
     digits: int = 2  # after the point
     unit: float = 1.0  # by which numbers are divided
-    around: bool = False  # whether to show the least and the largest of a spread, and not its median
 
     def cell(self, result: BenchResult) -> str:
         """Formats what it has for a result."""
-        value: Any = result
+        value: Any = result if isinstance(self.of, str) else self.of(result)
         for name in self.of.split(".") if isinstance(self.of, str) else ():
             value = None if value is None else getattr(value, name)
-        value = value if isinstance(self.of, str) else self.of(result)
-        value = value if self.unit == 1 or value is None else value / self.unit
-        return around(value, self.digits) if self.around else words(value, self.digits)
+        return words(value if self.unit == 1 or value is None else value / self.unit, self.digits)
 
 
 def words(value: Any, digits: int = 2) -> str:
@@ -102,7 +99,7 @@ _SAME = Column(
 SPEED = (
     Column("tokens/s", "tokens_per_second", 1),
     Column("× plain", "speed"),
-    Column(RANGE, "speed", around=True),
+    Column(RANGE, lambda result: around(result.speed)),
     Column("no\nprefill", "speed_after_prefill"),
     Column("× first", "speed_over_first"),
     _SAME,
@@ -116,7 +113,10 @@ THEORY = (
     Column("Thm\n3.8", "predicted.theorem"),
     Column("own\nrounds", "predicted.rounds"),
 )
-MEASURED = (Column("meas-\nured", "speed_after_prefill"), Column(RANGE, "speed_after_prefill", around=True))
+MEASURED = (
+    Column("meas-\nured", "speed_after_prefill"),
+    Column(RANGE, lambda result: around(result.speed_after_prefill)),
+)
 DRAFTS = (
     *THEORY[:2],
     Column("rounds with\na draft", "drafts.share_of_rounds"),

@@ -217,7 +217,7 @@ def _description(
         models["draft"] = [pair.draft, drafter_names.digests_of(pair.draft)]
     options_of_job = {name: value for name, value in options.flat(settings).items() if name in DESCRIBED}
     template = None if pair.chat_template is None else digests.of_file(Path(pair.chat_template))
-    return models, options_of_job | sampling | pair.languages | {"prefix": shared, "chat_template": template}
+    return models, options_of_job | sampling | pair.languages._asdict() | {"prefix": shared, "chat_template": template}
 
 
 def _decode(

@@ -78,33 +78,22 @@ def compile(inputs: CompileInputs, context: typer.Context) -> None:
 
 
 def start(inputs: CompileInputs) -> Prepared:
-    """Keeps jax from looking for a TPU or a GPU, as their compiler is there; then prepares the generation."""
-    import jax
-
-    from jaxspec.analysis import chips
-
-    jax.config.update("jax_platforms", "cpu")
-    chips.devices_of(inputs.topology)  # refuses a wrong name or a missing compiler first
-    return prepare(inputs)
-
-
-def prepare(inputs: CompileInputs) -> Prepared:
-    """Prepares the generation of shapes."""
+    """Prepares the generation of shapes, with jax kept from looking for a TPU or a GPU, as their compiler is there."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxspec.analysis import aot
+    from jaxspec.analysis import aot, chips
     from jaxspec.core import Prompt
     from jaxspec.decode import request
     from jaxspec.nets import net_of
     from jaxspec.vocab.remap import map_vocabulary
 
-    def shapes(name: str) -> Model:
-        return aot.shape_model(name, inputs.dtype)
+    jax.config.update("jax_platforms", "cpu")
+    chips.devices_of(inputs.topology)  # refuses a wrong name or a missing compiler first
 
     def drafting(name: str) -> Model:
-        model = shapes(name)
+        model = aot.shape_model(name, inputs.dtype)
         draft_ids, ids = np.arange(model.lm.vocab_size), np.arange(target.lm.vocab_size)
         if len(draft_ids) == len(ids) or abs(len(draft_ids) - len(ids)) > PADDING * len(ids):
             return model
@@ -114,12 +103,10 @@ def prepare(inputs: CompileInputs) -> Prepared:
             model, np.where(draft_ids < both, draft_ids, -1), len(ids), np.minimum(ids, both - 1)[:, None].tolist()
         )
 
-    target = shapes(inputs.target)
+    target = aot.shape_model(inputs.target, inputs.dtype)
     drafter = None if inputs.draft == "none" else drafter_names.drafter(inputs.draft, drafting, target)
-    tokens, lengths = (
-        jnp.zeros((inputs.batch, inputs.prompt), jnp.int32),
-        jnp.full(inputs.batch, inputs.prompt, jnp.int32),
-    )
+    tokens = jnp.zeros((inputs.batch, inputs.prompt), jnp.int32)
+    lengths = jnp.full(inputs.batch, inputs.prompt, jnp.int32)
     rows = Prompt(tokens, lengths, net_of(target.config).source(target.config, inputs.batch))
     key = jax.random.key(0)
     generation: dict[str, Any] = {"gamma": inputs.gamma, "temperature": inputs.temperature, "key": key}

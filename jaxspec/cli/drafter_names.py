@@ -278,15 +278,11 @@ class DrafterSpelling(NamedTuple):
 _TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
 _TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
 _HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
+BARE = ("forced", "online_ngram", "token_recycling", "suffix", "lookahead", "jacobi")  # kinds that are made of nothing
 WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's, and may be trimmed
 KINDS = {
     "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
-    "forced": DrafterSpelling("forced"),
-    "online_ngram": DrafterSpelling("online_ngram"),
-    "token_recycling": DrafterSpelling("token_recycling"),
-    "suffix": DrafterSpelling("suffix"),
-    "lookahead": DrafterSpelling("lookahead"),
-    "jacobi": DrafterSpelling("jacobi"),
+    **{kind: DrafterSpelling(kind) for kind in BARE},
     "retrieval": DrafterSpelling("retrieval:FOLDER", (STORE,), make=lambda d, m, w: d.retrieval(w.inner[0], m.target)),
     "head": DrafterSpelling("head:FOLDER", (HEAD,), make=_head, of_target=True),
     "greedy": DrafterSpelling("greedy:NAME", (DRAFTER,)),

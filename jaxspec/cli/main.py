@@ -44,7 +44,7 @@ class Command(TyperCommand):
     """A command whose errors are one line and whose compiled programs are stored for the next call."""
 
     def invoke(self, ctx: typer.Context) -> Any:
-        """Runs the command. Not reached by --help, which therefore needs no jax."""
+        """Runs the command. --help ends before this, so it works without jax."""
         try:
             prepare(os.environ)
             return super().invoke(ctx)

@@ -8,7 +8,7 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,49 +16,17 @@ TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 PREFIX = "What all prompts begin with, read once."
 NEW_TOKENS = "Most new tokens of each prompt; fewer than elsewhere (128), as runs are repeated."
 GROUPS = {  # of a command with many options, by the names of their values, in the order in which help shows them
-    "Prompts": (
-        "input",
-        "sounds",
-        "field",
-        "prompts",
-        "count",
-        "task",
-        "language",
-        "no_timestamps",
-        "prefix",
-        "system",
-        "chat",
-        "chat_template",
-        "prompt",
-        "start",
-        "end",
-    ),
-    "Model": ("target", "adapter", "source_language", "target_language", "dtype", "mesh", "topology", "device"),
-    "Drafting": ("draft", "draft_dtype", "gamma", "policy", "rule", "tree", "nodes", "check"),
-    "Sampling": (
-        *("temperature", "draft_temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-        *(
-            "frequency_penalty",
-            "ban",
-            "choices",
-            "regex",
-            "json_schema",
-            "seed",
-            "num_samples",
-            "max_new_tokens",
-            "stop",
-        ),
-        *("beams", "length_penalty", "early_stopping"),
-    ),
-    "Costs": ("alpha", "c", "v", "c_hat", "row_tokens"),
-    "Running": (
-        *("batch", "slots", "max_prompt_tokens", "too_long", "max_errors", "chunk", "shard", "num_shards", "rows"),
-        *("full_length", "repeats", "timed", "no_speed", "also", "minutes", "resume"),
-    ),
-    "Output": (
-        *("output", "openai", "trace", "compare", "stats", "log_probs", "top_log_probs", "tokens", "csv", "markdown"),
-        *("save", "overwrite", "as_json", "help"),
-    ),
+    "Prompts": "input sounds field prompts count task language no_timestamps prefix system chat chat_template prompt "
+    "start end",
+    "Model": "target adapter source_language target_language dtype mesh topology device",
+    "Drafting": "draft draft_dtype gamma policy rule tree nodes check",
+    "Sampling": "temperature draft_temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "ban choices regex json_schema seed num_samples max_new_tokens stop beams length_penalty early_stopping",
+    "Costs": "alpha c v c_hat row_tokens",
+    "Running": "batch slots max_prompt_tokens too_long max_errors chunk shard num_shards rows full_length repeats "
+    "timed no_speed also minutes resume",
+    "Output": "output openai trace compare stats log_probs top_log_probs tokens csv markdown save overwrite "
+    "as_json help",
 }
 METAVARS = {float: "X", int: "N"}
 MANY = 12  # options: more are shown in groups
@@ -91,9 +59,14 @@ Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 ChatTemplate = Annotated[str | None, text("FILE", "A Jinja template in place of the model's own.")]
 Adapter = Annotated[str | None, text("FOLDER", "A LoRA folder or hub id, merged into the target.")]
-SourceLanguage = Annotated[str | None, text("NAME", "The prompts' language, of a model that translates.")]
-TargetLanguage = Annotated[str | None, text("NAME", "The language to write, such as deu_Latn.")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]
+
+
+class Languages(NamedTuple):
+    """Options of models that translate, as `jaxspec.load` takes them."""
+
+    source_language: Annotated[str | None, text("NAME", "The prompts' language, of a model that translates.")] = None
+    target_language: Annotated[str | None, text("NAME", "The language to write, such as deu_Latn.")] = None
 
 
 def spelling(name: str) -> str:
@@ -107,7 +80,8 @@ def place(name: str) -> tuple[str, int]:
     >>> place("draft"), place("gamma"), place("unknown")
     (('Drafting', 0), ('Drafting', 2), ('Other', 0))
     """
-    return next(((title, names.index(name)) for title, names in GROUPS.items() if name in names), ("Other", 0))
+    groups = {title: names.split() for title, names in GROUPS.items()}
+    return next(((title, names.index(name)) for title, names in groups.items() if name in names), ("Other", 0))
 
 
 def typed(context: typer.Context, names: Iterable[str]) -> list[str]:

@@ -11,16 +11,7 @@ import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import (
-    TARGET,
-    Adapter,
-    ChatTemplate,
-    SourceLanguage,
-    TargetLanguage,
-    refuse,
-    seed_number,
-    text,
-)
+from jaxspec.cli.options import TARGET, Adapter, ChatTemplate, Languages, refuse, seed_number, text
 from jaxspec.decode import prefix
 
 if TYPE_CHECKING:
@@ -49,13 +40,7 @@ class Pair(NamedTuple):
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None
     chat_template: ChatTemplate = None
     adapter: Adapter = None
-    source_language: SourceLanguage = None
-    target_language: TargetLanguage = None
-
-    @property
-    def languages(self) -> dict[str, str | None]:
-        """The languages, as `jaxspec.load` takes them."""
-        return {"source_language": self.source_language, "target_language": self.target_language}
+    languages: Languages = Languages()
 
 
 def with_drafter(pair: Pair, default: str | None = None) -> Pair:
@@ -87,7 +72,7 @@ def checked_options(pair: Pair, sampling: dict[str, Any]) -> dict[str, Any]:
 def load(pair: Pair) -> tuple[Model, Model | BoundDrafter | None]:
     """Loads the target, and the drafter if there is one."""
     mesh = None if pair.mesh is None else sharding.mesh(pair.mesh)
-    options: dict[str, Any] = {"chat_template": pair.chat_template, "adapter": pair.adapter, **pair.languages}
+    options: dict[str, Any] = {"chat_template": pair.chat_template, "adapter": pair.adapter, **pair.languages._asdict()}
     target = names.model(pair.target, pair.dtype, mesh, **options)
     if pair.draft is None:
         return target, None

@@ -8,14 +8,15 @@ import json
 import math
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
 from jaxspec import files, sharding
 from jaxspec.cli import console, names
-from jaxspec.cli.options import TARGET, ChatTemplate, SourceLanguage, TargetLanguage, flag, number, text
+from jaxspec.cli.options import TARGET, ChatTemplate, Languages, Overwrite, flag, group_of, number, text
+from jaxspec.core import Model
 from jaxspec.decode import inputs
 from jaxspec.decode.scoring import Score, iterate
 from jaxspec.jobs.files import check_paths
@@ -24,22 +25,26 @@ EXPECTED = 'expected {"text": "..."}, or {"prompt": ..., "completion": "..."}, a
 FIELDS = {"text", "prompt", "messages", "completion", "id"}
 
 
-def score(
-    input: Annotated[list[Path], text("FILE", "Texts, one a line, or .jsonl; also .gz; repeatable.", "--input")],
-    target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET,
-    output: Annotated[Path | None, text("FILE", "Where the scores are written; by default printed.")] = None,
-    batch: Annotated[int, number("Texts read at a time.")] = 16,
-    start: Annotated[str | None, text("TOKEN", "Is put before texts and empty prompts.")] = None,
-    end: Annotated[bool, flag("Score the end-of-sequence token after each text, too.", "--end")] = False,
-    tokens: Annotated[bool, flag("Write each token's id and log probability.", "--tokens")] = False,
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32",
-    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None,
-    chat_template: ChatTemplate = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    overwrite: Annotated[bool, flag("Replace what is there.", "--overwrite")] = False,
-    as_json: Annotated[bool, flag("Print the totals as one JSON object.", "--json")] = False,
-) -> None:
+class ScoreSettings(NamedTuple):
+    """The options of `score`."""
+
+    input: Annotated[list[Path], text("FILE", "Texts, one a line, or .jsonl; also .gz; repeatable.")]
+    target: Annotated[str, text("MODEL", "A shipped model, a folder or a hub id.")] = TARGET
+    output: Annotated[Path | None, text("FILE", "Where the scores are written; by default printed.")] = None
+    batch: Annotated[int, number("Texts read at a time.")] = 16
+    start: Annotated[str | None, text("TOKEN", "Is put before texts and empty prompts.")] = None
+    end: Annotated[bool, flag("Score the end-of-sequence token after each text, too.", "--end")] = False
+    tokens: Annotated[bool, flag("Write each token's id and log probability.", "--tokens")] = False
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, int8/bfloat16.")] = "float32"
+    mesh: Annotated[str | None, text("MESH", "Devices to split over: data=2,model=4.")] = None
+    chat_template: ChatTemplate = None
+    languages: Languages = Languages()
+    overwrite: Overwrite = False
+    as_json: Annotated[bool, flag("Print the totals as one JSON object.", "--json")] = False
+
+
+@group_of("settings", ScoreSettings)
+def score(settings: ScoreSettings) -> None:
     """Compute the log probabilities that a model gives to texts, and its perplexity.
 
     A line is a text, or {"prompt": ..., "completion": ...}: the completion is scored, after the prompt. A prompt may be
@@ -48,52 +53,55 @@ def score(
     \b
         jaxspec score --input answers.jsonl --output scores.jsonl
     """
-    check_paths(input)
-    if output is not None and output.exists() and not overwrite:
+    s, output, totals = settings, settings.output, Totals()
+    check_paths(s.input)
+    if output is not None and output.exists() and not s.overwrite:
         raise ValueError(f"{output} exists: give --overwrite to replace it, or choose another name")
-    if as_json and output is None:
+    if s.as_json and output is None:
         raise ValueError("--json prints the totals, where the scores would be printed: give --output")
-    names.check_model(target, dtype)
-    total = sum(1 for _ in read(input))  # what is wrong with a line is said before a model is loaded
+    names.check_model(s.target, s.dtype)
+    total = sum(1 for _ in read(s.input))  # what is wrong with a line is said before a model is loaded
     if not total:
-        raise ValueError(f"{', '.join(map(str, input))} holds no text: expected one a line")
-    languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
-    devices = None if mesh is None else sharding.mesh(mesh)
-    model = names.model(target, dtype, devices, chat_template=chat_template, **languages)
-    totals, token = Totals(), int(start) if start is not None and start.isdecimal() else start
+        raise ValueError(f"{', '.join(map(str, s.input))} holds no text: expected one a line")
+    devices = None if s.mesh is None else sharding.mesh(s.mesh)
+    model = names.model(s.target, s.dtype, devices, chat_template=s.chat_template, **s.languages._asdict())
+    lines = _scored(s, model, total, totals)
+    if output is None:
+        for line in lines:
+            print(line, end="", flush=True)
+    else:
+        files.write_text(output, lines)
+    if s.as_json:
+        console.print_json(totals.to_dict())
+    else:
+        console.say(Console(stderr=output is None, highlight=False), str(totals))
 
+
+def _scored(settings: ScoreSettings, model: Model, total: int, totals: Totals) -> Iterator[str]:
+    """Yields a line for each text, and adds its score to the totals."""
+    start = settings.start
+    token = int(start) if start is not None and start.isdecimal() else start
     where, ids = "", collections.deque[Any]()  # of the line that was read last; of those that have no score yet
 
     def texts() -> Generator[Any, None, None]:
         nonlocal where
-        for line_place, line_id, scored in read(input):
+        for line_place, line_id, scored in read(settings.input):
             where = line_place
             ids.append(line_id)
             yield scored
 
-    def lines() -> Iterator[str]:
-        try:
-            with contextlib.closing(texts()) as ahead, console.counting("scoring", total) as step:
-                for scored in iterate(model, ahead, batch, token, end):
-                    totals.add(scored)
-                    step("scoring")
-                    line_id = ids.popleft()
-                    row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(tokens)
-                    yield json.dumps(row, ensure_ascii=False) + "\n"
-        except inputs.NotEnoughMemory:
-            raise
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{where}: {error}" if where else str(error)) from error
-
-    if output is None:
-        for line in lines():
-            print(line, end="", flush=True)
-    else:
-        files.write_text(output, lines())
-    if as_json:
-        console.print_json(totals.to_dict())
-    else:
-        console.say(Console(stderr=output is None, highlight=False), str(totals))
+    try:
+        with contextlib.closing(texts()) as ahead, console.counting("scoring", total) as step:
+            for scored in iterate(model, ahead, settings.batch, token, settings.end):
+                totals.add(scored)
+                step("scoring")
+                line_id = ids.popleft()
+                row = ({} if line_id is None else {"id": line_id}) | scored.to_dict(settings.tokens)
+                yield json.dumps(row, ensure_ascii=False) + "\n"
+    except inputs.NotEnoughMemory:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: {error}" if where else str(error)) from error
 
 
 def read(paths: Sequence[Path]) -> Generator[tuple[str, Any, Any], None, None]:

@@ -26,7 +26,7 @@ Rows = Sequence[dict[str, Any]]  # of one line: one for each of its texts, none 
 
 
 class Chunks:
-    """The chunks of a part of a job: those that are there, and those that are being filled, whose rows it holds.
+    """The chunks of a part of a job. It holds the rows of the chunks that are being filled.
 
     Args:
         output: where they are written. The files there belong to this job.

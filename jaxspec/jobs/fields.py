@@ -33,31 +33,28 @@ OBEYED = (
     *(*OPTIONS, *patterns.NAMES),
 )
 CLOSE = {name for name in (*OBEYED, *OTHER_NAMES) if "_" in name or name in ("temperature", "stop", "seed")}
+NOT_HERE = (*inputs.STRUCTURED, "length_penalty", "min_new_tokens", "no_repeat_ngram_size")  # other libraries' names
 ALL_ROWS = "it holds for all of the job, and is an option of it"
+OFFERED = "tools are offered, not forced"
+PLAIN_TEXT = "a text ends before its stop string, and is without special tokens"
 
 
 def _refused(why: str, *names: str, **neutral: Any) -> dict[str, tuple[str, Any]]:
     """Makes entries of `REFUSED`: names, and names with the value that asks for nothing, which is therefore fine."""
-    return {name: (why, None) for name in names} | {name: (why, value) for name, value in neutral.items()}
+    return {name: (why, value) for name, value in (dict.fromkeys(names) | neutral).items()}
 
 
 REFUSED = {  # name: why, or what to do; and the value that asks for nothing, as None does everywhere
     **_refused(ALL_ROWS, "drafter", "gamma", "rule", "policy", "eos_ids", "prefix", log_probs=False, top_log_probs=0),
     **_refused("log probabilities are an option of the job: log_probs", logprobs=False, top_logprobs=0),
     **_refused("end tokens are an option of the job: eos_ids", "eos_token_id", "stop_token_ids", ignore_eos=False),
-    **{name: (inputs.NOT_HERE[name], None) for name in inputs.STRUCTURED if name not in OTHER_NAMES},
-    **_refused("tools are offered, not forced", "functions", "function_call", tool_choice="auto"),
-    **_refused("tools are offered, not forced", parallel_tool_calls=True),
+    **_refused(OFFERED, "functions", "function_call", tool_choice="auto", parallel_tool_calls=True),
     **_refused("jaxspec.beam_search searches", num_beams=1, use_beam_search=False),
     **_refused("use banned, a list of ids", "suppress_tokens", "bad_words_ids"),
     **_refused("use banned, a list of the other ids", "allowed_token_ids"),
     **_refused("values for a template stand in chat_template_kwargs", "enable_thinking", "reasoning_effort"),
     **_refused("a job writes the answer to a conversation", add_generation_prompt=True, continue_final_message=False),
-    **_refused(
-        "a text ends before its stop string, and is without special tokens",
-        include_stop_str_in_output=False,
-        skip_special_tokens=True,
-    ),
+    **_refused(PLAIN_TEXT, include_stop_str_in_output=False, skip_special_tokens=True),
     **_refused("use top_k, top_p or min_p", "epsilon_cutoff", "eta_cutoff", "top_a", typical_p=1.0),
     **_refused("it holds for all of the job: load the model with it", "chat_template"),
     **_refused("jaxspec.score gives the log probabilities of texts", "prompt_logprobs"),
@@ -68,7 +65,7 @@ REFUSED = {  # name: why, or what to do; and the value that asks for nothing, as
     **_refused("use stop", "stop_strings"),
     **_refused("a job writes whole texts", stream=False),
     **_refused("a result has no prompt", echo=False),
-    **{name: (inputs.NOT_HERE[name], None) for name in ("length_penalty", "min_new_tokens", "no_repeat_ngram_size")},
+    **{name: (inputs.NOT_HERE[name], None) for name in NOT_HERE if name not in OTHER_NAMES},
     **_refused(inputs.NOT_HERE["best_of"], best_of=1),
     **_refused(inputs.NOT_HERE["min_new_tokens"], min_tokens=0),
 }

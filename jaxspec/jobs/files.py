@@ -1,7 +1,7 @@
 """A job over files: JSON lines in, chunks of JSON lines out, a manifest, and resuming.
 
 A chunk holds the results of a fixed range of the input's lines, in their order, and is written whole or not at all
-(`chunks` says how). What a job that was killed and goes on writes is what it would have written.
+(`chunks` says how). A killed job that goes on writes what it would have written.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ class InputShard(NamedTuple):
     index: int = 0
     count: int = 1
 
-    @property
-    def suffix(self) -> str:
-        """The part, as it stands in the names of files."""
-        return f"{self.index:05}-of-{self.count:05}"
+    suffix = property(lambda self: f"{self.index:05}-of-{self.count:05}", doc="The part, as in the names of files.")
 
 
 class Survey(NamedTuple):

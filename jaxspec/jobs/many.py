@@ -186,17 +186,17 @@ def generate_many(
 
     `slots` rows are decoded together by one program; when some are done, others take their places, prefilled while the
     program ran. So a batch does not wait for its longest row, and nothing is compiled after the first prompts of each
-    width. A prompt's text depends on the key, its number and the prompt alone, whatever else is in the job: it is that
-    of `generate` with the same key, where the prompt has that number among the prompts.
+    width. A prompt's text depends only on the key, its number and the prompt. `generate` writes the same text with the
+    same key, if the prompt has that number there.
 
     Args:
         target: the model whose distribution the texts have.
         prompts: any iterable, read as it is needed: texts, rows of token ids, chats (lists of messages, written in the
-            model's chat template), or dicts with "prompt" or "messages". A dict may also have an "id", a "number" in
-            place of the prompt's place in the iterable, and settings of its own in place of the job's:
-            "max_new_tokens" (at most the job's), "stop", "seed", "n" (texts of this prompt), "tools",
-            "chat_template_kwargs" and all options of sampling. Options that cannot differ from prompt to prompt are
-            errors; fields with other names come back in `Completion.fields`. Four prompts a slot are waited for
+            model's chat template), or dicts with "prompt" or "messages". A dict may also have an "id", and a "number"
+            in place of the prompt's place in the iterable. Its own settings take precedence over the job's: all
+            options of sampling, "max_new_tokens" (at most the job's), "stop", "seed", "n" (texts of this prompt),
+            "tools" and "chat_template_kwargs". Options that cannot differ from prompt to prompt are errors; fields
+            with other names come back in `Completion.fields`. Four prompts a slot are waited for
             before the first is decoded, and then always read ahead; rows stand still while the iterable is waited for.
             An error that it raises is raised when the results of all prompts before it were yielded.
         slots: rows that are decoded together; those that no prompt is left for stay idle.
@@ -219,8 +219,8 @@ def generate_many(
             `num_samples=1`. A job yields each as it is done, with its `Completion.sample`.
         varying: options of sampling that some prompts set, each with the largest value, such as {"temperature": 1.0,
             "top_k": 50}. The job compiles for them at its beginning; otherwise when it meets the first such prompt.
-        **options: `drafter`, `gamma`, `rule`, `policy`, `prefix`, `key`, `eos_ids`, `log_probs`, `top_log_probs`, and
-            options of sampling, as `generate` has them, with one value for all prompts. Prompts that follow a `prefix`
+        **options: `generate`'s options of sampling and its `drafter`, `gamma`, `rule`, `policy`, `prefix`, `key`,
+            `eos_ids`, `log_probs` and `top_log_probs`: one value for all prompts. Prompts that follow a `prefix`
             count its tokens as theirs, and are cut after it.
 
     Raises:
@@ -260,8 +260,8 @@ def generate_many(
     reader = PromptReader(target, prompts, limits, BLOCKS * slots, described, chat_template_kwargs, skipped)
     stopper = stopping.checked(stop, target)
     width = limits.prompt if max_prompt_tokens else None
-    sizes = _Sizes(slots, group, width, max_ahead if in_order else None)
-    job = _Job(prepared, reader, stopper, sizes, progress)
+    ahead = max_ahead if in_order else None
+    job = _Job(prepared, reader, stopper, progress, slots=slots, group=group, width=width, max_ahead=ahead)
     return _checked(job.run(), on_error)
 
 
@@ -269,15 +269,6 @@ class _Live(NamedTuple):
     request: JobPrompt
     rounds: tuple[Rounds, ...] = ()  # by calls of the program: its rounds, each [rounds]
     searched: int = 0  # of its tokens, those that are known to hold no stop string
-
-
-class _Sizes(NamedTuple):
-    """The sizes of a job; see `generate_many`."""
-
-    slots: int
-    group: int
-    width: int | None  # the longest prompt; None: as long as prompts come
-    max_ahead: int | None  # None: results are yielded as they are done
 
 
 class _Job:
@@ -293,11 +284,15 @@ class _Job:
         prepared: Prepared,
         reader: PromptReader,
         stop: stopping.Stop,
-        sizes: _Sizes,
         report: Callable[[Progress], Any] | None,
+        *,
+        slots: int,
+        group: int,
+        width: int | None,  # of the longest prompt; None: as long as prompts come
+        max_ahead: int | None,  # None: results are yielded as they are done
     ):
         self._prepared, self._reader, self._stop = prepared, reader, stop
-        self._slots, self._group, width, self._max_ahead = sizes
+        self._slots, self._group, self._max_ahead = slots, group, max_ahead
         self._bounded = "top_k" in reader.defaults
         self._is_fixed = width is not None  # the caller has said how long prompts are
         self._width = 0 if width is None else prepared.widths(width)[0]  # of slots that are not for long prompts

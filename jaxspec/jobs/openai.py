@@ -32,8 +32,8 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
 def response(rows: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
     """Returns the line for a request: a response whose choices are the texts of the prompt.
 
-    Counts that the form has no place for are under "jaxspec". No time is given, so that a job which was resumed writes
-    what one which was not does.
+    Counts that the form has no place for are under "jaxspec". The time is left out, so that a resumed job writes the
+    same lines.
 
     >>> row = dict(id="a", number=4, text="One.", finish="eos", error=None, prompt_tokens=3, new_tokens=2)
     >>> line = response([row], "small")

@@ -164,7 +164,8 @@ class PromptReader:
     def _requests(self, block: list[tuple[int, Any]]) -> Iterator[JobPrompt]:
         requests = [self._described(order, value) for order, value in block]
         texts = [index for index, (_, content) in enumerate(requests) if isinstance(content, str)]
-        encoded = dict(zip(texts, self._encoded([requests[i][1] for i in texts]), strict=True))
+        ids = self._target.tokenizer([requests[i][1] for i in texts])["input_ids"] if texts else []
+        encoded = dict(zip(texts, ids, strict=True))
         for index, (request, content) in enumerate(requests):
             if request.error is None:
                 kind = "text" if index in encoded else "ids"
@@ -266,11 +267,7 @@ class PromptReader:
             inputs.check_text(prompt, number)
             if self._target.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give token ids instead of text")
-            return prompt
         return prompt
-
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
-        return self._target.tokenizer(texts)["input_ids"] if texts else []
 
     def _with_tokens(self, request: JobPrompt, content: Any, kind: str) -> JobPrompt | None:
         """Returns the prompt with its tokens, or with what is wrong with it; None if it is to be skipped."""

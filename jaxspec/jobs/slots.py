@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -237,17 +238,16 @@ class Slots:
         target, draft = request.sampling_params, request.draft_sampling_params
 
         def column(field: str, like: Array) -> np.ndarray:
-            values = [self._sampling if row.sampling is None else row.sampling for row in rows]
             default = np.broadcast_to(NEUTRAL[field], (1, *like.shape[1:])) if self._sampling is not None else like
-            return np.concatenate([np.asarray((fields or {}).get(field, default)) for fields in values]).astype(
-                like.dtype
-            )
+            column_rows = [np.asarray(of_row.get(field, default)) for of_row in self._values_of(rows)]
+            return np.concatenate(column_rows).astype(like.dtype)
 
         # One array a field, [rows] or [rows, vocab], in the dtype that the program was compiled for.
         arrays = {name: like for name, like in target._asdict().items() if name not in ("processors", "structured")}
         fields: Any = {name: None if like is None else column(name, like) for name, like in arrays.items()}
         fields["processors"] = token_rows.repeat_rows(target.processors, len(rows))
-        fields["structured"] = self._structured_of(rows)
+        # On the host: a slot's tables are donated with its state.
+        fields["structured"] = None if self._pool is None else values(self._pool, self._entries_of(rows))
         if draft is None:
             return type(target)(**fields), None
         # NaN is a drafter without a temperature of its own, and a greedy row has a greedy drafter.
@@ -255,18 +255,15 @@ class Slots:
         drafts = np.where(temperature > 0, np.where(np.isnan(drafts), temperature, drafts), temperature)
         return type(target)(**fields), type(target)(**fields | {"temperature": drafts})
 
-    def _structured_of(self, rows: Sequence[Row]) -> Any:
-        """The values of structured output, on the host: a slot's tables are donated with its state."""
-        return None if self._pool is None else values(self._pool, self._entries_of(rows))
+    def _values_of(self, rows: Sequence[Row]) -> list[Mapping[str, np.ndarray]]:
+        return [(self._sampling if row.sampling is None else row.sampling) or {} for row in rows]
 
     def _entries_of(self, rows: Sequence[Row]) -> list[Any]:
-        fields = [self._sampling if row.sampling is None else row.sampling for row in rows]
-        biases = [None if values_of_row is None else values_of_row.get("bias") for values_of_row in fields]
-        return [
-            entry
-            for row, bias in zip(rows, biases, strict=True)
-            for entry in pattern_rows([row.pattern], bias, np.array([row.max_new_tokens]))
-        ]
+        pairs = zip(rows, self._values_of(rows), strict=True)
+        lists = (
+            pattern_rows([row.pattern], of_row.get("bias"), np.array([row.max_new_tokens])) for row, of_row in pairs
+        )
+        return list(itertools.chain.from_iterable(lists))
 
     @property
     def _common(self) -> dict[str, Any]:

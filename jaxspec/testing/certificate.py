@@ -98,20 +98,9 @@ def _row_by_row(policy: core.BoundPolicy | core.Policy) -> core.BoundPolicy:
     def max_draft(params: Any, state: Any, gamma: int, left: Int[Array, " N"]) -> Int[Array, " N"]:
         return alone(lambda params, state, left: functions.max_draft(params, state, gamma, left), params, state, left)
 
-    row_by_row = functions._replace(max_draft=max_draft, update=functools.partial(alone, functions.update))
-    if (shorten_rows := functions.shorten) is not None:
-
-        def shorten(
-            params: Any,
-            state: Any,
-            draft: core.Draft,
-            left: Int[Array, " N"],
-            shorten_rows: core.PolicyShorten = shorten_rows,
-        ) -> Int[Array, " N"]:
-            return alone(shorten_rows, params, state, draft, left)
-
-        row_by_row = row_by_row._replace(shorten=shorten)
-    return core.BoundPolicy(row_by_row, params)
+    update, shorten = functools.partial(alone, functions.update), functions.shorten
+    shorten = None if shorten is None else functools.partial(alone, shorten)
+    return core.BoundPolicy(functions._replace(max_draft=max_draft, update=update, shorten=shorten), params)
 
 
 def certify_prepared(prepared: Prepared, steps: int) -> float:
@@ -180,8 +169,8 @@ def decoder_distribution(
         The probability of each sequence that has one.
 
     Raises:
-        ValueError: more than one row; a decoder that draws in another way, or twice with one key; a state with an
-            array that does not have the batch first; a rule whose verdict is impossible on some path.
+        ValueError: more than one row; a decoder that draws in another way, or twice with one key. An array of the state
+            does not have the batch first. The rule's verdict is impossible on some path.
         FloatingPointError: the target's logits are not finite on some path.
         RuntimeError: a round that commits nothing, or one whose outcomes cannot be enumerated.
 

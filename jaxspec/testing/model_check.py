@@ -103,78 +103,103 @@ def check_model(model: Model, *, length: int = 8, seed: int = 0, tolerance: floa
     return apart
 
 
-@programs.jit(static_argnames=("lm",))
-def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> dict[str, LogitsToCompare]:
-    """Reads a sequence in every way.
+class Sequences(NamedTuple):
+    """A model, the sequence that it reads, and another one that differs at every place."""
 
-    Args:
-        lm, params: the model.
-        tokens: the sequence, and another one that differs at every place.
-    """
-    row, other = tokens
-    length, is_decoder = row.shape[0], lm.limits.start_token is None
+    lm: LanguageModel
+    params: Params
+    row: Int[Array, " L"]
+    other: Int[Array, " L"]
+
     # An encoder-decoder's row begins with its start token, and its encoder reads the same text throughout.
-    begin, before = (SPLIT, 0) if is_decoder else (0, 1)
-    rest, count = row[begin:], row.shape[0] - begin
-    readings = dict[str, LogitsToCompare]()
+    is_decoder = property(lambda self: self.lm.limits.start_token is None, doc="True for a decoder-only model.")
+    begin = property(lambda self: SPLIT if self.is_decoder else 0, doc="Tokens of the sequence before the fed ones.")
+    before = property(lambda self: 0 if self.is_decoder else 1, doc="Tokens of a row before the sequence.")
+    rest = property(lambda self: self.row[self.begin :], doc="The tokens that are fed, of which l are compared.")
 
-    def started(ends: Int[Array, " B"], padding: Int[Array, " L"]) -> tuple[Float[Array, "B V"], Cache]:
+    def started(self, ends: Int[Array, " B"], padding: Int[Array, " L"]) -> tuple[Float[Array, "B V"], Cache]:
         """Prefills a row for each end, with the sequence up to there and `padding` after it."""
-        rows = jnp.where(jnp.arange(length)[None] < ends[:, None], row[None], padding[None])
-        if not is_decoder:
-            rows, ends = jnp.broadcast_to(row[None], rows.shape), jnp.full_like(ends, SPLIT)
-        forward, cache = lm.prefill(params, Prompt(rows, ends), Room(length + before + ROOM))
+        length = len(self.row)
+        rows = jnp.where(jnp.arange(length)[None] < ends[:, None], self.row[None], padding[None])
+        if not self.is_decoder:
+            rows, ends = jnp.broadcast_to(self.row[None], rows.shape), jnp.full_like(ends, SPLIT)
+        forward, cache = self.lm.prefill(self.params, Prompt(rows, ends), Room(length + self.before + ROOM))
         return forward.logits[:, 0], cache
 
-    def fed(cache: Cache, new: Int[Array, "B T"], *parent: Any) -> tuple[Float[Array, "B T V"], Cache]:
-        forward, cache = lm.extend(params, cache, new, *parent)
+    def begun(self, rows: int) -> Cache:
+        """Prefills some rows, all alike, up to where tokens are fed."""
+        return self.started(jnp.full(rows, self.begin, jnp.int32), self.other)[1]
+
+    def fed(self, cache: Cache, new: Int[Array, "B T"], *parent: Any) -> tuple[Float[Array, "B T V"], Cache]:
+        """Feeds tokens to all rows."""
+        forward, cache = self.lm.extend(self.params, cache, new, *parent)
         return forward.logits, cache
 
-    def alike(rows: int) -> Int[Array, " B"]:
-        return jnp.full(rows, begin, jnp.int32)
-
-    def next_token(cache: Cache, token: Int[Array, ""]) -> tuple[Cache, Float[Array, " V"]]:
-        logits, cache = fed(cache, jnp.broadcast_to(token, (2, 1)))
+    def next_token(self, cache: Cache, token: Int[Array, ""]) -> tuple[Cache, Float[Array, " V"]]:
+        """Feeds one token to both rows."""
+        logits, cache = self.fed(cache, jnp.broadcast_to(token, (2, 1)))
         return cache, logits[0, 0]
 
+    def rewound(self, cache: Cache, position: Int[Array, ""] | int) -> Cache:
+        """Takes both rows back to a position of the sequence."""
+        return self.lm.rewind(cache, jnp.full(2, self.before, jnp.int32) + position)
+
+
+@programs.jit(static_argnames=("lm",))
+def _readings(lm: LanguageModel, params: Params, tokens: Int[Array, "2 L"]) -> dict[str, LogitsToCompare]:
+    """Reads a sequence in every way."""
+    s = Sequences(lm, params, *tokens)
     # Through the cache, a token at a time: what each further reading is compared with.
-    cache, cached = jax.lax.scan(next_token, started(alike(2), other)[1], rest)  # [count, V]
-    if is_decoder:
-        lengths = jnp.arange(1, length + 1, dtype=jnp.int32)
-        plain, _ = started(lengths, jnp.zeros_like(other))
-        readings["padding"] = LogitsToCompare(started(lengths, other)[0], plain)
-        readings["cache"] = LogitsToCompare(cached, plain[begin:])
+    cache, cached = jax.lax.scan(s.next_token, s.begun(2), s.rest)  # [l, V]
+    return _prompts(s, cached) | _passes(s, cached) | _rewinds(s, cache, cached)
 
-    # One pass over the rest; and one in which row i has other tokens from its place i + 1 on.
-    at_once, _ = fed(started(alike(2), other)[1], jnp.stack([rest, rest]))
-    readings["one pass"] = LogitsToCompare(at_once[0], cached)
-    changed = jnp.where(jnp.tri(count, dtype=bool), rest[None], other[None, begin:])
-    ahead, _ = fed(started(alike(count), other)[1], changed)
-    readings["causality"] = LogitsToCompare(jnp.diagonal(ahead, axis1=0, axis2=1).T, at_once[0])
 
-    # Rows of a batch that differ in all tokens; and rows of different lengths, each of which is fed its next token.
-    mixed, _ = fed(started(alike(2), other)[1], jnp.stack([rest, other[begin:]]))
-    readings["batch"] = LogitsToCompare(mixed[0], at_once[0])
-    if is_decoder:
-        _, ragged = started(jnp.arange(begin, length, dtype=jnp.int32), other)
+def _prompts(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
+    """Reads prompts, with and without padding; and rows of different lengths, each of which is fed its next token."""
+    readings, count = dict[str, LogitsToCompare](), len(s.rest)
+    if s.is_decoder:
+        lengths = jnp.arange(1, len(s.row) + 1, dtype=jnp.int32)
+        plain, _ = s.started(lengths, jnp.zeros_like(s.other))
+        readings["padding"] = LogitsToCompare(s.started(lengths, s.other)[0], plain)
+        readings["cache"] = LogitsToCompare(cached, plain[s.begin :])
+        _, ragged = s.started(lengths[s.begin - 1 : -1], s.other)
     else:
-        _, ragged = fed(started(alike(count), other)[1], jnp.broadcast_to(rest[None], (count, count)))
-        ragged = lm.rewind(ragged, before + jnp.arange(count, dtype=jnp.int32))
-    readings["ragged rows"] = LogitsToCompare(fed(ragged, rest[:, None])[0][:, 0], cached)
+        _, ragged = s.fed(s.begun(count), jnp.broadcast_to(s.rest[None], (count, count)))
+        ragged = s.lm.rewind(ragged, s.before + jnp.arange(count, dtype=jnp.int32))
+    readings["ragged rows"] = LogitsToCompare(s.fed(ragged, s.rest[:, None])[0][:, 0], cached)
+    return readings
+
+
+def _passes(s: Sequences, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
+    """Reads the rest in one pass: by itself, with other tokens from each place on, and beside another row."""
+    other, count = s.other[s.begin :], len(s.rest)
+    at_once, _ = s.fed(s.begun(2), jnp.stack([s.rest, s.rest]))
+    changed = jnp.where(jnp.tri(count, dtype=bool), s.rest[None], other[None])  # row i from its place i + 1 on
+    ahead, _ = s.fed(s.begun(count), changed)
+    mixed, _ = s.fed(s.begun(2), jnp.stack([s.rest, other]))
+    return {
+        "one pass": LogitsToCompare(at_once[0], cached),
+        "causality": LogitsToCompare(jnp.diagonal(ahead, axis1=0, axis2=1).T, at_once[0]),
+        "batch": LogitsToCompare(mixed[0], at_once[0]),
+    }
+
+
+def _rewinds(s: Sequences, cache: Cache, cached: Float[Array, "l V"]) -> dict[str, LogitsToCompare]:
+    """Takes tokens back, from each place on; and feeds a tree before the last two tokens."""
+    length = len(s.row)
 
     def taken_back(position: Int[Array, ""]) -> Float[Array, " V"]:
         """Feeds other tokens from a place of the sequence on, takes them back, and feeds the sequence's own."""
-        end = jnp.full(2, before, jnp.int32) + position
-        _, after = fed(lm.rewind(cache, end), jnp.broadcast_to(other[:ROOM], (2, ROOM)))
-        return next_token(lm.rewind(after, end), row[position])[1]
+        _, after = s.fed(s.rewound(cache, position), jnp.broadcast_to(s.other[:ROOM], (2, ROOM)))
+        return s.next_token(s.rewound(after, position), s.row[position])[1]
 
-    readings["rewinds"] = LogitsToCompare(jax.lax.map(taken_back, jnp.arange(begin, length, dtype=jnp.int32)), cached)
-
+    places = jnp.arange(s.begin, length, dtype=jnp.int32)
+    readings = {"rewinds": LogitsToCompare(jax.lax.map(taken_back, places), cached)}
+    if s.lm.select is None:
+        return readings
     # A tree of two branches before the last two tokens: others, and the sequence's own.
-    if lm.select is not None:
-        last = length - 2
-        nodes = jnp.stack([other[last], row[last], other[last + 1], row[last + 1]])
-        parent = jnp.broadcast_to(jnp.array([-1, -1, 0, 1], jnp.int32), (2, 4))
-        tree, _ = fed(lm.rewind(cache, jnp.full(2, before + last, jnp.int32)), jnp.stack([nodes, nodes]), parent)
-        readings["trees"] = LogitsToCompare(tree[0, jnp.array([1, 3])], cached[-2:])
-    return readings
+    last = length - 2
+    nodes = jnp.stack([s.other[last], s.row[last], s.other[last + 1], s.row[last + 1]])
+    parent = jnp.broadcast_to(jnp.array([-1, -1, 0, 1], jnp.int32), (2, 4))
+    tree, _ = s.fed(s.rewound(cache, last), jnp.stack([nodes, nodes]), parent)
+    return readings | {"trees": LogitsToCompare(tree[0, jnp.array([1, 3])], cached[-2:])}

@@ -27,20 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import State
-from jaxspec.testing.paths import (
-    NONE,
-    Drawn,
-    Paths,
-    Runs,
-    Watch,
-    differ,
-    fresh,
-    is_uniform,
-    joined,
-    matches,
-    normalised,
-    take,
-)
+from jaxspec.testing.paths import NONE, Drawn, Paths, Runs, Watch, differ, is_uniform, matches, normalised, take
 from jaxspec.testing.script import ScriptedCall
 from jaxspec.testing.splitting import Contexts, split
 from jaxspec.testing.tape import UNIFORMS
@@ -105,7 +92,7 @@ class Outcomes:
 
     def _finished(self, count: int) -> tuple[Paths, Int[np.ndarray, " N"]]:
         """Splits paths until all are finished, and returns them with a completion of each."""
-        paths, turn, ready, stuck = fresh(count), 0, [], 0
+        paths, turn, ready, stuck = Paths.fresh(count), 0, [], 0
         while len(paths.source):
             turn += TURNS
             last, paths = take(paths, slice(-AT_ONCE, None)), take(paths, slice(None, -AT_ONCE))
@@ -115,8 +102,8 @@ class Outcomes:
             stuck = stuck + 1 if len(children.source) == len(last.source) and not finished.any() else 0
             if stuck > PATIENCE:
                 raise NotEnumerable(self._together(last))
-            paths = joined([paths, children])
-        return joined([part for part, _ in ready]), np.concatenate([turns for _, turns in ready])
+            paths = Paths.joined([paths, children])
+        return Paths.joined([part for part, _ in ready]), np.concatenate([turns for _, turns in ready])
 
     def _together(self, paths: Paths) -> str:
         """Says which draws of a path matter only together."""

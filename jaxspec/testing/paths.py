@@ -32,6 +32,34 @@ class Paths(NamedTuple):
     low: Int[np.ndarray, "N S"]
     high: Int[np.ndarray, "N S"]
 
+    @classmethod
+    def fresh(cls, count: int) -> Paths:
+        """Makes one path from each row, with all its draws open."""
+        none = np.zeros((count, 0), np.int32)
+        return cls(np.arange(count), none.astype(np.uint64), none, none, none)
+
+    @classmethod
+    def joined(cls, parts: list[Paths]) -> Paths:
+        """Concatenates paths."""
+        most = max(part.number.shape[1] for part in parts)
+
+        def together(name: str) -> np.ndarray:
+            fill = NONE if name == "number" else 0
+            entries = [getattr(part, name) for part in parts]  # padded to as many draws as any path fixes
+            return np.concatenate([np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in entries])
+
+        return cls(np.concatenate([part.source for part in parts]), *map(together, cls._fields[1:]))
+
+    def fixing(self, key: np.ndarray, number: np.ndarray, low: np.ndarray, high: np.ndarray) -> Paths:
+        """Fixes one more draw of each path, or makes the interval of a uniform smaller."""
+        is_fixed = matches(self, key[:, None], number[:, None])[:, 0]
+        old = self.key, np.where(is_fixed, NONE, self.number), self.low, self.high
+        pairs = zip(old, (key, number, low, high), strict=True)
+        key, number, low, high = (np.column_stack(pair) for pair in pairs)
+        order = np.argsort(number == NONE, axis=1, kind="stable")  # no path grows by what others fix
+        most = int((number != NONE).sum(axis=1).max(initial=0))
+        return Paths(self.source, *(np.take_along_axis(x, order, axis=1)[:, :most] for x in (key, number, low, high)))
+
 
 class Drawn(NamedTuple):
     """The draws that rows have made, in order; `tape.Record` has the meaning of the entries."""
@@ -55,35 +83,6 @@ class Look(NamedTuple):
 def take(tree: Any, index: Any) -> Any:
     """Takes rows of every array of a tree."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def fresh(count: int) -> Paths:
-    """Makes one path from each row, with all its draws open."""
-    none = np.zeros((count, 0), np.int32)
-    return Paths(np.arange(count), none.astype(np.uint64), none, none, none)
-
-
-def joined(parts: list[Paths]) -> Paths:
-    """Concatenates paths."""
-    most = max(part.number.shape[1] for part in parts)
-
-    def together(name: str) -> np.ndarray:
-        fill = NONE if name == "number" else 0
-        entries = [getattr(part, name) for part in parts]  # padded to as many draws as any path fixes
-        return np.concatenate([np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in entries])
-
-    return Paths(np.concatenate([part.source for part in parts]), *map(together, Paths._fields[1:]))
-
-
-def fixing(paths: Paths, key: np.ndarray, number: np.ndarray, low: np.ndarray, high: np.ndarray) -> Paths:
-    """Fixes one more draw of each path, or makes the interval of a uniform smaller."""
-    is_fixed = matches(paths, key[:, None], number[:, None])[:, 0]
-    old = paths.key, np.where(is_fixed, NONE, paths.number), paths.low, paths.high
-    pairs = zip(old, (key, number, low, high), strict=True)
-    key, number, low, high = (np.column_stack(pair) for pair in pairs)
-    order = np.argsort(number == NONE, axis=1, kind="stable")  # no path grows by what others fix
-    most = int((number != NONE).sum(axis=1).max(initial=0))
-    return Paths(paths.source, *(np.take_along_axis(x, order, axis=1)[:, :most] for x in (key, number, low, high)))
 
 
 def is_uniform(number: Int[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:

@@ -17,20 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.testing.paths import (
-    NONE,
-    SAME,
-    Look,
-    Paths,
-    Runs,
-    differ,
-    distributions,
-    fixing,
-    is_uniform,
-    joined,
-    matches,
-    take,
-)
+from jaxspec.testing.paths import NONE, SAME, Look, Paths, Runs, differ, distributions, is_uniform, matches, take
 from jaxspec.testing.tape import UNIFORMS
 
 WIDTH = 3  # C
@@ -81,7 +68,7 @@ def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
     left = ~(by_uniform | by_token)
     rows = (np.flatnonzero(left)[:, None] * WIDTH + np.arange(WIDTH)).reshape(-1)
     parts += _by_distributions(runs, parts.pop(0), take(contexts, rows))
-    return joined(parts)
+    return Paths.joined(parts)
 
 
 def _by_distributions(runs: Runs, paths: Paths, contexts: Contexts) -> list[Paths]:
@@ -236,7 +223,7 @@ def _halves(paths: Paths, key: np.ndarray, number: np.ndarray, point: np.ndarray
     entry = matches(paths, key[:, None], number[:, None])[:, 0]
     low = np.where(entry, paths.low, 0).sum(axis=1)
     high = np.where(entry.any(axis=1), np.where(entry, paths.high, 0).sum(axis=1), UNIFORMS)
-    return [fixing(paths, key, number, low, point), fixing(paths, key, number, point, high)]
+    return [paths.fixing(key, number, low, point), paths.fixing(key, number, point, high)]
 
 
 def _each_token(paths: Paths, key: np.ndarray, number: np.ndarray, log_probs: Float[np.ndarray, "N V"]) -> Paths:
@@ -244,4 +231,4 @@ def _each_token(paths: Paths, key: np.ndarray, number: np.ndarray, log_probs: Fl
     if np.isnan(log_probs).any():
         raise FloatingPointError("a draw from a distribution with NaN in it, on a path of nonzero probability")
     path, token = np.indices(log_probs.shape).reshape(2, -1)
-    return fixing(take(paths, path), key[path], number[path], token, token + 1)
+    return take(paths, path).fixing(key[path], number[path], token, token + 1)

@@ -42,10 +42,8 @@ class Bucket(NamedTuple):
     target: int
     rows: int
 
-    @property
-    def width(self) -> int:
-        """Tokens of a target row: one more than predictions for a language model, whose first token predicts."""
-        return self.target + (self.source == 0)
+    # A language model's row has one more than predictions: its first token predicts.
+    width = property(lambda self: self.target + (self.source == 0), doc="Tokens of a target row.")
 
 
 def read_pairs(

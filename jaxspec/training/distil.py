@@ -66,9 +66,9 @@ def own_texts(
     if len(options.answers) != len(tasks):
         raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
     if teacher.lm.limits.start_token is None:
-        longest += 1 - options.prompt
+        longest, n = longest + 1 - options.prompt, options.prompt
         tasks = {
-            task: [_split(text, options.prompt) for text in texts if len(text.target) > options.prompt]
+            task: [Example(x.target[:n], x.target[n:]) for x in texts if len(x.target) > n]
             for task, texts in tasks.items()
         }
     learnt: dict[str, list[Example]] = {}
@@ -79,16 +79,11 @@ def own_texts(
             end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
             learnt[task] += answers(teacher, few, path.with_name(path.name + end), longest, progress, temperature)
     if teacher.lm.limits.start_token is None:
-        return {task: [_join(example) for example in examples] for task, examples in learnt.items()}
+        return {
+            task: [Example(x.source[:0], np.concatenate([x.source, x.target]).astype(np.int32)) for x in examples]
+            for task, examples in learnt.items()
+        }
     return learnt
-
-
-def _split(text: Example, prompt: int) -> Example:
-    return Example(text.target[:prompt], text.target[prompt:])
-
-
-def _join(example: Example) -> Example:
-    return Example(example.source[:0], np.concatenate([example.source, example.target]).astype(np.int32))
 
 
 def answers(

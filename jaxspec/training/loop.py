@@ -33,10 +33,7 @@ class TrainState(NamedTuple):
     optimizer: Any
     average: Any = None
 
-    @property
-    def best(self) -> Any:
-        """The parameters that are evaluated and kept: the average, if there is one."""
-        return self.params if self.average is None else self.average
+    best = property(lambda self: self.params if self.average is None else self.average, doc="The parameters to keep.")
 
 
 COMPILED_AHEAD = 50  # batches whose shapes are compiled before the first step, all at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,7 @@ def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> Trainin
     objective = Objective(with_fixed(loss_of(recipe), fixed), training, report, heldout)
     if recipe.early_exit is not None:
         objective = objective._replace(inputs=early_exit.numbered)
-
-    def save(params: Params, held_out: float, to: Destination) -> str:
-        return write(recipe, params, held_out, folder, work, to)
-
-    return TrainingRun(params, fixed, objective, save)
+    return TrainingRun(params, fixed, objective, functools.partial(write, recipe, folder, work))
 
 
 def heldout_batches(recipe: Recipe, folder: Path) -> Batches:
@@ -130,7 +127,7 @@ def beside_teacher(recipe: Recipe, params: Params, folder: Path) -> tuple[float,
     return 1 - evaluate(jax.jit(distance), params, heldout.once()), teachers_loss
 
 
-def write(recipe: Recipe, params: Params, held_out: float, folder: Path, work: Path, to: Destination) -> str:
+def write(recipe: Recipe, folder: Path, work: Path, params: Params, held_out: float, to: Destination) -> str:
     """Writes a trained model as `jaxspec.load` reads it; returns a line that describes it."""
     provenance: dict[str, Any] = {"jaxspec": jaxspec.__version__, "heldout_loss": round(held_out, 4)}
     provenance["steps"], compared, shares = recipe.train.steps, "", None

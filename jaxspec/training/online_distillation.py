@@ -25,7 +25,7 @@ from jaxspec.core import BoundDrafter, LanguageModel, Model, Params, Prompt, pro
 from jaxspec.core.checks import at_least, one_of
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
-from jaxspec.training.divergences import DIVERGENCES
+from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.top_tokens import log_probs_of, most_probable, with_the_rest
 
 POSITIONS = ("rejected", "all")
@@ -138,9 +138,9 @@ def online(
     at_least(1, max_prompt=max_prompt, max_new_tokens=max_new_tokens, top_k=top_k, rows=rows, steps=steps)
     if size < rows:
         raise ValueError(f"size is {size} and rows {rows}: expected a buffer of at least the rows of a step")
-    draft, divergence_of = _model_of(drafter), DIVERGENCES[divergence]
+    draft = _model_of(drafter)
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
-    encoder = draft.lm.encoder
+    step = _step_of(draft, optimizer, DIVERGENCES[divergence], rows, seed)
 
     def fresh() -> OnlineState:
         params, zero = _learnt(draft.params), jnp.zeros((), jnp.int32)
@@ -171,8 +171,24 @@ def online(
             raise FloatingPointError(f"the losses are {losses}: {advice}")
         return jax.device_put(state, places), float(np.mean(losses))
 
+    return Online(lambda: jax.device_put(fresh(), places), current, update)
+
+
+def _step_of(
+    draft: Model, optimizer: optax.GradientTransformation, divergence: Divergence, rows: int, seed: int
+) -> Callable[[OnlineState], tuple[OnlineState, Float[Array, ""]]]:
+    """Makes a compiled optimizer step on some random rows of the buffer; its loss is NaN where a parameter is."""
+    encoder = draft.lm.encoder
+
+    def mean_divergence(params: Params, sample: Buffer) -> Float[Array, ""]:
+        params = _with_learnt(draft.params, params)
+        log_q = log_probs_of(draft.lm, params, sample.prompt, sample.tokens, sample.top)
+        by_token = divergence(with_the_rest(sample.log_p), with_the_rest(log_q), sample.learn)
+        return jnp.sum(by_token * sample.learn) / jnp.maximum(jnp.sum(sample.learn), 1.0)
+
     @jax.jit
     def step(state: OnlineState) -> tuple[OnlineState, Float[Array, ""]]:
+        size = state.buffer.learn.shape[0]
         drawn = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), state.step), (size,))
         empty = (jnp.arange(size) >= state.rows).astype(drawn.dtype)
         sample = token_rows.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])  # of the rows that are filled
@@ -186,13 +202,7 @@ def online(
         state = state._replace(params=params, optimizer=optimizer_state, step=state.step + 1)
         return state, jnp.where(finite, value, jnp.nan)
 
-    def mean_divergence(params: Params, sample: Buffer) -> Float[Array, ""]:
-        params = _with_learnt(draft.params, params)
-        log_q = log_probs_of(draft.lm, params, sample.prompt, sample.tokens, sample.top)
-        by_token = divergence_of(with_the_rest(sample.log_p), with_the_rest(log_q), sample.learn)
-        return jnp.sum(by_token * sample.learn) / jnp.maximum(jnp.sum(sample.learn), 1.0)
-
-    return Online(lambda: jax.device_put(fresh(), places), current, update)
+    return step
 
 
 class NewTexts(NamedTuple):

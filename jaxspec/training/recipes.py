@@ -20,24 +20,15 @@ HEADS = {kind.name: kind.sizes for kind in KINDS if kind.sizes is not None}
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The data to train on.
+    """The data to train on; files and folders are relative to the data folder."""
 
-    Attributes:
-        train, heldout: JSON-lines files, relative to the data folder.
-        tokenizer: a tokenizer folder, relative to the data folder; of a head's recipe empty: the target's.
-        shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
-        tasks: the file's tasks to use (empty for a language model).
-        repeat: how often each of the tasks counts in an epoch (empty: once each).
-        also: more files to train on; one that is named n times counts n times.
-    """
-
-    train: str
+    train: str  # JSON lines
     heldout: str
-    shapes: tuple[tuple[int, int], ...]
-    tokenizer: str = ""
-    tasks: tuple[str, ...] = ()
-    repeat: tuple[int, ...] = ()
-    also: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, int], ...]  # of batches, [source, target] in tokens ([0, target] for a language model)
+    tokenizer: str = ""  # a tokenizer's folder; of a head's recipe empty: the target's
+    tasks: tuple[str, ...] = ()  # the file's tasks to use (empty for a language model)
+    repeat: tuple[int, ...] = ()  # how often each of the tasks counts in an epoch (empty: once each)
+    also: tuple[str, ...] = ()  # more files to train on; one that is named n times counts n times
 
     @property
     def longest(self) -> int:
@@ -62,38 +53,24 @@ def check_data(data: Data, encoder: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """The length, the optimizer and the schedule of a run.
-
-    Attributes:
-        steps, batch_tokens: length of the run; source plus target tokens of a batch, padding included.
-        learning_rate: peak rate, relative to the root mean square of each parameter.
-        warmup, decay: steps of linear warm-up; share of the run that decays linearly to 0.
-        clip: global norm to clip gradients to.
-        seed: the seed of initialisation and data order.
-        evaluate_every, save_every: steps between held-out losses, and between checkpoints.
-        start: a checkpoint to begin from instead of random parameters, brought to the recipe's shape (`nets.resize`).
-        dtype: the dtype of the computation in training, "float32" or "bfloat16"; parameters and optimizer are always
-            float32.
-        average: decay per step of the exponential moving average of the parameters that is evaluated and returned,
-            such as 0.999; 0 for none.
-        dropout: share of the entries that each block adds to the residual stream that are dropped in a step.
-        stored: "int8" or "int4": the loss is that of parameters rounded so, from the step on at which the rate
-            decays, for a checkpoint of that dtype. Empty for no rounding.
-    """
+    """The length, the optimizer and the schedule of a run."""
 
     steps: int
-    batch_tokens: int
-    learning_rate: float
-    warmup: int = 100
-    decay: float = 0.3
-    clip: float = 1.0
-    seed: int = 0
-    evaluate_every: int = 250
-    save_every: int = 250
-    start: str = ""
-    dtype: str = "float32"
+    batch_tokens: int  # source plus target tokens of a batch, padding included
+    learning_rate: float  # the peak, relative to the root mean square of each parameter
+    warmup: int = 100  # steps of linear warm-up
+    decay: float = 0.3  # the share of the run that decays linearly to 0
+    clip: float = 1.0  # global norm to clip gradients to
+    seed: int = 0  # of initialisation and data order
+    evaluate_every: int = 250  # steps between held-out losses
+    save_every: int = 250  # steps between checkpoints
+    start: str = ""  # a checkpoint to begin from, brought to the recipe's shape (`nets.resize`); empty: random
+    dtype: str = "float32"  # of the computation, or "bfloat16"; parameters and optimizer are always float32
+    # decay per step of the exponential moving average of the parameters that is evaluated and kept, as 0.999; 0: none
     average: float = 0.0
-    dropout: float = 0.0
+    dropout: float = 0.0  # share of the entries that each block adds to the residual stream, dropped in a step
+    # "int8" or "int4": the loss is that of parameters rounded so, from the step on at which the rate decays, for a
+    # checkpoint of that dtype; empty: no rounding
     stored: str = ""
 
     def __post_init__(self):
@@ -106,20 +83,13 @@ class Train:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The texts of the target's own that a drafter learns from.
+    """The texts of the target's own that a drafter learns from."""
 
-    Attributes:
-        answers: how many training inputs of each task the target answers; the drafter then learns on these answers
-            alone. Empty: on the data.
-        temperatures: each input is answered once at each of these temperatures; 0 is greedy.
-        texts: how often the data's own examples count beside the answers, in an epoch.
-        prompt: how many tokens of a text a decoder-only model, target or drafter, is given to continue.
-    """
-
+    # how many training inputs of each task the target answers, to learn on these answers alone; empty: on the data
     answers: tuple[int, ...] = ()
-    temperatures: tuple[float, ...] = (0.0,)
-    texts: int = 0
-    prompt: int = 16
+    temperatures: tuple[float, ...] = (0.0,)  # each input is answered once at each of these; 0 is greedy
+    texts: int = 0  # how often the data's own examples count beside the answers, in an epoch
+    prompt: int = 16  # tokens of a text that a decoder-only model, target or drafter, is given to continue
 
     def __post_init__(self):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -131,26 +101,19 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True)
 class Distil(Answers):
-    """Whom to learn from, besides the teacher's answers; see `training.distil`.
+    """Whom to learn from, besides the teacher's answers; see `training.distil`."""
 
-    Attributes:
-        teacher: a checkpoint: the target that the model will draft for.
-        weight: the weight of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0
-            spares the teacher's passes, most of the cost of a step: the choice for a small budget, with answers.
-        divergence: a name of `training.divergences.DIVERGENCES`.
-        own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
-            (`training.distil.on_policy`).
-        draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
-            in the data if there are none; None: all.
-        share_encoder: whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a
-            drafter it then reads what the target has made of a prompt (`drafters.share_encoder`).
-    """
-
-    teacher: str
+    teacher: str  # a checkpoint: the target that the model will draft for
+    # of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0 spares the teacher's
+    # passes, most of the cost of a step: the choice for a small budget, with answers
     weight: float = 1.0
-    divergence: str = "kl"
-    own: float = 0.0
+    divergence: str = "kl"  # a name of `training.divergences.DIVERGENCES`
+    own: float = 0.0  # share of the rows of a batch whose text the drafter samples itself (`training.distil.on_policy`)
+    # how many tokens it drafts: its head is trimmed to the most frequent ones in the answers, or else in the data;
+    # None: all
     draft_vocab: int | None = None
+    # whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a drafter it then
+    # reads what the target has made of a prompt (`drafters.share_encoder`)
     share_encoder: bool = False
 
     def __post_init__(self):
@@ -169,20 +132,14 @@ CURRICULA = ("rotating", "gradual")
 
 @dataclasses.dataclass(frozen=True)
 class EarlyExit:
-    """The way a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`.
+    """The way a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`."""
 
-    Attributes:
-        scale: weight of the losses of early exits, the paper's e_scale.
-        dropout: how often a row skips the last layer, the paper's p_max; earlier layers are skipped less.
-        curriculum: the choice of exits that learn in a step. "rotating": every `every`-th one, others in the next step.
-            "gradual": from the last to the first, one more from time to time, all after half of the run.
-        every: with "rotating", each exit learns once in so many steps.
-    """
-
-    scale: float = 0.2
-    dropout: float = 0.1
+    scale: float = 0.2  # weight of the losses of early exits, the paper's e_scale
+    dropout: float = 0.1  # how often a row skips the last layer, the paper's p_max; earlier layers are skipped less
+    # the choice of exits that learn in a step. "rotating": every `every`-th one, others in the next step. "gradual":
+    # from the last to the first, one more from time to time, all after half of the run
     curriculum: str = "rotating"
-    every: int = 4
+    every: int = 4  # with "rotating", each exit learns once in so many steps
 
     def __post_init__(self):
         one_of(self.curriculum, "curriculum", CURRICULA)
@@ -231,32 +188,22 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Learn(Answers):
-    """The objective of a drafter that reads its target's hidden states; see `training.head_loss`.
+    """The objective of a drafter that reads its target's hidden states; see `training.head_loss`."""
 
-    Attributes:
-        depths: draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a block.
-        decay: weight of each draft token, relative to the one before it: 0.8 for EAGLE-3 and Medusa, 0.6 for MTP.
-        kl: share of the steps, at the beginning, with the forward KL divergence from the target's distribution.
-        divergence: after these: a name of `training.divergences.DIVERGENCES`.
-        regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
-        own: weight of a kind's own lesson: the walk of DFlash 2 through its candidates, the estimate of a confidence
-            head (DSpark). Nothing where a drafter has neither.
-        hard: whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains it;
-            otherwise it learns the target's distribution among the candidates.
-        stride: drafts begin at every `stride`-th position; the first one changes from batch to batch.
-        chunk: positions of a batch, about, whose logits are in memory at once.
-        temperatures: the temperatures of `Answers`; samples unless the recipe says otherwise.
-    """
-
-    depths: int = 0
-    decay: float = 0.8
-    kl: float = 0.5
-    divergence: str = "blend"
-    regression: float = 0.0
+    depths: int = 0  # draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a block
+    decay: float = 0.8  # weight of each draft token over that before it: 0.8 for EAGLE-3 and Medusa, 0.6 for MTP
+    kl: float = 0.5  # share of the steps, at the beginning, with the forward KL from the target's distribution
+    divergence: str = "blend"  # after these: a name of `training.divergences.DIVERGENCES`
+    regression: float = 0.0  # weight of the distance from the target's hidden states of those that EAGLE-1 predicts
+    # weight of a kind's own lesson: the walk of DFlash 2 through its candidates, the estimate of a confidence head
+    # (DSpark); nothing where a drafter has neither
     own: float = 1.0
+    # whether DFlash 2's walk learns the target's most probable token alone, as `speculators` trains it; otherwise it
+    # learns the target's distribution among the candidates
     hard: bool = False
-    stride: int = 1
-    chunk: int = 256
+    stride: int = 1  # drafts begin at every `stride`-th position; the first one changes from batch to batch
+    chunk: int = 256  # positions of a batch, about, whose logits are in memory at once
+    # those of `Answers`; samples unless the recipe says otherwise
     temperatures: tuple[float, ...] = dataclasses.field(default=(1.0,), kw_only=True)
 
     def __post_init__(self):
@@ -269,20 +216,14 @@ class Learn(Answers):
 
 @dataclasses.dataclass(frozen=True)
 class HeadRecipe:
-    """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`.
-
-    Attributes:
-        target: the source for `jaxspec.load`.
-        head: its sizes: what its kind takes (`draft_heads.KINDS`).
-        learn, data, train: the recipe's other tables. `train.start` is a folder that `jaxspec.load_drafter` takes.
-    """
+    """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`."""
 
     name: str
     family: str
-    target: str
-    head: Any
+    target: str  # the source for `jaxspec.load`
+    head: Any  # its sizes: what its kind takes (`draft_heads.KINDS`)
     data: Data
-    train: Train
+    train: Train  # whose `start` is a folder that `jaxspec.load_drafter` takes
     learn: Learn = dataclasses.field(default_factory=Learn)
 
     def __post_init__(self):
@@ -296,36 +237,22 @@ class HeadRecipe:
 
 @dataclasses.dataclass(frozen=True)
 class NGramTexts:
-    """The n-grams to count.
+    """The n-grams to count."""
 
-    Attributes:
-        train, heldout: JSON-lines files, relative to the data folder.
-        field: the field with the text that a drafter continues: the output, where there is an input.
-        tasks: the files' tasks to use; empty for all.
-    """
-
-    train: str
+    train: str  # JSON lines, relative to the data folder
     heldout: str
-    field: str = "text"
-    tasks: tuple[str, ...] = ()
+    field: str = "text"  # the field with the text that a drafter continues: the output, where there is an input
+    tasks: tuple[str, ...] = ()  # the files' tasks to use; empty for all
 
 
 @dataclasses.dataclass(frozen=True)
 class NGramTables:
-    """N-gram tables; see `drafters.ngram`.
+    """N-gram tables; see `drafters.ngram`."""
 
-    Attributes:
-        target: the model that they draft for, whose vocabulary and start token they take over: what `jaxspec.load`
-            takes.
-        order: 1 for unigrams, 2 for bigrams, ...
-        followers: tokens stored after each context.
-        least: contexts seen less often than this are left out.
-    """
-
-    target: str
-    order: int
-    followers: int = 8
-    least: int = 1
+    target: str  # what `jaxspec.load` takes: drafted for; the tables take over its vocabulary and start token
+    order: int  # 1 for unigrams, 2 for bigrams, ...
+    followers: int = 8  # tokens stored after each context
+    least: int = 1  # contexts seen less often than this are left out
 
     def __post_init__(self):
         at_least(1, order=self.order, followers=self.followers, least=self.least)

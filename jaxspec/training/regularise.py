@@ -16,7 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from jaxspec.core import Params
 from jaxspec.nets.dense import Dense
@@ -50,15 +50,12 @@ def dropout(rate: float, key: Key[Array, ""]) -> contextlib.AbstractContextManag
         adds = isinstance(module, Embedding) or (isinstance(module, Dense) and module.name == OUTPUT)
         if not adds or context.method_name != "__call__":
             return output
-        path = "/".join(map(str, module.path)).encode()
-        return _drop(output, rate, jax.random.fold_in(key, zlib.crc32(path) >> 1))
+        module_key = jax.random.fold_in(key, zlib.crc32("/".join(map(str, module.path)).encode()) >> 1)
+        mask = output.shape[0], *(1 for _ in output.shape[1:-1]), output.shape[-1]  # [B, 1, M]
+        stays = jax.random.bernoulli(module_key, 1 - rate, mask)
+        return jnp.where(stays, output / jnp.asarray(1 - rate, output.dtype), jnp.zeros((), output.dtype))
 
     return nn.intercept_methods(intercept) if rate else contextlib.nullcontext()
-
-
-def _drop(x: Float[Array, "B T M"], rate: float, key: Key[Array, ""]) -> Float[Array, "B T M"]:
-    stays = jax.random.bernoulli(key, 1 - rate, (x.shape[0], *(1 for _ in x.shape[1:-1]), x.shape[-1]))
-    return jnp.where(stays, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
 
 
 def rounded(params: Params, dtype: str) -> Params:
