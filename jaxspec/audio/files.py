@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from scipy.io import wavfile
 
+from jaxspec import files
 from jaxspec.audio.features import RATE
 
 ENDING = ".wav"
+PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
+OF_ALL = {"task", "timestamps", "gamma", "drafter", "max_new_tokens", "temperature"}  # no fields of a line
 
 
 def read(path: str | Path) -> Float[np.ndarray, " N"]:
@@ -68,24 +74,56 @@ def _resampled(waveform: Float[np.ndarray, " N"], rate: int) -> Float[np.ndarray
     return resample_poly(waveform, RATE // common, rate // common).astype(np.float32)
 
 
-def find(paths: list[Path]) -> list[Path]:
-    """Lists the .wav files that paths mean: a folder's, in the order of their names, or the file itself.
+class Listed(NamedTuple):
+    """A sound of those to transcribe."""
+
+    path: Path
+    language: str | None = None  # the language spoken in it; None for that of all
+    id: Any = None  # the caller's name for it; None if it has none
+    fields: Mapping[str, Any] = MappingProxyType({})  # the caller's own fields
+
+
+def find(paths: Iterable[Path]) -> list[Listed]:
+    """Lists the sounds that paths mean: a .wav file, a folder's, in the order of their names, or those that lines name.
+
+    A line of a file of JSON lines is an object with the path of a sound as "audio" (or, as NeMo's manifests have it,
+    "audio_filepath"), from the file's folder on. It may have an "id" and a "language". Other fields are the caller's.
 
     Raises:
-        ValueError: a path does not exist, or a folder holds none.
+        ValueError: a path does not exist, a folder or a file holds none, or a line is wrong.
     """
-    files = list[Path]()
+    found = list[Listed]()
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.suffix.lower() == ENDING)
-            if not inside:
-                raise ValueError(f"{path} has no {ENDING} files: expected at least 1")
-            files += inside
-        elif path.exists():
-            files.append(path)
+            inside = [Listed(file) for file in sorted(path.iterdir()) if file.suffix.lower() == ENDING]
+        elif not path.exists():
+            raise ValueError(f"{path} does not exist: expected a {ENDING} file, a folder of them, or JSON lines")
+        elif files.is_json_lines(path.name):
+            inside = [_listed(where, line, path.parent) for where, line in files.read_lines(path)]
         else:
-            raise ValueError(f"{path} does not exist: expected a {ENDING} file, or a folder of them")
-    return files
+            inside = [Listed(path)]
+        if not inside:
+            raise ValueError(f"{path} has no sounds: expected at least one, as a {ENDING} file")
+        found += inside
+    return found
+
+
+def _listed(where: str, line: str, folder: Path) -> Listed:
+    """Reads a line.
+
+    >>> _listed("a.jsonl: line 1", '{"audio": "x.wav", "language": "de", "speaker": 7}', Path("sounds"))[1:]
+    ('de', None, {'speaker': 7})
+    """
+    row = files.json_object(line, where, optional=("language",))
+    paths = {name: row.pop(name) for name in PATHS if name in row}
+    if len(paths) != 1 or not isinstance(path := next(iter(paths.values())), str):
+        got = paths or f"no {PATHS[0]!r}, but {sorted(row)}"
+        raise ValueError(f'{where} has {got}: expected {{"audio": "..."}}, the path of a {ENDING} file')
+    if row.get("offset"):  # 0 is the whole sound
+        raise ValueError(f"{where}: the field 'offset' is not obeyed: cut the sound, and name the part's file")
+    for name in OF_ALL & row.keys():
+        raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds, and is an option")
+    return Listed(folder / path, row.pop("language", None), row.pop("id", None), row)
 
 
 def seconds_of(path: Path) -> float:

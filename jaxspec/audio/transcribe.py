@@ -131,17 +131,17 @@ def transcribe(
     inputs.check_names(sampling, [*OPTIONS, "logits_processors"])
     inputs.check_shared(sampling, "expected one for all sounds")
     inputs.check_type(language, str | None, "language", "a code such as 'de', the same for all sounds")
-    sounds: Any = audio if several else [audio]
+    sounds = [Recording(number, sound) for number, sound in enumerate(audio if several else [audio])]  # type: ignore[arg-type]
     if not sounds:
         raise ValueError("got no sounds: expected at least one path or waveform")
     options = dict(drafter=drafter, gamma=gamma, rule=rule, policy=policy, key=key) | sampling
     shared = Transcribing(language, task, timestamps, max_new_tokens)
-    transcripts = list[Transcript]()
-    for result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):
+    transcripts = dict[int, Transcript]()
+    for number, result in iterate(target, sounds, min(batch_size, len(sounds)), shared, options):
         if isinstance(result, Exception):
             raise result
-        transcripts.append(result)
-    return transcripts
+        transcripts[number] = result
+    return [transcripts[number] for number in range(len(sounds))]
 
 
 class Transcribing(NamedTuple):
@@ -151,6 +151,14 @@ class Transcribing(NamedTuple):
     task: str | None = None
     timestamps: bool = True
     max_new_tokens: int | None = None
+
+
+class Recording(NamedTuple):
+    """A sound to transcribe."""
+
+    number: int  # its place among those of the call or the job; random keys are folded from it
+    audio: Sound
+    language: str | None = None  # the language spoken in it; None for that of all
 
 
 class _Sound:
@@ -171,33 +179,25 @@ class _Sound:
 
 def iterate(
     target: Model,
-    audio: Iterable[Sound],
+    recordings: Iterable[Recording],
     batch_size: int,
     shared: Transcribing,
     options: dict[str, Any],
     advance: Callable[[float], Any] = lambda seconds: None,
-) -> Iterator[Transcript | Exception]:
-    """Yields the transcript of each sound, in their order, while further ones are read; see `transcribe`.
+) -> Iterator[tuple[int, Transcript | Exception]]:
+    """Yields the number of each sound and its transcript, as soon as it is done, while further ones are read.
 
-    A sound that cannot be read is yielded as what is wrong with it.
+    A sound that cannot be read is yielded as what is wrong with it. See `transcribe`.
 
     Args:
         target: a Whisper model.
-        audio: paths or waveforms.
+        recordings: paths or waveforms, with their numbers.
         batch_size: windows decoded at a time.
         shared: the options of transcribing.
         options: options of `generate`.
         advance: called with the seconds of sound that a batch of windows has added to what is done.
     """
-    config, speech = _checked(target)
-    if shared.timestamps and speech.no_timestamps is None:
-        raise ValueError(
-            f"{target.name or 'the target'} has no timestamps, since its generation_config.json has no "
-            "no_timestamps_token_id: put the published file there, or pass timestamps=False"
-        )
-    language = shared.language or (speech.language if speech.languages else None)
-    language = None if language is None else _language(target, speech, language)
-    task = _task(target, speech, shared)
+    config, speech, language, task = checked(target, shared)
     (end, *_) = token_ids.ends(target) or (config.vocab_size,)
     processor = rules.text_rules(speech, end, shared.timestamps)
     extra = options.pop("logits_processors", ())
@@ -205,17 +205,14 @@ def iterate(
     key = options.pop("key", None)
     # Ids that a tokenizer lacks are taken for padding of the vocabulary, and older tokenizers lack the timestamps.
     writer = target if target.tokenizer is None or _has_all_ids(target) else target._replace(tokenizer=None)
-    waiting, active, done = enumerate(audio), list[_Sound](), dict[int, Transcript | Exception]()
-    following = 0
+    waiting, active = iter(recordings), list[_Sound]()
     while True:
-        while len(active) < batch_size and (item := next(waiting, None)) is not None:
+        while len(active) < batch_size and (recording := next(waiting, None)) is not None:
             try:
-                active.append(_opened(*item, config, language, shared.timestamps))
+                spoken = language if recording.language is None else _language(target, speech, recording.language)
+                active.append(_opened(recording, config, spoken, shared.timestamps))
             except (ValueError, TypeError, OSError) as error:
-                done[item[0]] = error
-        while following in done:
-            yield done.pop(following)
-            following += 1
+                yield recording.number, error
         if not active:
             return
         # Rows beyond the sounds that are left repeat the first one's window, so that all batches are of one shape.
@@ -245,23 +242,35 @@ def iterate(
             words = [token for segment in row.segments for token in segment.tokens if token < end]
             segments = [segment for segment in row.segments if any(token < end for token in segment.tokens)]
             text = _text(target.tokenizer, words)
-            done[row.number] = Transcript(text, row.language, segments, row.seconds, row.rounds)
+            yield row.number, Transcript(text, row.language, segments, row.seconds, row.rounds)
 
 
-def _checked(target: Model) -> tuple[WhisperConfig, Speech]:
-    """Refuses a target that does not read sound; returns its configuration and its tokens of speech."""
+def checked(target: Model, shared: Transcribing) -> tuple[WhisperConfig, Speech, str | None, str | None]:
+    """Refuses a target that does not read sound, and options that it cannot follow.
+
+    Returns its configuration and its tokens of speech, and the language and the task of all sounds; None for a language
+    that each sound tells, and for the task of an English-only model.
+    """
     inputs.check_model(target, "target")
     speech = speech_of(target.config)
     if speech is None:
         raise ValueError(f"{target.name or 'the target'} reads text: expected a Whisper model")
-    return target.config, speech
+    if shared.timestamps and speech.no_timestamps is None:
+        raise ValueError(
+            f"{target.name or 'the target'} has no timestamps, since its generation_config.json has no "
+            "no_timestamps_token_id: put the published file there, or pass timestamps=False"
+        )
+    language = shared.language or (speech.language if speech.languages else None)
+    language = None if language is None else _language(target, speech, language)
+    return target.config, speech, language, _task(target, speech, shared)
 
 
 def _has_all_ids(target: Model) -> bool:
     return token_ids.size(target.tokenizer) >= target.lm.vocab_size
 
 
-def _opened(number: int, audio: Sound, config: WhisperConfig, language: str | None, timestamps: bool) -> _Sound:
+def _opened(recording: Recording, config: WhisperConfig, language: str | None, timestamps: bool) -> _Sound:
+    number, audio, _ = recording
     name = str(audio) if isinstance(audio, str | os.PathLike) else f"sound {number}"
     try:
         waveform = files.read(Path(audio)) if isinstance(audio, str | os.PathLike) else audio

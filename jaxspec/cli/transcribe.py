@@ -2,74 +2,165 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 
 from jaxspec.audio import files
-from jaxspec.audio.transcribe import Transcribing, Transcript, iterate
-from jaxspec.cli import console, names
+from jaxspec.audio.files import Listed
+from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checked, iterate
+from jaxspec.cli import console, drafter_names, names, signals
 from jaxspec.cli import pair as pairs
-from jaxspec.cli.options import flag, number, refuse, text
+from jaxspec.cli.batch import GO_ON, ROWS_FAILED
+from jaxspec.cli.options import flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
+from jaxspec.jobs.chunks import Chunks
+from jaxspec.jobs.files import VERSIONS, InputShard, Output
+
+CHUNK = 1024  # sounds to a file of results
 
 
+class TranscribeSettings(NamedTuple):
+    """The options of `transcribe` that texts depend on."""
+
+    target: Annotated[str, text("MODEL", "A Whisper: a folder or a hub id.")]
+    draft: Annotated[str | None, text("NAME", "What drafts: a Whisper, prompt_lookup; none.", "--draft", "-d")] = None
+    gamma: Annotated[int, text("N", "Draft tokens a round.", "--gamma", "-g")] = 5
+    language: Annotated[str | None, text("NAME", "The language spoken, such as de; else each sound's own.")] = None
+    task: Annotated[str | None, text("TASK", "transcribe, or translate (to English).")] = None
+    no_timestamps: Annotated[bool, flag("No times, for sound of at most 30 seconds.", "--no-timestamps")] = False
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32"
+    draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = ""
+
+    def pair(self, mesh: str | None) -> Pair:
+        """Returns the options of the models, checked."""
+        draft = None if self.draft == pairs.NONE else self.draft
+        pair = Pair(self.target, draft, self.gamma, dtype=self.dtype, draft_dtype=self.draft_dtype, mesh=mesh)
+        pairs.checked_options(pair, {})
+        names.check_model(self.target, self.dtype)
+        return pair
+
+
+@group_of("settings", TranscribeSettings)
 def transcribe(
-    sounds: Annotated[list[Path], typer.Argument(metavar="FILE", help="Sound: .wav files, or folders of them.")],
-    target: Annotated[str, text("MODEL", "A Whisper: a folder or a hub id.")],
-    draft: Annotated[str | None, text("NAME", "What drafts: a Whisper, prompt_lookup; none.", "--draft", "-d")] = None,
-    gamma: Annotated[int, text("N", "Draft tokens a round.", "--gamma", "-g")] = 5,
-    language: Annotated[str | None, text("NAME", "The language spoken, such as de; else each file's own.")] = None,
-    task: Annotated[str | None, text("TASK", "transcribe, or translate (to English).")] = None,
-    no_timestamps: Annotated[bool, flag("No times, for files of at most 30 seconds.", "--no-timestamps")] = False,
+    sounds: Annotated[list[Path], typer.Argument(metavar="FILE", help=".wav files, folders of them, or .jsonl.")],
+    settings: TranscribeSettings,
     batch: Annotated[int, number("Windows of 30 seconds decoded at a time.")] = 16,
-    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, int8, int4, or int8/bfloat16.")] = "float32",
-    draft_dtype: Annotated[str, text("DTYPE", "The drafter's dtype, if it is another.")] = "",
     mesh: Annotated[str | None, text("MESH", "Devices to split the models over: data=2,model=4.")] = None,
-    as_json: Annotated[bool, flag("Print a JSON object a file, with its segments.", "--json")] = False,
+    output: Annotated[Path | None, text("FOLDER", "Where the results are written, as JSON lines.")] = None,
+    resume: Annotated[bool, flag("Go on with the job that the folder holds.", "--resume")] = False,
+    as_json: Annotated[bool, flag("Print JSON: an object a sound, or what was done.", "--json")] = False,
 ) -> None:
     """Transcribe sound with a Whisper model, faster with a drafter.
 
-    Each file's text is printed as soon as it and those before it are done. A file that cannot be read is named, and the
-    others go on; the exit status is then 1. Longer sound is read in windows of 30 seconds. A drafter with the target's
-    encoder, such as distil-whisper, does not run it again.
+    Each text is printed as soon as it and those before it are done; with --output it is written to a folder, and a job
+    that was stopped goes on with --resume. A sound that cannot be read is named, and the others go on; the exit code is
+    then 3. Longer sound is read in windows of 30 seconds. A drafter with the target's encoder, such as distil-whisper,
+    does not run it again. A line of .jsonl has a sound's path as "audio", and may have an "id" and a "language".
 
     \b
         jaxspec transcribe talk.wav --target openai/whisper-small
-        jaxspec transcribe talks --json --target openai/whisper-large-v3 \\
+        jaxspec transcribe talks --output texts --target openai/whisper-large-v3 \\
             --draft distil-whisper/distil-large-v3
     """
-    paths = files.find(sounds)
-    draft = None if draft == pairs.NONE else draft
-    if draft is None:
-        refuse(["draft_dtype"] if draft_dtype else [], "plain decoding (no --draft)")
-    names.check_model(target, dtype)
-    pair = Pair(target, draft, gamma, dtype=dtype, draft_dtype=draft_dtype, mesh=mesh)
-    pairs.checked_options(pair, {})
+    listed, pair, err = files.find(sounds), settings.pair(mesh), Console(stderr=True, highlight=False)
+    shared = Transcribing(settings.language, settings.task, not settings.no_timestamps)
+    if output is None:
+        refuse(["resume"] if resume else [], "a command without --output")
+    else:
+        folder = Output(output, InputShard(), CHUNK)
+        folder.check(resume=resume)
     model, drafter = pairs.load(pair)
-    shared = Transcribing(language, task, not no_timestamps)
-    options: dict[str, Any] = {"drafter": drafter, "gamma": gamma}
-    seconds, num_errors, err = sum(map(files.seconds_of, paths)), 0, Console(stderr=True, highlight=False)
-    with console.progress(remaining=True) as bar:
-        shown = bar.add_task("seconds of sound", total=round(seconds))
-        advance = functools.partial(bar.advance, shown)
-        results = iterate(model, paths, min(batch, len(paths)), shared, options, advance)
-        for path, result in zip(paths, results, strict=True):
-            if isinstance(result, Exception):
-                num_errors, wrong = num_errors + 1, console.message(result).removeprefix(f"{path}: ")
-                console.say(err, f"{path} is left out: {wrong}")
-                report = {"error": wrong}
-            else:
-                report = _report(result)
+    checked(model, shared)  # while there is no manifest yet
+
+    def rows(done: Container[int] = ()) -> Iterator[dict[str, Any]]:
+        recordings = [Recording(i, sound.path, sound.language) for i, sound in enumerate(listed) if i not in done]
+        options: dict[str, Any] = {"drafter": drafter, "gamma": settings.gamma}
+        seconds = round(sum(files.seconds_of(listed[recording.number].path) for recording in recordings))
+        with console.progress(remaining=True) as bar:
+            advance = functools.partial(bar.advance, bar.add_task("seconds of sound", total=seconds))
+            at_a_time = max(1, min(batch, len(recordings)))
+            yield from _rows(iterate(model, recordings, at_a_time, shared, options, advance), listed, err)
+
+    if output is None:
+        failed = _print(rows(), as_json, named=len(listed) > 1)
+    else:
+        with _chunks(folder, settings, listed, err) as chunks:
+            for row in rows(chunks):
+                chunks.add(row)
+            summary = _summary(chunks)
+            folder.finish(summary)
+        failed = summary["failed"]
+        if as_json:
+            console.print_json({"output": str(output)} | summary)
+        else:
+            counts = f"{summary['sounds']:,} sounds of {summary['seconds']:,.0f} s; {failed:,} failed"
+            console.say(err, f"{output}: {counts}")
+    if failed:
+        raise typer.Exit(ROWS_FAILED)
+
+
+@contextlib.contextmanager
+def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console) -> Iterator[Chunks]:
+    """Yields the rows of a job that a folder holds or is to hold, which no other process writes meanwhile."""
+    with err.status("reading the models' files"):
+        models = {
+            name: drafter_names.digests_of(name)
+            for name in (settings.target, settings.draft)
+            if name is not None and name != pairs.NONE
+        }
+    sounds = [[str(x.path), x.path.stat().st_size if x.path.exists() else None, *x[1:]] for x in listed]
+    manifest = {
+        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+        "models": models,
+        "options": settings._asdict(),
+        "sounds": [len(sounds), hashlib.sha256(json.dumps(sounds).encode()).hexdigest()],
+        "shard": 0,
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(signals.leaving_soon(lambda: err.print(f"interrupted: {GO_ON}")))
+        stack.enter_context(folder.locked())
+        folder.begin(manifest)
+        yield stack.enter_context(contextlib.closing(Chunks(folder, len(sounds))))
+
+
+def _rows(
+    results: Iterable[tuple[int, Transcript | Exception]], listed: Sequence[Listed], err: Console
+) -> Iterator[dict[str, Any]]:
+    """Makes plain values of results, and says what cannot be transcribed."""
+    for index, result in results:
+        sound = listed[index]
+        row: dict[str, Any] = {"number": index, "file": str(sound.path)}
+        row |= {} if sound.id is None else {"id": sound.id}
+        row |= {"fields": sound.fields} if sound.fields else {}
+        if isinstance(result, Exception):
+            wrong = console.message(result).removeprefix(f"{sound.path}: ")
+            console.say(err, f"{sound.path} is left out: {wrong}")
+            yield row | {"error": wrong}
+        else:
+            yield row | _report(result)
+
+
+def _print(rows: Iterator[dict[str, Any]], as_json: bool, named: bool) -> int:
+    """Prints texts in the order of their sounds; returns how many of these are errors."""
+    waiting, following, failed = dict[int, dict[str, Any]](), 0, 0
+    for done in rows:
+        waiting[done["number"]] = done
+        while (row := waiting.pop(following, None)) is not None:
+            following, failed = following + 1, failed + ("error" in row)
             if as_json:
-                console.print_json({"file": str(path), **report})
-            elif isinstance(result, Transcript):
-                print(*[f"{path}:"][: len(paths) > 1], result.text.strip(), sep="\n", flush=True)
-    if num_errors:
-        raise typer.Exit(1)
+                console.print_json(row)
+            elif "text" in row:
+                print(*[f"{row['file']}:"][:named], row["text"].strip(), sep="\n", flush=True)
+    return failed
 
 
 def _report(transcript: Transcript) -> dict[str, Any]:
@@ -78,3 +169,11 @@ def _report(transcript: Transcript) -> dict[str, Any]:
     times = ({name: round(segment[name], 2) for name in ("start", "end")} for segment in segments)
     tokens = {"num_tokens": len(transcript.tokens)}
     return transcript._asdict() | tokens | {"segments": [a | b for a, b in zip(segments, times, strict=True)]}
+
+
+def _summary(chunks: Chunks) -> dict[str, Any]:
+    """Counts what a whole job has done."""
+    rows = list(chunks.rows())
+    texts = [row for row in rows if "error" not in row]
+    sums = {name: sum(row[name] for row in texts) for name in ("seconds", "num_tokens", "rounds")}
+    return {"sounds": len(rows), "failed": len(rows) - len(texts), **sums}

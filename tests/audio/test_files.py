@@ -1,5 +1,7 @@
 """Reading .wav files."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.io import wavfile
@@ -56,8 +58,34 @@ def test_folders_mean_their_sound_files_in_order(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "empty").mkdir()
     named = files.find([tmp_path / "notes.txt", tmp_path])
-    assert [path.name for path in named] == ["notes.txt", "a.WAV", "b.wav"]
-    with pytest.raises(ValueError, match="empty has no"):
+    assert [listed.path.name for listed in named] == ["notes.txt", "a.WAV", "b.wav"]
+    with pytest.raises(ValueError, match="empty has no sounds"):
         files.find([tmp_path / "empty"])
     with pytest.raises(ValueError, match="does not exist"):
         files.find([tmp_path / "none.wav"])
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("{}", r"has no 'audio', but \[\]: expected"),
+        ('{"audio": 3}', "has {'audio': 3}: expected"),
+        ('{"audio": "a.wav", "audio_filepath": "b.wav"}', "expected .*, the path of a .wav file"),
+        ('{"audio": "a.wav", "language": 7}', "has 'language': 7"),
+        ('{"audio": "a.wav", "offset": 1.5}', "'offset' is not obeyed: cut the sound"),
+        ('{"audio": "a.wav", "task": "translate"}', "'task' is not obeyed: it holds for all sounds"),
+        ('{"audio": "a.wav"', "is no JSON"),
+    ],
+)
+def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
+    listed = tmp_path / "sounds.jsonl"
+    listed.write_text('{"audio": "b.wav", "offset": 0}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"sounds\.jsonl: line 3.*" + wrong):
+        files.find([listed])
+    listed.write_text('{"audio": "b.wav", "speaker": "x"}\n{"audio": "/c.wav", "id": 3}\n')
+    first, second = files.find([listed])
+    assert first == files.Listed(tmp_path / "b.wav", fields={"speaker": "x"})
+    assert second == files.Listed(Path("/c.wav"), id=3)
+    listed.write_text("\n")
+    with pytest.raises(ValueError, match="has no sounds"):
+        files.find([listed])
