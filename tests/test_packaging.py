@@ -78,13 +78,13 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_626,  # costs of recurrent layers by the draft
-    "audio": 724,  # features, files, Whisper's rules and windows
-    "cli": 4_154,  # transcribe
+    "audio": 771,  # features, files, Whisper's rules and windows
+    "cli": 4_255,  # transcribe
     "core": 4_010,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_469,
     "draft_heads": 4_549,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants
-    "drafters": 4_368,
-    "files": 643,
+    "drafters": 4_367,
+    "files": 649,
     "jobs": 1_991,
     "nets": 5_462,  # BART, Whisper, T5Gemma, and what encoder-decoders share
     "policies": 579,
@@ -94,9 +94,9 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "testing": 2_056,
     "top": 781,
     "trace": 440,
-    "training": 2_699,  # a lesson of a kind's own
+    "training": 2_712,  # a lesson of a kind's own
     "vocab": 723,
-    "weights": 7_608,  # T5Gemma; stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
+    "weights": 7_613,  # T5Gemma; stacks of experts and pairs, three families of them, mxfp4; Ministral 3, Apertus
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -43,11 +44,12 @@ def datastore(
     documents = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
     with console.progress() as bar:
         reading, sorting = bar.add_task("texts", total=len(documents)), bar.add_task("suffixes", total=2)
-        rows = corpus.token_rows(documents, target.tokenizer, lambda count: bar.advance(reading, count))
+        advance = functools.partial(bar.advance, reading)
+        rows = corpus.token_rows(documents, target.tokenizer, advance, encoder=target.has_encoder)
         store = stores.build(
             rows,
             vocab_size=target.size,
-            start_token=target.start_token,
+            begin=target.begin,
             vocabulary=stores.vocabulary_of(target.tokenizer),
             advance=lambda: bar.advance(sorting),
         )

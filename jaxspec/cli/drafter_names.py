@@ -315,7 +315,7 @@ def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] |
     if name in COUNTED:
         return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)
     vocabulary = datastore.vocabulary_of(target.tokenizer)
-    sizes = {"vocab_size": target.lm.vocab_size, "start_token": target.lm.limits.start_token}
-    return drafters.retrieval(
-        datastore.build(corpus.token_rows(texts, target.tokenizer), vocabulary=vocabulary, **sizes), target
-    )
+    begin = target.lm.limits.first_tokens
+    rows = corpus.token_rows(texts, target.tokenizer, encoder=bool(begin))
+    store = datastore.build(rows, vocab_size=target.lm.vocab_size, begin=begin, vocabulary=vocabulary)
+    return drafters.retrieval(store, target)

@@ -51,14 +51,19 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
 
 
 def token_rows(
-    texts: Sequence[str], tokenizer: Any, advance: Callable[[int], object] = lambda count: None
+    texts: Sequence[str],
+    tokenizer: Any,
+    advance: Callable[[int], object] = lambda count: None,
+    *,
+    encoder: bool = False,
 ) -> list[Int[np.ndarray, " tokens"]]:
-    """Tokenises each text as a model that reads it with `tokenizer` would write it, the end-of-sequence token included.
+    """Tokenises each text as a model with `tokenizer` would write it, the end-of-sequence token included.
 
     Args:
         texts: the texts.
         tokenizer: a Hugging Face tokenizer.
         advance: called from time to time with how many more texts have been tokenised.
+        encoder: whether the model has an encoder. Its tokenizer may write other pieces than it reads (Marian's).
     """
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = []
@@ -66,7 +71,8 @@ def token_rows(
         chunk = list(texts[first : first + CHUNK])
         for index, text in enumerate(chunk, first):
             token_ids.check_unicode(text, f"text {index}")
-        ids = tokenizer(chunk, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        options = dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids = tokenizer(**{"text_target" if encoder else "text": chunk}, **options)["input_ids"]
         rows += [np.array([*row, *end], np.int32) for row in ids]
         advance(len(chunk))
     return rows

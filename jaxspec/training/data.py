@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from jaxspec.core.token_ids import frame_of
 from jaxspec.files import read_jsonl
+from jaxspec.files.corpus import token_rows
 from jaxspec.training.recipes import Data, HeadRecipe, Recipe, check_data
 
 ENCODED = 1000  # texts that a tokenizer is given at a time
@@ -57,7 +58,7 @@ def read_pairs(
     if not rows:
         raise ValueError(f"{path} has no example of the tasks {list(tasks)}")
     sources = token_ids(tokenizer, [row["input"] for row in rows])
-    targets = token_ids(tokenizer, [row["output"] for row in rows])
+    targets = token_rows([row["output"] for row in rows], tokenizer, encoder=True)
     frame, examples = None, []
     for source, target in zip(sources, targets, strict=True):
         if len(source) > max_source:

@@ -40,7 +40,8 @@ class HeadInTraining(NamedTuple):
 
 def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> TrainingRun:
     """Makes the untrained drafter of a recipe, and its objective on the data in `folder`, as `run.train` takes them."""
-    target = load(recipe.target, dtype=recipe.train.dtype)
+    languages = {"source_language": recipe.source_language, "target_language": recipe.target_language}
+    target = load(recipe.target, dtype=recipe.train.dtype, **languages)
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
     (first, rest), acceptance = losses(head.task), held_out_acceptance(head.task)

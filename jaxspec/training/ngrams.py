@@ -33,14 +33,17 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
     with bars.bar(progress) as bar:
         reading = bar.add_task("texts", total=len(texts) + len(few))
         counting = bar.add_task("orders", total=options.order)
-        rows, heldout = (token_rows(part, target.tokenizer, lambda n: bar.advance(reading, n)) for part in (texts, few))
+        rows, heldout = (
+            token_rows(part, target.tokenizer, lambda n: bar.advance(reading, n), encoder=target.has_encoder)
+            for part in (texts, few)
+        )
         config, tables = count(
             rows,
             vocab_size=target.size,
             order=options.order,
             followers=options.followers,
             least=options.least,
-            start_token=target.start_token,
+            begin=target.begin,
             advance=lambda: bar.advance(counting),
         )
     provenance = {
@@ -52,7 +55,7 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
         "file": data.train,
         "field": data.field,
         "tasks": list(data.tasks),
-        "heldout_hits": round(hits(config, tables, heldout), 3),
+        "heldout_hits": round(hits(config, tables, heldout, target.begin), 3),
         "jaxspec": jaxspec.__version__,
     }
     with vocabulary.tokenizer_folder(target) as words:
@@ -64,8 +67,10 @@ def write(recipe: TableRecipe, folder: Path, to: Destination, progress: bool = T
     return f"{to.out}: {size:,} bytes; contexts: {contexts or 'none'}; {share}"
 
 
-def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> float:
+def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray], begin: Sequence[int] = ()) -> float:
     """Returns the share of tokens that are the tables' first draft token, over the first 128 tokens of each row.
+
+    Before these stands `begin`, what a decoder's row begins with.
 
     >>> config, tables = count([[1, 2, 1, 2, 1, 0]], vocab_size=3, order=2)
     >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 after 1 and 2
@@ -76,15 +81,19 @@ def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> flo
         tokens = np.full((ROWS, WIDTH), -1, np.int32)
         for i, row in enumerate(rows[first : first + ROWS]):
             tokens[i, : len(row)] = row[:WIDTH]
-        right += int(_right(config, tables, jnp.asarray(tokens)))
+        right += int(_right(config, tables, jnp.asarray(tokens), tuple(begin)))
         total += int((tokens >= 0).sum())
     return right / total
 
 
-@functools.partial(jax.jit, static_argnames=("config",))
-def _right(config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"]) -> Int[Array, ""]:
+@functools.partial(jax.jit, static_argnames=("config", "begin"))
+def _right(
+    config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"], begin: tuple[int, ...] = ()
+) -> Int[Array, ""]:
     """Counts the tokens that are the tables' first draft token after the tokens before them; -1 is padding."""
-    start = -1 if config.start_token is None else config.start_token  # -1 is in no table
-    fed = jnp.concatenate([jnp.full_like(tokens[:, :1], start), tokens[:, :-1]], axis=1)
+    first = jnp.asarray(begin or (-1,), tokens.dtype)  # -1 is in no table
+    first = jnp.broadcast_to(first[None], (tokens.shape[0], first.shape[0]))
+    fed = jnp.concatenate([first, tokens[:, :-1]], axis=1)
     draft_tokens = first_draft_tokens(config, tables, fed)  # not by logits, which would take gigabytes
+    draft_tokens = draft_tokens[:, first.shape[1] - 1 :]
     return jnp.sum(jnp.logical_and(tokens >= 0, draft_tokens == tokens))

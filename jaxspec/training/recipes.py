@@ -225,6 +225,8 @@ class HeadRecipe:
     data: Data
     train: Train  # whose `start` is a folder that `jaxspec.load_drafter` takes
     learn: Learn = dataclasses.field(default_factory=Learn)
+    source_language: str | None = None  # of a target that translates between many
+    target_language: str | None = None
 
     def __post_init__(self):
         for name in ("dropout", "stored"):

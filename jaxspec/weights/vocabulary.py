@@ -20,7 +20,12 @@ class Vocabulary(NamedTuple):
     folder: Path  # the model's
     tokenizer: Any  # a Hugging Face tokenizer
     size: int  # number of ids: the width of the logits, those that only pad it included
-    start_token: int | None  # the token that rows of an encoder-decoder begin with; None for a decoder-only model
+    begin: tuple[int, ...]  # the tokens that rows of an encoder-decoder begin with; none for a decoder-only model
+
+    @property
+    def has_encoder(self) -> bool:
+        """Tells whether the model is an encoder-decoder."""
+        return bool(self.begin)
 
 
 def load(source: str | Path) -> Vocabulary:
@@ -35,8 +40,8 @@ def load(source: str | Path) -> Vocabulary:
 
     Example:
         >>> vocabulary = load("debian-t5-base")
-        >>> vocabulary.size, len(vocabulary.tokenizer), vocabulary.start_token
-        (8192, 8192, 0)
+        >>> vocabulary.size, len(vocabulary.tokenizer), vocabulary.begin
+        (8192, 8192, (0,))
     """
     # Weights are not read: a table of n-grams needs the ids alone.
     path = models.find(source)
@@ -46,8 +51,8 @@ def load(source: str | Path) -> Vocabulary:
         expected = ", ".join(tokenizers.FILES)
         raise CheckpointError(f"{reader.path} has no tokenizer: expected one of {expected} {reader.tokenizer_place}")
     tokenizers.check_size(reader.path, tokenizer, config.vocab_size)
-    start = net_of(config).language_model(config).limits.start_token
-    return Vocabulary(reader.path, tokenizer, config.vocab_size, start)
+    limits = net_of(config).language_model(config).limits
+    return Vocabulary(reader.path, tokenizer, config.vocab_size, limits.first_tokens)
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ def test_drafters_and_policies_by_name(report, draft):
 def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp_path):
     for name in ("debian-t5-large", "stranger"):
         vocabulary = datastore.vocabulary_of(zoo[name].tokenizer)
-        store = datastore.build([[5, 6, 8, 1]], vocab_size=18, start_token=0, vocabulary=vocabulary)
+        store = datastore.build([[5, 6, 8, 1]], vocab_size=18, begin=[0], vocabulary=vocabulary)
         datastore.save(tmp_path / name, store, {})
     assert report(PROMPT, "--draft", f"retrieval:{tmp_path / 'debian-t5-large'}")["texts"] == report(PROMPT)["texts"]
     for front in ("", "prompt_lookup+"):

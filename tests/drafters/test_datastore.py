@@ -12,7 +12,7 @@ ROWS = [[5, 1, 300, 1], [1, 300], [2], [1, 300, 1, 300, 1]]
 
 @pytest.mark.parametrize(("vocab", "kind"), [(301, np.uint16), (2**16 - 1, np.uint16), (2**16, np.uint32)])
 def test_suffixes_are_in_the_order_of_what_stands_there(vocab, kind):
-    store = datastore.build(ROWS, vocab_size=vocab, start_token=0)
+    store = datastore.build(ROWS, vocab_size=vocab, begin=[0])
     text = [t + 1 for row in ROWS for t in (0, *row, -1)]
     assert store.tokens.tolist() == text and store.tokens.dtype == kind
     assert store.suffixes.tolist() == sorted((i for i, t in enumerate(text) if t), key=lambda i: text[i:])

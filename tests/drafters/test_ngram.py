@@ -67,10 +67,21 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
 
 @pytest.mark.slow
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
-    config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
+    config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, begin=[0])
     assert config.contexts == (2,)  # after 0 and after 3; what ends a text has no followers
     first, _ = language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), Room(4))
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
+
+
+@pytest.mark.slow
+def test_what_a_row_begins_with_is_context_and_never_drafted():
+    """A language after the start token, as NLLB's rows have it."""
+    config, tables = count([[3, 4], [3, 5], [4]], vocab_size=6, order=3, begin=[0, 1])
+    assert config.start_token == 0 and 1 not in tables.levels[0].follower[0][tables.levels[0].times[0] > 0]
+    row = Prompt(jnp.array([[0, 1]]), jnp.array([2]), encoder=Prompt(jnp.array([[5]]), jnp.array([1])))
+    first, cache = language_model(config).prefill(tables, row, Room(4))
+    np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 2 / 3, 1 / 3, 0], rtol=1e-6)
+    assert cache.context.tolist() == [2]
 
 
 @pytest.mark.slow
@@ -95,8 +106,8 @@ def test_texts_are_read_with_the_targets_tokenizer():
     class Letters:
         eos_token_id = 0
 
-        def __call__(self, texts, **options):
-            return {"input_ids": [[ord(letter) - ord("a") + 1 for letter in text] for text in texts]}
+        def __call__(self, text, **options):
+            return {"input_ids": [[ord(letter) - ord("a") + 1 for letter in word] for word in text]}
 
     target = table_model(jax.random.key(1), 4)._replace(tokenizer=Letters())
     from_texts, from_rows = (drafters.bigram(x, target) for x in (["ab", "abc"], [[1, 2, 0], [1, 2, 3, 0]]))

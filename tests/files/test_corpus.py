@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from transformers import NllbTokenizer
 
-from jaxspec.files.corpus import read_texts
+from jaxspec.files.corpus import read_texts, token_rows
 
 LINES = [{"task": "a", "input": "x", "output": "one"}, {"task": "b", "input": "y", "output": "two\n\nparagraphs"}]
 
@@ -38,3 +39,22 @@ def test_what_is_no_text_is_refused(tmp_path, name, content, options, said):
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         read_texts(tmp_path / name, **options)
+
+
+def test_rows_are_what_a_model_writes_and_not_what_it_reads():
+    """Marian's tokenizers write other pieces than they read; no language stands in a text."""
+
+    class TwoSides:
+        eos_token_id = 0
+
+        def __call__(self, text=None, text_target=None, *, add_special_tokens, **options):
+            assert not add_special_tokens
+            return {"input_ids": [[1] * len(x) for x in text] if text else [[2] * len(x) for x in text_target]}
+
+    texts, told = ["ab", "c"], []
+    read, written = (token_rows(texts, TwoSides(), told.append, encoder=encoder) for encoder in (False, True))
+    assert [row.tolist() for row in read] == [[1, 1, 0], [1, 0]]
+    assert [row.tolist() for row in written] == [[2, 2, 0], [2, 0]] and told == [2, 2]
+    words = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "ab"])}
+    nllb = NllbTokenizer(vocab=words, merges=[("▁", "a"), ("a", "b")], src_lang="eng_Latn")
+    assert [row.tolist() for row in token_rows(["a"], nllb, encoder=True)] == [[7, 2]]

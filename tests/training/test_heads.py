@@ -325,6 +325,20 @@ def test_a_run_that_is_older_than_a_field_goes_on_with_its_default(tmp_path):
         run.check_run(recipe, tmp_path)
 
 
+def test_a_recipe_names_the_languages_of_its_target(tmp_path, monkeypatch):
+    named = recipes.parse(TABLE | {"family": "eagle", "head": LAYER, "target_language": "deu_Latn"})
+
+    def loaded(source, **options):
+        raise RuntimeError(source, options["source_language"], options["target_language"])
+
+    monkeypatch.setattr(heads, "load", loaded)
+    with pytest.raises(RuntimeError) as raised:
+        heads.prepare(named, tmp_path, tmp_path, False)
+    assert raised.value.args == (named.target, None, "deu_Latn")
+    with pytest.raises(recipes.RecipeError, match="target_language"):
+        recipes.parse(TABLE | {"family": "eagle", "head": LAYER, "target_language": 3})
+
+
 @pytest.mark.slow
 def test_what_cannot_be_trained(target, folder, load_target):
     with pytest.raises(ValueError, match="dtype is 'int8': drafters that read hidden states are stored as float32 or"):

@@ -16,20 +16,20 @@ HELD = [RANDOM.integers(7, size=n).astype(np.int32) for n in (9, 3, 1)]  # 6 was
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("order", "start"), [(1, None), (3, None), (2, 0)])
-def test_hits_are_where_the_largest_logit_is(order, start):
-    config, tables = count(TEXTS, vocab_size=7, order=order, start_token=start)
+@pytest.mark.parametrize(("order", "begin"), [(1, ()), (3, ()), (2, [0]), (3, [0, 6])])
+def test_hits_are_where_the_largest_logit_is(order, begin):
+    config, tables = count(TEXTS, vocab_size=7, order=order, begin=begin)
     lm, right = language_model(config), 0
     for row in HELD:
-        first = [] if start is None else [start]
-        fed = jnp.asarray([*first, *row.tolist()])[None]
+        fed = jnp.asarray([*begin, *row.tolist()])[None]
         _, cache = lm.prefill(tables, Prompt(fed, jnp.array([1])), Room(fed.shape[1]))
         forward, _ = lm.extend(tables, lm.rewind(cache, jnp.array([0])), fed)
-        draft_tokens = np.asarray(forward.logits)[0].argmax(axis=-1)[: len(row) - 1 + len(first)]
-        right += int((draft_tokens == row[1 - len(first) :]).sum())
-        if start is None:  # a row's first token is drafted from nothing
+        draft_tokens = np.asarray(forward.logits)[0].argmax(axis=-1)[:-1]
+        draft_tokens = draft_tokens[max(0, len(begin) - 1) :]
+        right += int((draft_tokens == row[-len(draft_tokens) :]).sum()) if len(draft_tokens) else 0
+        if not begin:  # a row's first token is drafted from nothing
             right += int(row[0] == tables.levels[0].follower[0, 0])
-    assert ngrams.hits(config, tables, HELD) == pytest.approx(right / 13)
+    assert ngrams.hits(config, tables, HELD, begin) == pytest.approx(right / 13)
 
 
 def test_a_large_vocabulary_takes_no_more_memory():

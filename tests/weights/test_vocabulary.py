@@ -39,7 +39,7 @@ def test_a_folder_of_either_kind(ours, theirs):
     for folder, size in ((ours, 7), (theirs, 8)):
         loaded = vocabulary.load(folder)
         assert loaded.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
-        assert (loaded.folder, loaded.size, loaded.start_token) == (folder, size, None)
+        assert (loaded.folder, loaded.size, loaded.begin) == (folder, size, ())
 
 
 @pytest.mark.slow

@@ -61,16 +61,16 @@ def build(
     rows: Sequence[Sequence[int] | np.ndarray],
     *,
     vocab_size: int,
-    start_token: int | None = None,
+    begin: Sequence[int] = (),
     vocabulary: str = "",
     advance: Callable[[], object] = lambda: None,
 ) -> Datastore:
     """Builds a datastore of rows of token ids, each of which is a document.
 
     Args:
-        rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
+        rows: rows as a decoder would hold them; each gets `begin` in front.
         vocab_size: number of token ids.
-        start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
+        begin: the ids that a decoder's row begins with where its prompt is elsewhere (`Limits.first_tokens`).
         vocabulary: the digest of the vocabulary; see `DatastoreManifest`.
         advance: called when the tokens are in place, and when they are sorted: twice.
 
@@ -87,9 +87,9 @@ def build(
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(optional_imports.missing("pydivsufsort", "datastore"), name=error.name) from error
 
-    begin = np.array([] if start_token is None else [start_token], np.int64)
-    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
-    ids = np.concatenate(parts) if parts else begin
+    first = np.array(begin, np.int64)
+    parts = [np.concatenate([first, np.asarray(row, np.int64)]) for row in rows]
+    ids = np.concatenate(parts) if parts else first
     if not len(ids):
         raise DatastoreError(f"got {len(rows)} documents and no tokens: expected at least one token")
     if ids.min() < 0 or ids.max() >= vocab_size:

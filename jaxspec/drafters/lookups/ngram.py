@@ -51,9 +51,9 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
     if strings and target.tokenizer is None:
         raise ValueError("got texts, and the target has no tokenizer: give rows of token ids")
     if strings:
-        rows += token_rows(strings, target.tokenizer)
-    vocab, start = target.lm.vocab_size, target.lm.limits.start_token
-    config, tables = count(rows, vocab_size=vocab, order=order, start_token=start, **options)
+        rows += token_rows(strings, target.tokenizer, encoder=target.lm.limits.start_token is not None)
+    vocab, begin = target.lm.vocab_size, target.lm.limits.first_tokens
+    config, tables = count(rows, vocab_size=vocab, order=order, begin=begin, **options)
     return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
 
 
@@ -90,17 +90,17 @@ def count(
     order: int,
     followers: int = 8,
     least: int = 1,
-    start_token: int | None = None,
+    begin: Sequence[int] = (),
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[NGramConfig, Tables]:
     """Counts the tables of some rows of token ids; no n-gram crosses from one row into the next.
 
     Args:
-        rows: rows as a decoder would hold them; each gets `start_token` in front, if there is one.
+        rows: rows as a decoder would hold them; each gets `begin` in front.
         order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
         followers: most frequent tokens stored for each context.
         least: contexts seen less often than this are left out.
-        start_token: the id that the decoder's row begins with, where its prompt is elsewhere.
+        begin: the ids that a decoder's row begins with where its prompt is elsewhere (`Limits.first_tokens`).
         advance: called when the contexts of another length have been counted, `order` times at most.
 
     Raises:
@@ -113,8 +113,8 @@ def count(
     at_least(1, order=order, followers=followers, least=least)
     if not rows:
         raise ValueError("got no rows: expected at least one")
-    begin = np.array([] if start_token is None else [start_token], np.int64)
-    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
+    first = np.array(begin, np.int64)
+    parts = [np.concatenate([first, np.asarray(row, np.int64)]) for row in rows]
     tokens = np.concatenate(parts)  # 64 bits, because keys are a context's number, below 2^31, times vocab_size
     if len(tokens) == len(begin) * len(parts):
         raise ValueError(f"got {len(rows)} rows and no tokens: expected at least one token")
@@ -124,8 +124,7 @@ def count(
     column = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
 
     context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
-    if start_token is not None:
-        context[column == 0] = -1  # a start token follows nothing
+    context[column < len(begin)] = -1  # nobody drafts what a row begins with
     root = _followers(context, tokens, 1, vocab_size, followers)
     levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
     advance()
@@ -149,7 +148,7 @@ def count(
         after = _followers(context, tokens, parents, vocab_size, followers)
         levels.append(((keys % vocab_size).astype(np.int32), first, *after))
         advance()
-    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
+    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, next(iter(begin), None))
     return config, Tables(tuple(ContextLevel(*map(jnp.asarray, level)) for level in levels))
 
 
