@@ -26,6 +26,7 @@ from jaxspec.core import Model
 from jaxspec.draft_heads import KINDS, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import decoder_layers, net_of
+from jaxspec.nets.whisper import speech_of
 from jaxspec.weights import huggingface, quantisation, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +51,7 @@ class Pair(NamedTuple):
     tokens: str = "–"
     chat: bool = True
     tensors: int = 0
+    options: str = ""
 
 
 class Sizes(NamedTuple):
@@ -352,6 +354,9 @@ def command(pair: Pair) -> str:
     draft = pair.drafter if pair.format in ("model", "LayerSkip") else f"head:{pair.drafter}"
     chat = "--chat " if pair.chat else ""
     options = f"--target {pair.target} --draft {draft} --gamma {pair.gamma}"
+    options += f" {pair.options}" if pair.options else ""
+    if speech_of(model(pair.target).config) is not None:
+        return f"jaxspec transcribe {options} --dtype bfloat16 talk.wav"
     return f'jaxspec generate {chat}{options} --dtype bfloat16 "..."'
 
 

@@ -15,7 +15,7 @@ from jaxspec.draft_heads import assistant, kind_of
 from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import net_of
 from jaxspec.nets.shapes import DecoderConfig
-from jaxspec.nets.t5 import T5Config
+from jaxspec.nets.whisper import Whisper, speech_of
 from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.tensors import CheckpointError
 
@@ -33,7 +33,7 @@ def id_of(pair: pairs.Pair) -> str:
 def shallow(name: str, taps: tuple[int, ...] = (), last: int = 0) -> jaxspec.Model:
     """A model of a few layers, as wide as it is, whose parameters are shapes: all layers of a stack are alike."""
     config = pairs.model(name).config
-    encoder_decoder = isinstance(config, T5Config)
+    encoder_decoder = hasattr(config, "encoder_layers")
     fields = ("encoder_layers", "decoder_layers") if encoder_decoder else ("layers",)
     count = 2 + max(*taps, last, 0)
     if isinstance(nets.form_of(config)[1], DecoderConfig):  # its layers are listed
@@ -89,15 +89,21 @@ SAME = {  # fine-tuned ones, and the library's size of the same shape
     "lmsys/vicuna-13b-v1.3": "llama-2-13b",
     "Qwen/Qwen3.8-27B": "qwen3.5-27b",
     "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2",
+    "facebook/nllb-200-1.3B": "nllb-200-distilled-1.3b",
+    "facebook/m2m100_1.2B": "m2m100-1.2b",
+    "facebook/m2m100_418M": "m2m100-418m",
 }
-UNLISTED = ("XiaomiMiMo/MiMo-7B-RL", "distilbert/distilgpt2", "lmsys/vicuna-33b-v1.3")
+UNLISTED = (
+    *("XiaomiMiMo/MiMo-7B-RL", "distilbert/distilgpt2", "lmsys/vicuna-33b-v1.3"),
+    "sshleifer/distilbart-cnn-12-6",
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_is_as_the_library_has_its_size(name: str):
     sizes = {size: config for family in hf_families.FAMILIES for size, config in family.sizes.items()}
     family, config = huggingface.read_config(pairs.folder_of(name))
-    size = re.sub(r"-coder|-instruct|-chat-hf|-it$", "", name.partition("/")[2].lower())
+    size = re.sub(r"-coder|-instruct|-chat-hf|-it$|-ul2$", "", name.partition("/")[2].lower())
     size = SAME.get(name, size)
     if size in sizes:  # of 32768 or 131072 positions, and of several epsilons, there are versions
         different = {"max_positions", "epsilon", "dtype", "end_tokens"}
@@ -174,7 +180,8 @@ ROUNDS = {  # one of each format, and of each family of models: the smallest
 @pytest.mark.parametrize("pair", ROUNDS.values(), ids=id_of)
 def test_round_is_traced(pair: pairs.Pair):
     target, drafter = drafter_of(pair)
-    prompt = jaxspec.Prompt(jnp.ones((1, 4), jnp.int32), jnp.array([4]))
+    sound = None if speech_of(target.config) is None else Whisper.example(target.config)
+    prompt = jaxspec.Prompt(jnp.ones((1, 4), jnp.int32), jnp.array([4]), sound)
     options = {"gamma": pair.gamma, "max_new_tokens": 8, "temperature": 1.0, "key": jax.random.key(0), "eos_ids": ()}
     prepared = jaxspec.prepare(target, prompt, drafter=drafter, **options)
 
