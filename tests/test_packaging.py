@@ -60,7 +60,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "nets": CORE | {"drafters", "sharding", "files"},  # n-gram tables are a family; a network says how it is split
     "vocab": CORE | {"nets"},  # the head of a network of ours is trimmed
     "weights": CORE | {"nets", "vocab", "sharding", "drafters", "files", "optional_imports"},
-    "audio": CORE | {"decode", "nets", "optional_imports"},  # sound to text: features, and decoding in windows
+    "audio": CORE | {"decode", "nets", "files", "optional_imports"},  # sound to text: features, and decoding in windows
     "draft_heads": DECODING | {"nets", "vocab", "weights", "sharding", "files"},
     "training": DECODING | MODELS | {"sharding", "files", "progress", "front door", "optional_imports"},
     "front door": DECODING

@@ -24,7 +24,7 @@ from jaxspec.weights import parameters
 from jaxspec.weights.hf_families.gpt import SIZES as GPT
 from jaxspec.weights.loading import shipped
 
-KINDS = ["encoder", "llama", "gpt", "int8"]  # of scripts/placement.py; the last drafts by looking up
+KINDS = ["encoder", "llama", "gpt", "int8", "speech"]  # of scripts/placement.py; int8 drafts by looking up
 SCRIPTS = Path(__file__).parent / "scripts"
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LLAMA = decoder.decoder_config(

@@ -92,7 +92,7 @@ def find(paths: Iterable[Path]) -> list[Listed]:
     Raises:
         ValueError: a path does not exist, a folder or a file holds none, or a line is wrong.
     """
-    found = list[Listed]()
+    sounds = list[Listed]()
     for path in paths:
         if path.is_dir():
             inside = [Listed(file) for file in sorted(path.iterdir()) if file.suffix.lower() == ENDING]
@@ -104,8 +104,8 @@ def find(paths: Iterable[Path]) -> list[Listed]:
             inside = [Listed(path)]
         if not inside:
             raise ValueError(f"{path} has no sounds: expected at least one, as a {ENDING} file")
-        found += inside
-    return found
+        sounds += inside
+    return sounds
 
 
 def _listed(where: str, line: str, folder: Path) -> Listed:

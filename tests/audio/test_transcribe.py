@@ -11,7 +11,10 @@ from scipy.io import wavfile
 import jaxspec
 from jaxspec import drafters
 from jaxspec.audio import features, transcribe
+from jaxspec.draft_heads import block, eagle, kind_of, medusa
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.drafters.share_encoder import difference
+from jaxspec.nets import decoder
 from jaxspec.nets import whisper as network
 from jaxspec.weights.hf_families import whisper as hf_whisper
 from tests.audio.conftest import SPECIAL, WIDTH, WORDS
@@ -71,6 +74,33 @@ def test_drafts_change_rounds_and_no_text(name, target, draft, plain, sound):
     drafted = jaxspec.transcribe(target, sound, drafter=drafter, gamma=3, language="en")[0]
     assert drafted._replace(rounds=0) == plain._replace(rounds=0)
     assert drafted.rounds < plain.rounds or name == "prompt lookup"
+
+
+def head(name, target):
+    """Makes a head of random weights: of hidden states, of three layers, or of those and the encoder's output."""
+    vocab, width = target.lm.vocab_size, target.lm.inside.width
+    layer = decoder.decoder_config(vocab, width, 32, layers=1, heads=2, kv_heads=1, head_dim=8)
+    config = {
+        "medusa": medusa.HeadsConfig(vocab, width, heads=3, block="feed_forward", ff_dim=16, own_head=False),
+        "eagle 3": eagle.EagleConfig(layer, width, (0, 1, 2), own_head=True, norm_before_residual=True),
+        "dflash": block.BlockConfig(layer, width, (0, 1), block=4, mask_token=2, from_anchor=True, reads_source=True),
+    }[name]
+    kind = kind_of(config)
+    network = DraftHead(kind.head(config), kind.init(config, jax.random.key(3)))
+    return kind.drafter(network, jaxspec.with_taps(target, network.network.requirements.taps), None)
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle 3", "dflash", "early exit", "tree"])
+def test_heads_draft_and_change_no_text(name, target, sound):
+    if name == "early exit":
+        drafter = drafters.early_exit(target, layers=1)
+    elif name == "tree":
+        drafter = drafters.tree(head("eagle 3", target), (2, 1))
+    else:
+        drafter = head(name, target)
+    part = sound[: 12 * features.RATE]
+    drafted, alone = (jaxspec.transcribe(target, part, drafter=x, gamma=3, language="en")[0] for x in (drafter, None))
+    assert drafted._replace(rounds=0) == alone._replace(rounds=0)
 
 
 def test_several_sounds_are_each_as_by_itself(whisper, target, draft, sound, tmp_path):

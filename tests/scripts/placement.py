@@ -19,7 +19,7 @@ import jaxspec
 from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
-from jaxspec.nets import axes_of, decoder, quantised, t5
+from jaxspec.nets import axes_of, decoder, quantised, t5, whisper
 from jaxspec.weights import huggingface, orbax, quantisation
 from jaxspec.weights.loading import find
 
@@ -30,8 +30,12 @@ NETS = {  # random ones, which compile sooner
     "llama": (decoder, LLAMA),
     "gpt": (decoder, decoder.gpt_config(96, dim=32, ff_dim=64, layers=1, heads=8, max_positions=128)),
     "encoder": (t5, t5.T5Config(96, dim=32, ff_dim=64, heads=8, head_dim=8, encoder_layers=1, decoder_layers=1)),
+    "speech": (
+        whisper,
+        whisper.WhisperConfig(96, 32, 64, 8, 1, 1, mels=4, source_positions=6, max_positions=64, start_token=1),
+    ),
 }
-SPLIT = ("encoder", "llama", "gpt", "int8")
+SPLIT = ("encoder", "llama", "gpt", "int8", "speech")
 TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (ROWS, 7)).astype(np.int32)
 
 
@@ -52,6 +56,11 @@ def pair(kind, mesh=None):
 
 
 PROMPTS = Prompt(TOKENS, np.array([7, 3, 5, 1], np.int32))
+SOUND = np.random.default_rng(1).normal(size=(ROWS, 4, 12)).astype(np.float32)  # [rows, mels, frames]
+
+
+def prompts(kind):
+    return PROMPTS._replace(encoder=SOUND) if kind == "speech" else PROMPTS
 
 
 def options(drafter):
@@ -62,14 +71,14 @@ def options(drafter):
 
 def text(kind, mesh=None):
     target, draft = pair(kind, mesh)
-    out = jaxspec.generate(target, PROMPTS, **options(draft))
+    out = jaxspec.generate(target, prompts(kind), **options(draft))
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
 
 def compiled(kind, mesh):
     """The text of a generation on the mesh, its program, and the entries in its smallest part of a matrix."""
     target, draft = pair(kind, mesh)
-    prepared = request.prepare(target, PROMPTS, **options(draft))
+    prepared = request.prepare(target, prompts(kind), **options(draft))
     arrays = prepared.weights, prepared.prompt, prepared.request
     program = loop.generation.lower(prepared.decoder, *arrays, prepared.max_new_tokens).compile()
     outcome = program(**dict(zip(("weights", "prompt", "request"), arrays, strict=True)), before=None)

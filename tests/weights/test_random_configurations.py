@@ -18,6 +18,7 @@ from jaxspec.weights import hf_families, huggingface
 from tests.weights.folders import model_of
 
 SEED, STEPS, FED = 21, 12, 4  # FED of the STEPS tokens are read from a cache
+FRAMES = 10  # of Whisper's sound; its encoder has half as many positions
 LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
@@ -296,6 +297,16 @@ def marian(draw):
     return bart(draw) | {"pad_token_id": 2} | (own if draw.random() < 0.5 else {})
 
 
+def whisper(draw):
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": draw.choice([1, 3])}
+    sizes |= {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
+    sizes |= {f"{part}_ffn_dim": 48 for part in ("encoder", "decoder")}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1}
+    mels = {"num_mel_bins": draw.choice([4, 6]), "max_source_positions": FRAMES // 2}
+    activation = draw.choice(["gelu", "relu", "gelu_new"])
+    return sizes | ids | mels | {"vocab_size": 61, "max_target_positions": 32, "activation_function": activation}
+
+
 FAMILIES = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -339,6 +350,7 @@ FAMILIES = {
     "MBartForConditionalGeneration": bart,
     "MarianMTModel": marian,
     "M2M100ForConditionalGeneration": bart,
+    "WhisperForConditionalGeneration": whisper,
 }
 OFTEN = (
     "Qwen3MoeForCausalLM",
@@ -376,7 +388,8 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
                 x.normal_(0, 0.4)
             inputs = torch.tensor(tokens)
             fed = {"decoder_input_ids": inputs} if peer.config.is_encoder_decoder else {}
-            theirs = peer(inputs, use_cache=False, **fed).logits.numpy()
+            read = torch.tensor(sound(peer.config.num_mel_bins)) if "Whisper" in architecture else inputs
+            theirs = peer(read, use_cache=False, **fed).logits.numpy()
         peer.save_pretrained(tmp_path / str(number))
         ours = logits(jaxspec.load(tmp_path / str(number)), tokens)
         theirs = theirs[:, -ours.shape[1] :]
@@ -451,6 +464,10 @@ def drawn(peer) -> list:
 def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:
     """Return the logits after each of the last tokens, which are read from a cache."""
     lm, params, row = model.lm, model.params, jnp.asarray(tokens)
+    if lm.prompt_vocab == 0:  # Whisper
+        begin = jaxspec.Prompt(row[:, :1], jnp.array([1]), jnp.asarray(sound(model.config.mels)))
+        _, cache = lm.prefill(params, begin, Room(STEPS + 1))
+        return np.asarray(lm.extend(params, lm.rewind(cache, jnp.array([0])), row)[0].logits)
     if lm.limits.start_token is not None:
         _, cache = lm.prefill(params, jaxspec.Prompt(row, jnp.array([STEPS])), Room(STEPS + 1))
         return np.asarray(lm.extend(params, lm.rewind(cache, jnp.array([0])), row)[0].logits)
@@ -458,3 +475,8 @@ def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:
     read, cache = lm.prefill(params, jaxspec.Prompt(row[:, :first], jnp.array([first])), Room(STEPS))
     after = lm.extend(params, cache, row[:, first:])[0].logits
     return np.concatenate([np.asarray(read.logits), np.asarray(after)], axis=1)
+
+
+def sound(mels: int) -> np.ndarray:
+    """Return features of sound for a Whisper."""
+    return np.random.RandomState(SEED).normal(size=(1, mels, FRAMES)).astype(np.float32)
