@@ -154,7 +154,7 @@ def logical(path: str, layers: Mapping[str, tuple[str, ...]] = WHOLE.layers) -> 
     (('dim', 'ff'), ('heads',), ())
     """
     names = path.split("/")
-    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "int4", "scale", "zero"):
+    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "int4", "float4", "scale", "zero"):
         names.pop()  # a quantised matrix, and the scales of its rows
     layer, kind = names[:-1], names[-1]
     ends = "/".join(layer[-2:]), "".join(layer[-1:])

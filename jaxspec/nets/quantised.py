@@ -1,7 +1,7 @@
 """Products with matrices that stay int8 or int4 in memory, so that no float copy of a whole one is ever made.
 
-A quantised matrix is a dict of arrays. Its entries q, "int8" or "int4", and its scales s, "scale", stand for w = s q;
-with zero points z, "zero", for w = s (q - z):
+A quantised matrix is a dict of arrays. Its entries q, "int8", "int4" or "float4" (mxfp4's numbers, of one bit after the
+point), and its scales s, "scale", stand for w = s q; with zero points z, "zero", for w = s (q - z):
 
     a scale per output      entries [out, in]         scale [out, 1]        zero [out, 1]
     a scale per group       entries [G, out, width]   scale [out, G]        zero [out, G]
@@ -12,8 +12,8 @@ one by one.
 A group is `width` neighbouring columns of a row, so a matrix of G groups is G matrices of one scale per output, side by
 side. A scale belongs to an output, so x @ (s q)^T = s (x @ q^T): the entries are widened where they are multiplied, to
 the dtype of x, sums are float32, and the product is scaled before it is rounded; of groups, the sum of the scaled
-products of each. Entries have at most 7 bits and bfloat16 has 8, so widening them is exact in either. Two habits of
-XLA would bring the copies back:
+products of each. Entries have at most 7 bits and bfloat16 has 8, so widening them is exact in either. Scales are
+float32; those of "float4" are powers of two, in bfloat16. Two habits of XLA would bring the copies back:
 
 Widened weights are the same in every round of a generation, so they are moved out of its loop: all matrices, as
 floats, for as long as it runs. Tying the entries to the activations by a barrier prevents that (`apart_from_loops`).
@@ -43,7 +43,7 @@ from jaxtyping import Array, Float, Int
 BLOCK = 2**20  # bytes that a block of rows may have in float32: what a core's cache holds
 SMALL = 2**14  # bytes in float32 up to which a matrix is widened at once: a loop would cost more than it saves
 APART = 64  # rows of activations up to which groups are multiplied apart; beyond, their sums would be the larger part
-ENTRIES = ("int8", "int4")  # the names and dtypes of entries
+ENTRIES = {"int8": jnp.int8, "int4": jnp.int4, "float4": jnp.float4_e2m1fn}  # the names and dtypes of entries
 PARTS = (*ENTRIES, "scale", "zero")
 
 Quantised = Mapping[str, Array]
@@ -57,12 +57,19 @@ def is_quantised(node: Any) -> bool:
     >>> [is_quantised(dict.fromkeys(names, 0)) for names in (("int8", "scale"), ("int4", "scale", "zero"), ("scale",))]
     [True, True, False]
     """
-    return isinstance(node, Mapping) and "scale" in node and set(node) - {"scale", "zero"} in ({"int8"}, {"int4"})
+    return (
+        isinstance(node, Mapping) and "scale" in node and set(node) - {"scale", "zero"} in [{name} for name in ENTRIES]
+    )
 
 
 def entries_of(matrix: Quantised) -> Array:
     """Returns the entries of a quantised matrix, [out, in] or [G, out, width]."""
-    return matrix["int4" if "int4" in matrix else "int8"]
+    return matrix[entries_name(matrix)]
+
+
+def entries_name(matrix: Quantised) -> str:
+    """Returns which of `ENTRIES` a quantised matrix has."""
+    return next(name for name in ENTRIES if name in matrix)
 
 
 def shape(matrix: Matrix) -> tuple[int, ...]:
@@ -83,9 +90,9 @@ def is_whole(matrix: Quantised) -> bool:
     # Two forms: [out, in] with a scale a row, or [G, out, width] with a scale a row and group; either in a stack.
     *stack, _, _ = scale.shape
     groups = entries.shape[len(stack)] if len(entries.shape) == len(stack) + 3 else 1
-    name = "int4" if "int4" in matrix else "int8"
+    name = entries_name(matrix)
     shapes = {tuple(scale.shape), tuple(zero.shape)} == {(*entries.shape[: len(stack)], entries.shape[-2], groups)}
-    kinds = jnp.dtype(entries.dtype).name == name and jnp.dtype(scale.dtype) == jnp.float32
+    kinds = entries.dtype == ENTRIES[name] and scale.dtype == (jnp.bfloat16 if name == "float4" else jnp.float32)
     return (
         len(stack) < 2
         and len(entries.shape) - len(stack) in (2, 3)
@@ -111,7 +118,7 @@ def widen(matrix: Quantised) -> Float[Array, "*experts out in"]:
     """
     if matrix["scale"].ndim == 3:  # experts, one by one
         return jax.lax.map(widen, dict(matrix))
-    by_group = _groups_first(matrix["scale"])
+    by_group = _groups_first(matrix["scale"]).astype(jnp.float32)
     values = entries_of(matrix).astype(jnp.float32).reshape(*by_group.shape[:2], -1)  # [G, out, width]
     if "zero" in matrix:
         values = values - _groups_first(matrix["zero"]).astype(jnp.float32)
@@ -152,7 +159,7 @@ def at_once(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision) 
     entries. Of many rows these sums [G, N, out] would be more than the matrix: it is scaled inside of the product, and
     rounded to the dtype of `x`.
     """
-    entries, scale, zero = entries_of(matrix), matrix["scale"], matrix.get("zero")
+    entries, scale, zero = entries_of(matrix), matrix["scale"].astype(jnp.float32), matrix.get("zero")
     if entries.ndim == 2:
         sums = _dot(x, entries.astype(x.dtype), (((2,), (1,)), ((), ())), precision)  # [B, T, out]
         if zero is not None:
@@ -243,7 +250,7 @@ def by_blocks(x: Float[Array, "B T in"], matrix: Quantised, precision: Precision
         scaled = part["scale"].shape[1] > 1 or "zero" in part  # before the product, not after it
         values = widen(part) if scaled else entries_of(part)
         y = _dot(values.astype(x.dtype), flat, (((1,), (1,)), ((), ())), precision)
-        return y if scaled else y * part["scale"]
+        return y if scaled else y * part["scale"].astype(jnp.float32)
 
     y: Float[Array, "count size N"] = jax.lax.map(block, jnp.arange(count, dtype=jnp.int32))
     if even:

@@ -30,6 +30,7 @@ from jaxspec.weights.tensors import CheckpointError, Stored, chunks
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
 ALIGNMENT = 64  # in bytes, of memory that jax's CPU devices take without a copy
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights may be
+FLOAT4 = (np.arange(-12, 13) / 2).astype(jnp.float4_e2m1fn)  # of twice each number, from -12 on
 NARROW = ("float8", "float4", "int8", "uint8", "int4", "int32")  # what quantised ones are
 
 Shape = tuple[int, ...]
@@ -71,7 +72,7 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
         The parameter; of a quantised matrix, a dict with its parts.
     """
     matrix, kind = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
-    if matrix and kind is not None and isinstance(x, Quantised) and f"int{x.bits}" in (kind, "int4"):
+    if matrix and kind is not None and isinstance(x, Quantised) and (x.floats or f"int{x.bits}" in (kind, "int4")):
         return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in _parts(path, x, kind).items()}
     if matrix and kind is not None and len(x.shape) == 3:  # experts, each by itself
         # One at a time is in float32: all would be twice what a file of bfloat16 has.
@@ -98,6 +99,8 @@ def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
     entries, groups = _converted(x.entries, jnp.dtype("int8")), x.scale.shape[-1]
     if groups > 1:
         entries = entries.reshape(*entries.shape[:-1], groups, -1).swapaxes(-3, -2)
+    if x.floats and kind == "int4":  # the file's own numbers; their scales are powers of two, which bfloat16 holds
+        return {"float4": FLOAT4[entries + 12], "scale": (2 * x.scale).astype(jnp.bfloat16)}
     parts = {kind: entries.astype(kind, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
     return parts if x.zero is None else parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
 

@@ -68,10 +68,14 @@ def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
     """
     kind = kind_of(path, dtype)
     if is_quantised(leaf):
-        if kind in leaf:
+        name = quantised.entries_name(leaf)
+        if kind == name or (kind == "int4" and name == "float4"):
             return leaf
-        if kind == "int8":
+        if kind == "int8" and name == "int4":
             return {"int8": leaf["int4"].astype(jnp.int8)} | {name: x for name, x in leaf.items() if name != "int4"}
+        if kind == "int8":  # twice each number is an integer
+            entries = (2 * leaf["float4"].astype(jnp.float32)).astype(jnp.int8)
+            return {"int8": entries, "scale": leaf["scale"].astype(jnp.float32) / 2}
         leaf = dequantise_matrix(leaf)
     if not is_matrix(path, leaf):
         return leaf
@@ -121,9 +125,9 @@ def nbytes(params: Any) -> int:
 
 
 def bits(dtype: Any) -> int:
-    """Returns the bits of an array's entry in memory; 4 of int4, where NumPy counts 8."""
+    """Returns the bits of an array's entry in memory; 4 where NumPy counts the 8 that it takes on the host."""
     dtype = jnp.dtype(dtype)
-    return 4 if dtype == jnp.int4 else 8 * dtype.itemsize
+    return 4 if dtype in (jnp.int4, jnp.float4_e2m1fn) else 8 * dtype.itemsize
 
 
 def computation(dtype: str, compute: str | None = None) -> str:
@@ -156,7 +160,7 @@ def dtype_of(params: Params, computed: str) -> str:
     kinds = [x for x in jax.tree.leaves(params, is_leaf=is_quantised) if is_quantised(x)]
     if not kinds:
         return computed
-    name = "int4" if any("int4" in x for x in kinds) else "int8"
+    name = "int8" if all("int8" in x for x in kinds) else "int4"
     return name if computed == "float32" else f"{name}/{computed}"
 
 

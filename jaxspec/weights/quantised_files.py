@@ -74,6 +74,7 @@ class Quantised(Stored):
     zero: np.ndarray | None = None  # [out, G], int8; None: all are 0
     bits: int = 8  # or 4
     columns: np.ndarray | None = None  # [in], the group of each column ("desc_act"); None: neighbours have one
+    floats: bool = False  # whether entries are twice the numbers of mxfp4, which "float4" holds
 
     def part(self, start: int, end: int) -> Quantised:
         """Returns its rows from `start` to `end`."""
@@ -84,7 +85,9 @@ class Quantised(Stored):
 
         scale, zero = (None if x is None else x[start:end] for x in (self.scale, self.zero))
         assert scale is not None
-        return Quantised(shape, self.dtype, of(self).rows, of(self.entries), scale, zero, self.bits, self.columns)
+        return Quantised(
+            shape, self.dtype, of(self).rows, of(self.entries), scale, zero, self.bits, self.columns, self.floats
+        )
 
 
 class Scheme(NamedTuple):
@@ -362,7 +365,7 @@ def _mxfp4() -> Scheme:
             return values.reshape(stop - start, rows, width).swapaxes(1, 2)
 
         stored = Stored((experts, rows, width), np.dtype(np.int8), entries)
-        return Quantised(shape, FLOAT32, turned, stored, scale)
+        return Quantised(shape, FLOAT32, turned, stored, scale, floats=True)
 
     return Scheme("bfloat16", "_blocks", ("_scales",), (), shape, matrix, end="")
 

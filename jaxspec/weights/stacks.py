@@ -100,7 +100,9 @@ def _joined(shape: tuple[int, ...], dtype: np.dtype, members: Sequence[np.ndarra
     zeros = np.zeros(first.scale.shape, np.int8)
     zero = stack(lambda x: zeros if x.zero is None else x.zero)(0, count)  # pyright: ignore
     scale = stack(lambda x: x.scale)(0, count)  # pyright: ignore
-    return Quantised(shape, dtype, rows, entries, scale, zero if zero.any() else None, first.bits, first.columns)
+    return Quantised(
+        shape, dtype, rows, entries, scale, zero if zero.any() else None, first.bits, first.columns, first.floats
+    )
 
 
 def _in_pairs(shard: Shard, alternate: bool) -> Shard:
@@ -144,7 +146,7 @@ def _pairs(x: np.ndarray | Stored, axis: int, alternate: bool) -> Stored:
     # Entries and scales are [n, out, ..] in a file whose matrices are [n, in, out], too.
     zero = None if x.zero is None else halves(x.zero, 1)
     parts = stored(x.entries, 1), halves(x.scale, 1), zero
-    return Quantised(pairs.shape, x.dtype, pairs.rows, *parts, x.bits, x.columns)
+    return Quantised(pairs.shape, x.dtype, pairs.rows, *parts, x.bits, x.columns, x.floats)
 
 
 def unstacked(

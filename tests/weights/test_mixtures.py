@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import jaxspec
 from jaxspec.core import Room
 from jaxspec.nets import net_of, quantised
 from jaxspec.sharding import WHOLE
-from jaxspec.weights import huggingface, parameters, quantisation, quantised_files, stacks, tensors
+from jaxspec.weights import huggingface, orbax, parameters, quantisation, quantised_files, stacks, tensors
 from jaxspec.weights.hf_families import mixtures
+from jaxspec.weights.loading import find
 from jaxspec.weights.tensors import CheckpointError
 from tests.weights.folders import assert_same, model_of
 
@@ -220,22 +222,45 @@ def test_mxfp4_is_read_bit_for_bit_as_transformers_reads_it(tmp_path):
             theirs = theirs.reshape(-1, *theirs.shape[2:])
         layer, end = f"layers_{name.split('.')[2]}", "inwards" if "gate_up" in name else "outwards"
         stacks = {x: params[layer]["ff"]["experts"][end]["weight"] for x, params in by_dtype.items()}
-        for exact in (stacks["float32"], stacks["bfloat16"], quantisation.dequantise_matrix(stacks["int8"])):
-            np.testing.assert_array_equal(np.asarray(exact, np.float32), theirs)
-        # In 8 bits each number of 4 bits is an integer, with the file's scales; in our 4 bits it is rounded again.
-        assert stacks["int8"]["scale"].shape == (*theirs.shape[:2], theirs.shape[2] // 32)
-        rounded = np.asarray(quantisation.dequantise_matrix(stacks["int4"]))
-        assert 0.01 < np.abs(rounded - theirs).mean() / np.abs(theirs).mean() < 0.15
+        narrow = [stacks[dtype] for dtype in ("int8", "int4")]
+        wider = quantisation.as_dtype(parameters.keys("ff/experts/inwards/weight"), stacks["int4"], "int8")
+        exact = [stacks["float32"], stacks["bfloat16"], *map(quantisation.dequantise_matrix, (*narrow, wider))]
+        for stack in exact:
+            np.testing.assert_array_equal(np.asarray(stack, np.float32), theirs)
+        # In 8 bits each number of 4 bits is twice itself, an integer, with half of the file's scales.
+        for stack, bits in zip(narrow, (8 + 32 / 32, 4 + 16 / 32), strict=True):
+            assert stack["scale"].shape == (*theirs.shape[:2], theirs.shape[2] // 32)
+            assert quantisation.nbytes(stack) == theirs.size * bits / 8
+        assert stacks["int4"]["float4"].dtype == jnp.float4_e2m1fn
     # The scales of groups are multiplied with in the network.
     config = huggingface.read_config(tmp_path / "folder")[1]
     assert config.end_tokens == (20, 19, 12)
     lm, prompt = net_of(config).language_model(config), jaxspec.Prompt(jnp.array([[3, 1, 4, 1]]), jnp.array([4]))
-    params = by_dtype["float32"] | {
-        f"layers_{i}": by_dtype["float32"][f"layers_{i}"] | {"ff": by_dtype["int8"][f"layers_{i}"]["ff"]}
-        for i in (0, 1)
-    }
-    wide, narrow = (lm.prefill(x, prompt, Room(8))[0].logits for x in (by_dtype["float32"], params))
-    np.testing.assert_allclose(narrow, wide, atol=1e-4 * float(np.abs(wide).max()))
+    exact = by_dtype["float32"]
+    wide = lm.prefill(exact, prompt, Room(8))[0].logits
+    for dtype in ("int8", "int4"):
+        experts = {layer: by_dtype[dtype][layer]["ff"] for layer in ("layers_0", "layers_1")}
+        params = exact | {layer: exact[layer] | {"ff": ff} for layer, ff in experts.items()}
+        narrow = lm.prefill(params, prompt, Room(8))[0].logits
+        np.testing.assert_allclose(narrow, wide, atol=1e-4 * float(np.abs(wide).max()))
+
+
+@pytest.mark.slow
+def test_mxfp4_is_kept_in_checkpoints_of_ours(tmp_path):
+    """Written and read as it is."""
+    quantised_folder(tmp_path / "folder")
+    model = huggingface.open_model(tmp_path / "folder")
+    params, config = model.params("int4", None)
+    manifest = {"name": "x", "family": "decoder", "description": {}}
+    orbax.save(tmp_path / "ours", params, config, find("debian-t5-base"), dtype="int4", **manifest)
+    for dtype in ("int4", "int8", "float32"):
+        again = orbax.restore(tmp_path / "ours", dtype)[0]["layers_0"]["ff"]["experts"]["inwards"]["weight"]
+        before = quantisation.as_dtype(
+            parameters.keys("ff/experts/inwards/weight"),
+            params["layers_0"]["ff"]["experts"]["inwards"]["weight"],
+            dtype,
+        )
+        jax.tree.map(np.testing.assert_array_equal, again, before)
 
 
 def test_integers_of_experts_stay_as_they_are_in_the_file():
