@@ -37,6 +37,8 @@ def test_a_large_vocabulary_takes_no_more_memory():
     vocab = 262_139
     config, tables = count([[vocab - 1, 5, vocab - 1, 5]], vocab_size=vocab, order=2)
     tokens = jnp.full((ngrams.ROWS, ngrams.WIDTH), -1, jnp.int32).at[0, :2].set(jnp.array([vocab - 1, 5]))
-    program = jax.make_jaxpr(lambda tables, tokens: ngrams._right(config, tables, tokens))(tables, tokens)
+    program = jax.make_jaxpr(lambda tables, tokens: ngrams._right(config, tables, tokens, tokens[0, :1]))(
+        tables, tokens
+    )
     assert str(vocab) not in str(program)
     assert ngrams.hits(config, tables, [np.array([5, vocab - 1, 5])]) == pytest.approx(1.0)
