@@ -76,21 +76,23 @@ def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray], begin:
     >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 after 1 and 2
     0.6
     """
-    first = jnp.asarray(tuple(begin) or (-1,), jnp.int32)  # -1 is in no table
+    beginning = jnp.asarray(tuple(begin) or (-1,), jnp.int32)  # -1 is in no table
     right, total = 0, 0
     for first in range(0, len(rows), ROWS):
         tokens = np.full((ROWS, WIDTH), -1, np.int32)
         for i, row in enumerate(rows[first : first + ROWS]):
             tokens[i, : len(row)] = row[:WIDTH]
-        right += int(_right(config, tables, jnp.asarray(tokens), first))
+        right += int(_right(config, tables, jnp.asarray(tokens), beginning))
         total += int((tokens >= 0).sum())
     return right / total
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
-def _right(config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"], first: Int[Array, " n"]) -> Int[Array, ""]:
-    """Counts the tokens that are the tables' first draft token after `first` and the tokens before; -1 is padding."""
-    first = jnp.broadcast_to(first[None], (tokens.shape[0], first.shape[0]))
+def _right(
+    config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"], beginning: Int[Array, " n"]
+) -> Int[Array, ""]:
+    """Counts the tokens that are the tables' first draft token after those before it; -1 is padding."""
+    first = jnp.broadcast_to(beginning[None], (tokens.shape[0], beginning.shape[0]))
     fed = jnp.concatenate([first, tokens[:, :-1]], axis=1)
     draft_tokens = first_draft_tokens(config, tables, fed)  # not by logits, which would take gigabytes
     draft_tokens = draft_tokens[:, first.shape[1] - 1 :]
