@@ -30,6 +30,7 @@ AXES = {DATA, MODEL}  # of a mesh
 TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "batch": DATA,
     "vocab": MODEL,
+    "source_vocab": MODEL,  # an encoder's own
     "heads": MODEL,
     "kv_heads": MODEL,
     "ff": MODEL,
@@ -41,6 +42,7 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
 }
 LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
     "embedding": ("vocab", "dim"),
+    "encoder_embedding": ("source_vocab", "dim"),
     "position": ("positions", "dim"),
     "head": ("vocab", "dim"),
     "query": ("heads", "dim"),

@@ -20,7 +20,7 @@ from jaxspec import nets, sharding
 from jaxspec.decode import request
 from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.testing import table_model
-from jaxspec.weights import parameters
+from jaxspec.weights import hf_families, parameters
 from jaxspec.weights.hf_families.gpt import SIZES as GPT
 from jaxspec.weights.loading import shipped
 
@@ -60,6 +60,18 @@ def test_every_matrix_has_axes_and_nothing_else_has(name):
             assert tuple(sizes[axis] for axis in axes) == x.shape, path
         else:
             assert axes == (), path
+
+
+@pytest.mark.parametrize("name", ["opus-mt-en-de", "whisper-tiny", "t5gemma-s-s", "t5gemma-2-270m-270m", "umt5-small"])
+def test_no_large_matrix_of_an_encoder_decoder_is_whole(name):
+    """Positions, relative biases and convolutions of sound are small; an encoder's own embedding is not."""
+    config = next(family.sizes[name] for family in hf_families.FAMILIES if name in family.sizes)
+    if name == "opus-mt-en-de":
+        config = dataclasses.replace(config, source_vocab=60_000)
+    axes = axes_of(config)
+    for path, x in parameters.flat(nets.net_of(config).shapes(config)).items():
+        logical = sharding.logical(path, axes.layers)
+        assert x.ndim < 2 or x.size < 2**20 or any(sharding.TABLE[axis] for axis in logical), path
 
 
 def test_projections_are_split_where_blocks_need_one_sum():
