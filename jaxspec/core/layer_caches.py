@@ -336,7 +336,12 @@ def shared(source: int) -> Maker:
 
 
 def recurrent(state: Any, entry: Any) -> Maker:
-    """Makes empty caches of a recurrent layer, of the shapes and dtypes of a row's state and of a token's entry."""
+    """Makes empty caches of a recurrent layer.
+
+    Args:
+        state: a pytree of shapes and dtypes (`jax.ShapeDtypeStruct`), of one row's state.
+        entry: a pytree of shapes and dtypes, of what one token does to it.
+    """
 
     def make(batch: int, room: Room) -> Recurrent:
         size = room.tokens if room.rewind is None else min(room.rewind, room.tokens)

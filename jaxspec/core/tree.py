@@ -78,7 +78,9 @@ def last_on_path(parent: Int[Array, "B N"], count: int) -> Int[Array, "B N count
 
 
 def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
-    """The path from the last committed token along chosen nodes, of which each node of `Draft.parent` has one child.
+    """The path from the last committed token along chosen nodes, of which each node has at most one child.
+
+    A chosen node that the path does not reach is left out. `parent` is that of `Draft`.
 
     Returns:
         The number of nodes on the path, and the nodes in order; entries past the number are of no meaning (but nodes).

@@ -38,7 +38,9 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
     ([1], [7])
     """
     if (samples := prepared.options["num_samples"]) > 1:
-        raise ValueError(f"the generation has num_samples={samples}: measure one of each, replace(num_samples=1)")
+        raise ValueError(
+            f"the generation has num_samples={samples}: measure one sample of each, prepared.replace(num_samples=1)"
+        )
     index = jnp.asarray(np.asarray(rows, np.int32))
     prompt, request = token_rows.take_rows((prepared.prompt, prepared.request), index)
     if (mesh := sharding.mesh_of(prepared.weights)) is not None:

@@ -225,7 +225,9 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
         raise TypeError(f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of these")
     rows = _as_python(prompts)
     if isinstance(rows, numbers.Number) or not hasattr(rows, "__iter__"):
-        raise TypeError(f"the prompts are of type {type(prompts).__name__}: expected text, a list of it, or token ids")
+        raise TypeError(
+            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
+        )
     rows = list(rows)
     if rows and all(is_id(_as_python(x)) for x in rows):
         rows = [rows]

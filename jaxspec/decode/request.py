@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
@@ -52,27 +51,20 @@ Prompts = (
 )
 
 
-class GenerationOptions(SamplingOptions, total=False):
-    """The options of a generation; `generate` describes them."""
+class Options(NamedTuple):
+    """The options of a generation that are no sampling options; see `generate` for each."""
 
-    drafter: core.Model | core.Drafter | core.BoundDrafter | None
-    gamma: int
-    rule: core.Rule | None
-    policy: core.BoundPolicy | core.Policy | None
+    drafter: Any
+    gamma: Any
+    rule: Any
+    policy: Any
     max_new_tokens: Any
     key: Any
-    eos_ids: Sequence[int | str] | int | str | None
-    num_samples: int
-    log_probs: bool
-    top_log_probs: int | None
-    prefix: SharedPrefix | None
-
-
-DEFAULTS: dict[str, Any] = {
-    **{name: None for name in GenerationOptions.__annotations__ if name not in NAMES},
-    **{"gamma": 5, "max_new_tokens": 128, "num_samples": 1, "log_probs": False},
-}
-"""The options that are no sampling options, with `generate`'s defaults."""
+    eos_ids: Any
+    num_samples: Any
+    log_probs: Any
+    top_log_probs: Any
+    prefix: Any
 
 
 class Prepared(NamedTuple):
@@ -134,23 +126,37 @@ def prepare(
     target: core.Model,
     prompts: Prompts | None = None,
     *,
+    drafter: core.Model | core.Drafter | core.BoundDrafter | None = None,
+    gamma: int = 5,
+    rule: core.Rule | None = None,
+    policy: core.BoundPolicy | core.Policy | None = None,
+    max_new_tokens: Any = 128,
+    key: Any = None,
+    eos_ids: Sequence[int | str] | int | str | None = None,
+    num_samples: int = 1,
+    log_probs: bool = False,
+    top_log_probs: int | None = None,
+    prefix: SharedPrefix | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    **options: Unpack[GenerationOptions],
+    **sampling: Unpack[SamplingOptions],
 ) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
 
     See `generate` for the arguments, their defaults and the errors; only memory is asked about when it is run.
     """
-    _check_names(options)
+    _check_names(sampling)
     inputs.check_model(target, "target")
-    values = {**DEFAULTS, **options}
-    inputs.check_untraced(target.params, prompts, {**values, "drafter": getattr(values["drafter"], "params", None)})
-    return _prepared(target, encode(target, prompts, values["prefix"], chat_template_kwargs), values)
+    named = Options(
+        drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, num_samples, log_probs, top_log_probs, prefix
+    )
+    options = {**named._asdict(), **sampling}
+    inputs.check_untraced(target.params, prompts, {**options, "drafter": getattr(drafter, "params", None)})
+    return _prepared(target, encode(target, prompts, prefix, chat_template_kwargs), options)
 
 
 def _prepared(target: core.Model, prompt: core.Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
-    o = types.SimpleNamespace(**{name: sampling.pop(name) for name in DEFAULTS})
+    o = Options(*map(sampling.pop, Options._fields))
     # 5. Types and ranges.
     (gamma,), (samples,) = integers(0, gamma=o.gamma), integers(1, num_samples=o.num_samples)
     in_range(0, 2**31 - 1, gamma=gamma)
@@ -272,7 +278,7 @@ def _check_names(options: Iterable[str]) -> None:
             "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
             "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
         )
-    inputs.check_names(options, [*DEFAULTS, "stop", *NAMES])
+    inputs.check_names(options, [*Options._fields, "stop", *NAMES])
 
 
 def devices(weights: Any) -> int:

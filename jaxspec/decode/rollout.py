@@ -89,14 +89,18 @@ def arguments(
     inputs.check_type(weights, Weights | None, "weights", "prepared.weights._replace(target=params)")
     inputs.check_type(prompt, Prompt | None, "prompt", "a jaxspec.Prompt of token ids")
     if prepared.before is not None and not (weights is None and prompt is None):
-        raise ValueError("the generation has a prefix of its weights and prompts: prepare it without to give others")
+        raise ValueError(
+            "the generation was prepared with a prefix, which belongs to its weights and prompts: prepare it "
+            "without one to give others"
+        )
     weights = prepared.weights if weights is None else weights
     prompt = prepared.prompt if prompt is None else inputs.arrays_of(prompt)
     request, rows = prepared.request, len(prepared.prompt.length)
     if prompt is not prepared.prompt:
         check_prompt(prompt, prepared.target.lm)
         if len(prompt.length) != rows:
-            raise ValueError(f"got prompt tokens of shape {prompt.tokens.shape}: expected {rows} rows, as prepared")
+            shape = prompt.tokens.shape
+            raise ValueError(f"got prompt tokens of shape {shape}: expected {rows} rows, as the generation has")
         # Lengths may be traced; the prompts' width bounds them.
         limit = np.asarray(request.max_new_tokens)
         check_positions(prepared.target, prepared.drafter, prompt, limit, padded=True)

@@ -113,7 +113,7 @@ def diagnose(
 ) -> str:
     """Measures a drafter with each of its `changes`; returns a table of the rates, and what to look at.
 
-    The others are the arguments with which `rate`, its acceptance rate as it is, was measured.
+    Each generates `tokens` tokens for each prompt, as was done to measure `rate`, its acceptance rate as it is.
     """
     tried = list(changes(config, params, target))
     measured = [_acceptance(bound(x.config, x.params, target), prompts, tokens)[0] for x in tried]

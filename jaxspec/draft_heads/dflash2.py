@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import core
 from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import block, block_files, formats
-from jaxspec.draft_heads.block import BlockDrafter
+from jaxspec.draft_heads.block import BlockDrafter, BlockHead
 from jaxspec.draft_heads.block_config import WINDOWS, BlockConfig
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, sizes_of
 from jaxspec.draft_heads.target import SharedWithTarget
-from jaxspec.draft_heads.training import DraftStep, Training
+from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.nets import stack
 from jaxspec.nets.attention import LayerInputs
 from jaxspec.nets.decoder import DecoderLayer, layer_of
@@ -177,13 +177,22 @@ class DFlash2(BlockDrafter):
         return super().logits(shared, features)
 
 
-head = functools.partial(block.head, network=DFlash2)
-init = functools.partial(block.init, network=DFlash2)  # convolutions change nothing at first
+def head(config: DFlash2Config) -> BlockHead:
+    """Makes the drafter's pure functions, for `drafters.block`."""
+    return block.head(config, DFlash2)
+
+
+def init(config: DFlash2Config, key: Key[Array, ""]) -> core.Params:
+    """Draws random parameters; convolutions change nothing at first."""
+    return block.init(config, key, DFlash2)
 
 
 # --- in training
 
-draft_states = functools.partial(block.draft_states, network=DFlash2)
+
+def draft_states(config: DFlash2Config, params: core.Params, shared: SharedWithTarget, starts: DraftStarts):
+    """Makes the features of the blocks that begin at the places."""
+    return block.draft_states(config, params, shared, starts, DFlash2)
 
 
 def draft_logits(

@@ -88,8 +88,8 @@ class LayerSizes:
 def sizes_of(config: type, without: Collection[str] = (), **defaults: Any) -> type:
     """Makes the type of a recipe's [head] table: the fields of a configuration that a target does not say.
 
-    It has those of `LayerSizes` where the configuration has layers, with other defaults if they are given, and is
-    `without` further fields. A draft_vocab of 0 is the target's, as None is.
+    It has those of `LayerSizes` where the configuration has layers, with `defaults` of its own, and lacks the fields
+    `without`. A draft_vocab of 0 is the target's, as None is.
     """
     hints, named = typing.get_type_hints(config), {field.name: field for field in dataclasses.fields(config)}
     fields = [field for name, field in named.items() if name not in OF_TARGET and name not in without]

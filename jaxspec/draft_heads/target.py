@@ -124,8 +124,12 @@ def bind(
 
     Args:
         functions: (the network's functions, its parts) -> the drafter's functions.
-        title: the network's name in errors: it is for another target, has a head of its own, or the trimmed model's
-            head reads features of another width or writes another vocabulary.
+        trimmed: `jaxspec.trim_vocabulary(target, size=...)`, or None.
+        title: the network's name in errors.
+
+    Raises:
+        ValueError: the network is for another target. Or it has a head of its own, or the trimmed model's reads
+            features of another width or writes another vocabulary.
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """

@@ -61,7 +61,10 @@ def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Arra
 
 
 def begin_with_copies(config: Any, params: Params, target: Model, often: Frequencies) -> Params:
-    """Gives random parameters the target's embedding and head where these fit; a vocabulary has frequent tokens."""
+    """Gives random parameters the target's embedding and head where these fit.
+
+    A drafter with a vocabulary of its own gets the tokens that occur most often.
+    """
     inside, ids = inside_of(target), None
     if VOCABULARY in params:
         ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))

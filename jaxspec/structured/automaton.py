@@ -80,7 +80,8 @@ class Automaton(NamedTuple):
 def of(pattern: Pattern, tokenizer: Any, vocab: int) -> Automaton:
     """Returns a pattern's automaton over the tokens of a tokenizer; built once, and kept in the user's cache folder.
 
-    It refuses a pattern that cannot be read, has too many states, or matches no text of these tokens.
+    Raises:
+        ValueError: the pattern cannot be read, has too many states, or matches no text of these tokens.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> automaton = of(Pattern(choices=("the old", "the")), word_tokenizer(["<unk>", "</s>", "the", "old"]), 4)

@@ -29,7 +29,8 @@ class Spelling(NamedTuple):
 def of(tokenizer: Any, vocab: int) -> Spelling:
     """Spells the tokens of a tokenizer; ids of the model that it lacks spell nothing.
 
-    It refuses one whose text of several tokens is not that of each, put together.
+    Raises:
+        ValueError: the text of several tokens is not that of each, put together.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> spelling = of(word_tokenizer(["<unk>", "</s>", "the", "old"]), 5)

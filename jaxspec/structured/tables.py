@@ -55,7 +55,8 @@ class Pool:
     def add(self, pattern: Pattern | None, banned: tuple[int, ...], limit: int) -> int:
         """Returns the first state of a row, whose pattern is added if it is new; None: its text is free.
 
-        It refuses a pattern that no text of `limit` tokens matches, and tables that become too large.
+        Raises:
+            ValueError: no text of `limit` tokens, none of them `banned`, matches; or the tables become too large.
         """
         if pattern is None:
             return FREE

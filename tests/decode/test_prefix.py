@@ -137,7 +137,7 @@ def test_a_prepared_generation_keeps_it():
     out = jax.jit(lambda: jaxspec.rollout(prepared).tokens)()
     plain = jaxspec.generate(target, [SHARED + row for row in ROWS], max_new_tokens=9)
     assert out[:, :9].tolist() == plain.tokens.tolist()
-    with pytest.raises(ValueError, match="the generation has a prefix of its weights and prompts"):
+    with pytest.raises(ValueError, match="prepared with a prefix, which belongs to its weights and prompts"):
         jaxspec.rollout(prepared, weights=prepared.weights)
 
 

@@ -1,5 +1,6 @@
 """Bad input gets a clear error, and vocabularies that differ are handled."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,12 @@ def model(seed=0, vocab=6, words=WORDS):
 TARGET, DRAFT = model(0), model(1)
 ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
 TINY = tiny_llama()
+
+
+def test_prepare_names_the_options_of_generate():
+    """With their defaults, so that `help` and a notebook's completion show them; but for stop strings."""
+    parameters = {name: x for name, x in inspect.signature(jaxspec.generate).parameters.items() if name != "stop"}
+    assert dict(inspect.signature(prepare).parameters) == parameters
 
 
 @pytest.mark.parametrize(

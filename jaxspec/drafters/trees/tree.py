@@ -138,11 +138,14 @@ def _joined(shape: Shape, levels: Sequence[children.Children], parents: Sequence
     def in_order(parts: Sequence[Array]) -> Array:
         return jnp.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)[:, np.array(shape.order)]
 
-    tokens, draws, live = (in_order(parts) for parts in zip(*(chosen[:3] for chosen in levels), strict=True))
+    tokens, live = in_order([chosen.tokens for chosen in levels]), in_order([chosen.live for chosen in levels])
     length = jnp.full((len(tokens),), len(shape.parents), jnp.int32)
     draft = core.Draft(tokens, length, jnp.where(live, in_order(parents), -1))
     log_probs = [chosen.log_probs for chosen in levels if chosen.log_probs is not None]
-    return draft._replace(log_probs=jnp.concatenate(log_probs, axis=1), draws=draws) if log_probs else draft
+    if not log_probs:  # point masses, of which nobody reads how they were chosen
+        return draft
+    draws = in_order([chosen.draws for chosen in levels])
+    return draft._replace(log_probs=jnp.concatenate(log_probs, axis=1), draws=draws)
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
