@@ -22,7 +22,7 @@ from jaxspec.sampling.params import OPTIONS, as_list
 THEIR_NAMES = {  # of other libraries: ours
     "assistant_model": "drafter",
     "attention_mask": "length, of jaxspec.Prompt(tokens, length); a list of lists of ids has its lengths",
-    "bad_words_ids": "banned, which takes ids",
+    "bad_words_ids": "banned, which takes ids; sampling.banned_words, of several tokens",
     "do_sample": "temperature: 0 is greedy, 1 samples",
     "eos_token_id": "eos_ids",
     "generator": "key",
@@ -55,7 +55,7 @@ NOT_HERE = {  # what other libraries have and this one does in another way, or n
     ),
     "best_of": "take num_samples, and choose among the texts",
     "early_stopping": "only jaxspec.beam_search has it",
-    "forced_eos_token_id": "a text ends where the model ends it, or is cut",
+    "forced_eos_token_id": "a text ends where the model ends it, or is cut; see sampling.forced_end",
     "generation_config": "give its values as options",
     "length_penalty": "only jaxspec.beam_search has it",
     "logits_processor": "see logit_bias, banned and logits_processors, which takes functions of your own",

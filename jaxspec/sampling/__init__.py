@@ -15,5 +15,6 @@ from jaxspec.sampling.params import SamplingOptions
 from jaxspec.sampling.penalties import count_tokens, logit_bias, presence_and_frequency_penalties, repetition_penalty
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids, match_vocab
 from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
+from jaxspec.sampling.words import banned_words, forced_end
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and not name.startswith("_")]

@@ -247,7 +247,8 @@ def _generation(
         advice = {
             "pass what `generate` has to it as options": unread.keys() - {"num_beams", *OF_BEAMS, FORCED_END},
             "pass `beam_search` beams, length_penalty and early_stopping": unread.keys() & {"num_beams"},
-            "no end is forced, texts end where the model ends them, or are cut": unread.keys() & {FORCED_END},
+            "no end is forced, texts end by themselves or are cut; see sampling.forced_end": unread.keys()
+            & {FORCED_END},
         }
         options = ", ".join(f"{key}={value!r}" for key, value in unread.items())
         logging.getLogger(__name__).warning(text, path, options, "; ".join(x for x in advice if advice[x]))

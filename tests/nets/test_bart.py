@@ -258,7 +258,7 @@ def written(folder, name, **changes):
             dict(forced_eos_token_id=2, num_beams=2, min_length=3),
             ["there: pass what `generate` has to it as options; pass `beam_search` beams", "; no end is forced"],
         ),
-        (dict(bad_words_ids=[[7], [8, 9]]), ["[8, 9]", "logits_processors"]),
+        (dict(bad_words_ids=[[7], [8, 9]]), ["[8, 9]", "sampling.banned_words"]),
     ],
 )
 def test_what_a_generation_file_asks_for_in_vain_is_said(changes, words, folders, tmp_path, caplog):

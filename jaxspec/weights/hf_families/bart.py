@@ -79,7 +79,7 @@ def read_generation(config: BartConfig, table: dict[str, Any]) -> BartConfig:
     for token in (token for word in words for token in word):
         common.check_id(f"an id in {BANNED}", token, config.vocab_size)
     if longer := [word for word in words if len(word) > 1]:
-        text = f"{BANNED} has %s: words of several tokens are not read; ban them with logits_processors"
+        text = f"{BANNED} has %s: words of several tokens are not read; see sampling.banned_words"
         logging.getLogger(__name__).warning(text, longer)
     banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in config.end_tokens)
     return dataclasses.replace(common.read_begin(config, table), banned_tokens=banned)
