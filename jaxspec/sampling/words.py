@@ -78,7 +78,7 @@ def forced_end(token: int, max_new_tokens: int | Sequence[int] | Int[np.ndarray,
 
     Args:
         token: the id of the end token, such as a folder's `forced_eos_token_id`.
-        max_new_tokens: that of `jaxspec.generate`, for all rows or for each.
+        max_new_tokens: the limit that `jaxspec.generate` is given, for all rows or for each.
 
     Example:
         >>> import jax, jaxspec
