@@ -153,7 +153,7 @@ class State(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """The report of one round; never carried.
+    """The report of one round; never carried. `decode.loop.Trace` has the same fields, with an axis for the rounds.
 
     Attributes:
         draft, draft_length: the draft tokens, and how many of them were verified (0 for a finished row; see `Stats`).
@@ -164,13 +164,13 @@ class RoundInfo(NamedTuple):
         parent, path: a tree's parents and accepted path, as in `Draft` and `Verdict`; None for a chain.
     """
 
-    draft: Int[Array, "batch node"]
-    draft_length: Int[Array, " batch"]
-    num_accepted: Int[Array, " batch"]
-    num_committed: Int[Array, " batch"]
-    num_tested: Int[Array, " batch"]
-    parent: Int[Array, "batch node"] | None = None
-    path: Int[Array, "batch node"] | None = None
+    draft: Int[Array, "batch *rounds node"]
+    draft_length: Int[Array, " batch *rounds"]
+    num_accepted: Int[Array, " batch *rounds"]
+    num_committed: Int[Array, " batch *rounds"]
+    num_tested: Int[Array, " batch *rounds"]
+    parent: Int[Array, "batch *rounds node"] | None = None
+    path: Int[Array, "batch *rounds node"] | None = None
 
 
 class DecoderInit(Protocol):

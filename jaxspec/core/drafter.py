@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.core.decoder import Caches, Weights
 from jaxspec.core.distribution import Distribution, ToDistribution
 from jaxspec.core.draft import Draft, Verdict
 from jaxspec.core.language_model import Before, Cache, Forward, Keys, LanguageModel, Model, Params, Prompt, Room
-
-if TYPE_CHECKING:
-    from jaxspec.core.decoder import Caches, Weights
 
 
 class DraftContext(NamedTuple):
@@ -83,7 +81,7 @@ class RoundEnd(NamedTuple):
     forward: Forward
 
 
-Proposal = tuple[Draft, "Caches"]
+Proposal = tuple[Draft, Caches]
 """A draft, and the caches after it."""
 
 

@@ -1,12 +1,15 @@
 """Cascades: what they draft is what the drafting model drafts alone, whatever drafts for it; bad input."""
 
+import typing
+
 import jax
 import numpy as np
 import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, policies, rules
-from jaxspec.core import BoundDrafter, token_rows
+from jaxspec.core import BoundDrafter, Caches, Draft, token_rows
+from jaxspec.drafters.cascade import CascadeFunctions
 from jaxspec.nets import decoder
 from jaxspec.testing import table_model
 from tests.marks import marked
@@ -135,3 +138,7 @@ def test_levels_are_compared_with_the_target():
     other = table_model(jax.random.key(0), 7)
     with pytest.raises(ValueError, match="has 7 token ids"):
         jaxspec.generate(other, token_rows.pad([[1]]), drafter=drafters.cascade(LARGE, SMALL), max_new_tokens=2)
+
+
+def test_hints_of_a_proposal_can_be_read():
+    assert typing.get_type_hints(CascadeFunctions.propose)["return"] == tuple[Draft, Caches]
