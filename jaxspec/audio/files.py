@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,10 @@ def read(path: str | Path) -> Float[np.ndarray, " N"]:
         ValueError: it is no such file, or holds no samples.
         OSError: it cannot be opened.
     """
-    path = Path(path).expanduser()
+    try:
+        path = Path(path).expanduser()
+    except RuntimeError as error:  # of "~somebody"
+        raise ValueError(f"{path} is not found: {error}") from error
     if path.suffix.lower() != ENDING:
         raise ValueError(f"{path} is no {ENDING} file: convert it, with ffmpeg -i {path.name} {path.stem}{ENDING}")
     try:
@@ -115,6 +119,7 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
     ('de', None, {'speaker': 7})
     """
     row = files.json_object(line, where, optional=("language",))
+    row = {name: value for name, value in row.items() if value is not None or name not in OF_ALL}
     paths = {name: row.pop(name) for name in PATHS if name in row}
     if len(paths) != 1 or not isinstance(path := next(iter(paths.values())), str):
         got = paths or f"no {PATHS[0]!r}, but {sorted(row)}"
@@ -123,6 +128,11 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
         raise ValueError(f"{where}: the field 'offset' is not obeyed: cut the sound, and name the part's file")
     for name in OF_ALL & row.keys():
         raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds, and is an option")
+    for name, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:  # 1e999 is read as infinity, which JSON has not
+            raise ValueError(f"{where}: the field {name!r} cannot be written ({error})") from None
     return Listed(folder / path, row.pop("language", None), row.pop("id", None), row)
 
 
@@ -135,3 +145,11 @@ def seconds_of(path: Path) -> float:
         return len(samples) / rate
     except Exception:  # `read` says what is wrong
         return 0.0
+
+
+def bytes_of(path: Path) -> int | None:
+    """Returns the size of a file; None if there is none that can be read."""
+    try:
+        return path.expanduser().stat().st_size
+    except (OSError, ValueError, RuntimeError):  # such as a name that is too long; `read` says what is wrong
+        return None

@@ -117,7 +117,7 @@ def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Liste
             for name in (settings.target, settings.draft)
             if name is not None and name != pairs.NONE
         }
-    sounds = [[str(x.path), x.path.stat().st_size if x.path.exists() else None, *x[1:]] for x in listed]
+    sounds = [[str(x.path), files.bytes_of(x.path), x.language, x.id, dict(x.fields)] for x in listed]
     manifest = {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "models": models,
@@ -173,7 +173,8 @@ def _report(transcript: Transcript) -> dict[str, Any]:
 
 def _summary(chunks: Chunks) -> dict[str, Any]:
     """Counts what a whole job has done."""
-    rows = list(chunks.rows())
-    texts = [row for row in rows if "error" not in row]
-    sums = {name: sum(row[name] for row in texts) for name in ("seconds", "num_tokens", "rounds")}
-    return {"sounds": len(rows), "failed": len(rows) - len(texts), **sums}
+    counts = {"sounds": 0, "failed": 0, "seconds": 0, "num_tokens": 0, "rounds": 0}
+    for row in chunks.rows():
+        values = {"sounds": 1, "failed": 1} if "error" in row else {"sounds": 1} | row
+        counts = {name: total + values.get(name, 0) for name, total in counts.items()}
+    return counts

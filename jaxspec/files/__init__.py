@@ -110,7 +110,7 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
     Args:
         line, where: a line and its place, from `read_lines`.
         fields: fields that it must have as text.
-        optional: fields that must be text if it has them.
+        optional: fields that must be text if it has them, and they are not null.
 
     >>> json_object('{"text": 3}', "texts.jsonl: line 2", ["text"])
     Traceback (most recent call last):
@@ -124,7 +124,7 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
         raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
-    for name in (*fields, *(name for name in optional if name in row)):
+    for name in (*fields, *(name for name in optional if row.get(name) is not None)):
         if not isinstance(row.get(name), str):
             got = f"{name!r}: {json.dumps(row[name])[:60]}" if name in row else f"no {name!r}, but {sorted(row)}"
             raise ValueError(f"{where} has {got}: {expected}")

@@ -51,6 +51,8 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         files.read(tmp_path / "b.wav")
     with pytest.raises(FileNotFoundError):
         files.read(tmp_path / "c.wav")
+    with pytest.raises(ValueError, match="~nobody-here/a.wav is not found"):
+        files.read("~nobody-here/a.wav")
 
 
 def test_folders_mean_their_sound_files_in_order(tmp_path):
@@ -74,6 +76,7 @@ def test_folders_mean_their_sound_files_in_order(tmp_path):
         ('{"audio": "a.wav", "language": 7}', "has 'language': 7"),
         ('{"audio": "a.wav", "offset": 1.5}', "'offset' is not obeyed: cut the sound"),
         ('{"audio": "a.wav", "task": "translate"}', "'task' is not obeyed: it holds for all sounds"),
+        ('{"audio": "a.wav", "score": 1e999}', "the field 'score' cannot be written"),
         ('{"audio": "a.wav"', "is no JSON"),
     ],
 )
@@ -86,6 +89,8 @@ def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
     first, second = files.find([listed])
     assert first == files.Listed(tmp_path / "b.wav", fields={"speaker": "x"})
     assert second == files.Listed(Path("/c.wav"), id=3)
+    listed.write_text('{"audio": "b.wav", "id": null, "language": null, "task": null, "speaker": null}\n')
+    assert files.find([listed]) == [files.Listed(tmp_path / "b.wav", fields={"speaker": None})]
     listed.write_text("\n")
     with pytest.raises(ValueError, match="has no sounds"):
         files.find([listed])

@@ -69,16 +69,17 @@ def test_a_job_of_sounds_goes_on_where_it_was(whisper, sound, tmp_path):  # noqa
     ]
     listed, output = tmp_path / "sounds.jsonl", tmp_path / "texts"
     listed.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["transcribe", str(listed), "--target", str(target), "--language", "de", "--draft", str(draft)]
+    sounds = [str(listed), str(tmp_path / "c.wav")]
+    command = ["transcribe", *sounds, "--target", str(target), "--language", "de", "--draft", str(draft)]
     result = runner.invoke(app, [*command, "--json"])
     printed = [json.loads(line) for line in result.stdout.splitlines()]
-    assert result.exit_code == 3 and [row["number"] for row in printed] == list(range(5))
+    assert result.exit_code == 3 and [row["number"] for row in printed] == list(range(6))
     model = jaxspec.load(target)
     (german, other), (french,) = (
         jaxspec.transcribe(model, [parts[name] for name in group], language=language)
         for group, language in ((["b.wav", "c.wav"], "de"), (["a.wav"], "fr"))
     )
-    assert [row.get("text") for row in printed] == [german.text, french.text, None, None, other.text]
+    assert [row.get("text") for row in printed] == [german.text, french.text, None, None, *[other.text] * 2]
     assert (printed[0]["id"], printed[0]["fields"], printed[1]["language"]) == ("long", {"speaker": 7}, "fr")
     assert "No such file" in printed[2]["error"] and "language is 'xx'" in printed[3]["error"]
 
@@ -90,7 +91,7 @@ def test_a_job_of_sounds_goes_on_where_it_was(whisper, sound, tmp_path):  # noqa
     summary, whole = json.loads(result.stdout), part.read_text()
     assert [json.loads(line) for line in whole.splitlines()] == printed
     assert summary == {"output": str(output)} | json.loads((output / "summary-00000-of-00001.json").read_text())
-    assert (summary["sounds"], summary["failed"]) == (5, 2)
+    assert (summary["sounds"], summary["failed"]) == (6, 2)
 
     # What a kill leaves: some rows in the journal, and half of one.
     rows = [f"[{line}]\n" for line in whole.splitlines()]
@@ -100,6 +101,6 @@ def test_a_job_of_sounds_goes_on_where_it_was(whisper, sound, tmp_path):  # noqa
     other = runner.invoke(app, [*command, "--output", str(output), "--resume", "--gamma", "2"])
     assert other.exit_code == 2 and "is of another job (options: gamma is 5 there and 2 here)" in other.output
     result = runner.invoke(app, [*command, "--output", str(output), "--resume"])
-    assert result.exit_code == 3 and "5 sounds of" in result.stderr and part.read_text() == whole
+    assert result.exit_code == 3 and "6 sounds of" in result.stderr and part.read_text() == whole
     result = runner.invoke(app, [*command, "--resume"])
     assert result.exit_code == 2 and "a command without --output does not read --resume" in result.output
