@@ -10,6 +10,8 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"^Example\b(.*):$")
+TOGETHER = re.compile(r"these (two|three|four)(?:, (.*?))?: ")  # a comment on several fields, from this one on
+COUNTS = {"two": 2, "three": 3, "four": 4}
 
 
 class Doctests(griffe.Extension):
@@ -25,6 +27,11 @@ class Doctests(griffe.Extension):
         lines = cls.lines_collection[cls.filepath] if isinstance(cls.filepath, Path) else []
         fields = {name: member for name, member in cls.members.items() if isinstance(member, griffe.Attribute)}
         texts = {name: comment(lines, x.lineno, x.endlineno) for name, x in fields.items() if x.lineno and x.endlineno}
+        names = list(texts)
+        for i, name in enumerate(names):
+            if several := TOGETHER.match(texts[name]):
+                texts[name] = f"{several[2]}: " * bool(several[2]) + texts[name][several.end() :]
+                texts |= dict.fromkeys(names[i + 1 : i + COUNTS[several[1]]], f"see `{name}`")
         entries = [f"    {name}: {text}" for name, text in texts.items() if text]
         if entries and cls.docstring is not None and "Attributes:" not in cls.docstring.value:
             cls.docstring.value += "\n\nAttributes:\n" + "\n".join(entries)

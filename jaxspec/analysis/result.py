@@ -58,15 +58,15 @@ class Setting(NamedTuple):
     # a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding
     drafter: Model | BoundDrafter | Drafter | None = None
     gamma: int | str = 3  # draft tokens a round, or `PLANNED`; no effect on a drafter of trees, whose size is its own
-    rule: Rule = rules.rejection()
-    policy: BoundPolicy | str | None = None  # None drafts all gamma tokens; `ADAPTIVE` gets c and v as measured
+    rule: Rule = rules.rejection()  # the acceptance rule
+    # the draft-length policy; None drafts all gamma tokens, `ADAPTIVE` is `policies.adaptive` with c and v as measured
+    policy: BoundPolicy | str | None = None
     sampling: Mapping[str, Any] = {}  # sampling options of `generate`, as {"temperature": 1.0}; greedy if empty
     batch: int = 1  # prompts at a time
     target: Model | None = None  # if it is not the one that `bench.run` was given: in another dtype, or on a mesh
     backend: Backend | None = None  # runs it; None: the compiled program
-    # names of the drafter and the policy, for tables. A model has a name.
-    name: str = ""
-    policy_name: str = ""
+    name: str = ""  # the drafter's, for tables; a model has one
+    policy_name: str = ""  # the policy's
 
     @property
     def is_plain(self) -> bool:
@@ -278,7 +278,7 @@ class Difference(NamedTuple):
 class BenchResult(NamedTuple):
     """A setting and what was measured."""
 
-    setting: SettingSummary
+    setting: SettingSummary  # what was measured
     texts: int = 0  # how many a run decodes
     tokens: int = 0  # their new tokens
     passes: int = 0  # the target's, with prefill's
@@ -293,11 +293,11 @@ class BenchResult(NamedTuple):
     speed_after_prefill: Spread | None = None  # the same without what prefill takes
     speed_over_first: Spread | None = None  # over the group's first plain decoding, if of another dtype, mesh, backend
     first_call: float | None = None  # seconds of the first one, which compiles the program
-    latency: Latency | None = None  # of the timed run, as the next
-    memory: MemoryUse | None = None
+    latency: Latency | None = None  # of the timed run
+    memory: MemoryUse | None = None  # of the timed run
     # E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts
     alpha: Rate | None = None
-    costs: Costs | None = None
+    costs: Costs | None = None  # of the passes
     predicted: Predicted | None = None  # what theory predicts from the costs
     group: str = ""  # the same for results that were interleaved
     environment: Environment | None = None  # machine, versions, command

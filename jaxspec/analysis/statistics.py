@@ -24,8 +24,8 @@ class Rate(NamedTuple):
 
     value: float  # sum over sum; NaN of nothing
     stderr: float  # its standard error, by linearisation; NaN for a single row, which has no spread
-    low: float  # low, high: the ends of the 95% interval
-    high: float
+    low: float  # the lower end of the 95% interval
+    high: float  # the upper one
     count: int  # the denominator: positions, draft tokens that were tested, or rounds
 
     interval = property(lambda self: (self.low, self.high), doc="The 95% confidence interval.")

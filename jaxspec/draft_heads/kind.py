@@ -34,11 +34,10 @@ class Kind(NamedTuple):
     # (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter
     drafter: Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]
     format: Format  # how its files are recognised, read and written
-    # these two: None for a kind that is not trained here
     # type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose `config(target)` is the
-    # configuration for a target
+    # configuration for a target; None for a kind that is not trained here
     sizes: type | None = None
-    training: Training | None = None  # how it is trained
+    training: Training | None = None  # how it is trained; None for such a kind
     published: Mapping[str, Any] = types.MappingProxyType({})  # configurations of published sizes by name
 
 

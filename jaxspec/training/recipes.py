@@ -23,7 +23,7 @@ class Data:
     """The data to train on; files and folders are relative to the data folder."""
 
     train: str  # JSON lines
-    heldout: str
+    heldout: str  # JSON lines of which the loss or the acceptance is measured
     shapes: tuple[tuple[int, int], ...]  # of batches, [source, target] in tokens ([0, target] for a language model)
     tokenizer: str = ""  # a tokenizer's folder; of a head's recipe empty: the target's
     tasks: tuple[str, ...] = ()  # the file's tasks to use (empty for a language model)
@@ -55,7 +55,7 @@ def check_data(data: Data, encoder: bool) -> None:
 class Train:
     """The length, the optimizer and the schedule of a run."""
 
-    steps: int
+    steps: int  # length of the run
     batch_tokens: int  # source plus target tokens of a batch, padding included
     learning_rate: float  # the peak, relative to the root mean square of each parameter
     warmup: int = 100  # steps of linear warm-up
@@ -222,11 +222,11 @@ class HeadRecipe:
     family: str
     target: str  # the source for `jaxspec.load`
     head: Any  # its sizes: what its kind takes (`draft_heads.KINDS`)
-    data: Data
+    data: Data  # the texts
     train: Train  # whose `start` is a folder that `jaxspec.load_drafter` takes
-    learn: Learn = dataclasses.field(default_factory=Learn)
-    source_language: str | None = None  # of a target that translates between many
-    target_language: str | None = None
+    learn: Learn = dataclasses.field(default_factory=Learn)  # the objective
+    source_language: str | None = None  # of a target that translates between many: what it reads, such as eng_Latn
+    target_language: str | None = None  # what it writes
 
     def __post_init__(self):
         for name in ("dropout", "stored"):
@@ -242,7 +242,7 @@ class NGramTexts:
     """The n-grams to count."""
 
     train: str  # JSON lines, relative to the data folder
-    heldout: str
+    heldout: str  # those of which the share of right draft tokens is measured
     field: str = "text"  # the field with the text that a drafter continues: the output, where there is an input
     tasks: tuple[str, ...] = ()  # the files' tasks to use; empty for all
 
