@@ -17,11 +17,11 @@ of b bits less 2**(b - 1) and G groups of neighbouring columns:
     mxfp4 (experts)      _blocks uint8 [E, out, in / 32, 16], two numbers of 4 bits a byte, the lower one first, and
                          _scales uint8 [E, out, in / 32], powers of two with 127 added
 
-Integers of 4 bits are taken as they are in int4 and int8, those of 8 bits in int8. In another dtype the matrix is that
-which they stand for. Matrices of fp8 are always read as such: in bfloat16 they take twice the file's bytes. Matrices
-that the maker left in full are rounded to int8 at most, also in int4. Activations are never rounded here: a file whose
-maker rounds them, too (fp8, as a rule), is read as its weights say. Integer formats that round activations are refused,
-and so is whatever else has another arithmetic, by name.
+Integers of 4 bits are taken as they are in int4 and int8, those of 8 bits in int8, and mxfp4's numbers in both. In
+another dtype the matrix is that which they stand for. Matrices of fp8 are always read as such: in bfloat16 they take
+twice the file's bytes. Matrices that the maker left in full are rounded to int8 at most, also in int4. Activations are
+never rounded here: a file whose maker rounds them, too (fp8, as a rule), is read as its weights say. Integer formats
+that round activations are refused, and so is whatever else has another arithmetic, by name.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         files.read(tmp_path / "b.wav")
     with pytest.raises(FileNotFoundError):
         files.read(tmp_path / "c.wav")
-    with pytest.raises(ValueError, match="~nobody-here/a.wav is not found"):
+    with pytest.raises(ValueError, match=r"~nobody-here/a\.wav is not found"):
         files.read("~nobody-here/a.wav")
 
 
