@@ -94,3 +94,9 @@ def test_lines_name_sounds_or_are_refused(line, wrong, tmp_path):
     listed.write_text("\n")
     with pytest.raises(ValueError, match="has no sounds"):
         files.find([listed])
+
+
+def test_sizes_are_those_of_files_that_are_there(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    paths = [tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / ("x" * 300), Path("~nobody-here/a.wav"), Path("a\0")]
+    assert [files.bytes_of(path) for path in paths] == [4, None, None, None, None]
