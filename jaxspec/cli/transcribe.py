@@ -111,12 +111,9 @@ def transcribe(
 @contextlib.contextmanager
 def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Listed], err: Console) -> Iterator[Chunks]:
     """Yields the rows of a job that a folder holds or is to hold, which no other process writes meanwhile."""
+    settings = settings._replace(draft=None if settings.draft == pairs.NONE else settings.draft)
     with err.status("reading the models' files"):
-        models = {
-            name: drafter_names.digests_of(name)
-            for name in (settings.target, settings.draft)
-            if name is not None and name != pairs.NONE
-        }
+        models = {x: drafter_names.digests_of(x) for x in (settings.target, settings.draft) if x is not None}
     sounds = [[str(x.path), files.bytes_of(x.path), x.language, x.id, dict(x.fields)] for x in listed]
     manifest = {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},

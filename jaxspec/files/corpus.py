@@ -72,7 +72,7 @@ def token_rows(
         for index, text in enumerate(chunk, first):
             token_ids.check_unicode(text, f"text {index}")
         options = dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
-        ids = tokenizer(**{"text_target" if encoder else "text": chunk}, **options)["input_ids"]
+        ids = (tokenizer(text_target=chunk, **options) if encoder else tokenizer(chunk, **options))["input_ids"]
         rows += [np.array([*row, *end], np.int32) for row in ids]
         advance(len(chunk))
     return rows

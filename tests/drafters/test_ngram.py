@@ -106,8 +106,8 @@ def test_texts_are_read_with_the_targets_tokenizer():
     class Letters:
         eos_token_id = 0
 
-        def __call__(self, text, **options):
-            return {"input_ids": [[ord(letter) - ord("a") + 1 for letter in word] for word in text]}
+        def __call__(self, words, **options):
+            return {"input_ids": [[ord(letter) - ord("a") + 1 for letter in word] for word in words]}
 
     target = table_model(jax.random.key(1), 4)._replace(tokenizer=Letters())
     from_texts, from_rows = (drafters.bigram(x, target) for x in (["ab", "abc"], [[1, 2, 0], [1, 2, 3, 0]]))
