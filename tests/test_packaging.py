@@ -78,7 +78,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
     "analysis": 4_626,  # costs of recurrent layers by the draft
-    "audio": 789,  # features, files, Whisper's rules and windows
+    "audio": 790,  # features, files, Whisper's rules and windows
     "cli": 4_253,  # transcribe
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_487,
@@ -89,7 +89,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "nets": 5_469,  # BART, Whisper, T5Gemma, and what encoder-decoders share
     "policies": 579,
     "rules": 1_390,
-    "sampling": 994,
+    "sampling": 1_001,
     "structured": 1_617,
     "testing": 2_056,
     "top": 783,

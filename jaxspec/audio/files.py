@@ -16,10 +16,11 @@ from scipy.io import wavfile
 
 from jaxspec import files
 from jaxspec.audio.features import RATE
+from jaxspec.sampling.params import OPTIONS
 
 ENDING = ".wav"
 PATHS = ("audio", "audio_filepath")  # fields of a line that name its sound
-OF_ALL = {"task", "timestamps", "gamma", "drafter", "max_new_tokens", "temperature"}  # no fields of a line
+OF_ALL = {"task", "timestamps", "drafter", "gamma", "rule", "policy", "max_new_tokens", *OPTIONS}  # no fields of a line
 
 
 def read(path: str | Path) -> Float[np.ndarray, " N"]:
@@ -127,7 +128,7 @@ def _listed(where: str, line: str, folder: Path) -> Listed:
     if row.get("offset"):  # 0 is the whole sound
         raise ValueError(f"{where}: the field 'offset' is not obeyed: cut the sound, and name the part's file")
     for name in OF_ALL & row.keys():
-        raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds, and is an option")
+        raise ValueError(f"{where}: the field {name!r} is not obeyed: it holds for all sounds: leave it out")
     for name, value in row.items():
         try:
             json.dumps(value, allow_nan=False)

@@ -30,6 +30,7 @@ def banned_words(words: Sequence[Sequence[int]]) -> Processor:
         words: ids of tokens, at least one for each word.
 
     Raises:
+        TypeError: a word is no list of ids.
         ValueError: there are no words, or a word is empty or has an id that the model lacks.
 
     Example:
@@ -44,6 +45,9 @@ def banned_words(words: Sequence[Sequence[int]]) -> Processor:
     """
     if not len(words):
         raise ValueError("got no words: expected at least one, such as [[5], [6, 7]]")
+    for index, word in enumerate(words):
+        if isinstance(word, str) or not hasattr(word, "__len__"):
+            raise TypeError(f"words[{index}] is {word!r}: expected a list of ids, such as [6, 7]")
     spelt = tuple(tuple(integers(0, **{f"words[{i}][{j}]": x for j, x in enumerate(w)})) for i, w in enumerate(words))
     if () in spelt:
         raise ValueError(f"words[{spelt.index(())}] is empty: expected at least one id of a token")
@@ -79,6 +83,9 @@ def forced_end(token: int, max_new_tokens: int | Sequence[int] | Int[np.ndarray,
     Args:
         token: the id of the end token, such as a folder's `forced_eos_token_id`.
         max_new_tokens: the limit that `jaxspec.generate` is given, for all rows or for each.
+
+    Raises:
+        ValueError: the token is no id of the model's, or a limit is below 1.
 
     Example:
         >>> import jax, jaxspec

@@ -77,6 +77,7 @@ def test_folders_mean_their_sound_files_in_order(tmp_path):
         ('{"audio": "a.wav", "offset": 1.5}', "'offset' is not obeyed: cut the sound"),
         ('{"audio": "a.wav", "task": "translate"}', "'task' is not obeyed: it holds for all sounds"),
         ('{"audio": "a.wav", "score": 1e999}', "the field 'score' cannot be written"),
+        ('{"audio": "a.wav", "top_k": 5}', "'top_k' is not obeyed"),
         ('{"audio": "a.wav"', "is no JSON"),
     ],
 )

@@ -65,6 +65,9 @@ def test_bad_words_are_refused():
         sampling.banned_words([[1, -1]])
     with pytest.raises(ValueError, match=r"words\[0\]\[0\] is 'a'"):
         sampling.banned_words([["a"]])
+    for word in (5, "ab"):
+        with pytest.raises(TypeError, match=r"words\[0\] is .*: expected a list of ids"):
+            sampling.banned_words([word])
     with pytest.raises(ValueError, match="max_new_tokens is 0: expected at least 1"):
         sampling.forced_end(2, 0)
     for process, wrong in (
