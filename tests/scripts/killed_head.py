@@ -45,7 +45,7 @@ def main(folder: Path, go_on: bool) -> None:
     """One of the two processes."""
     lm, params = decoder.language_model(SHAPE), decoder.init(SHAPE, jax.random.key(0))
     target = jaxspec.Model(lm, params, word_tokenizer(WORDS), SHAPE, "toy")
-    heads.load = lambda name, dtype: target
+    heads.load = lambda name, **options: target
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS[2:], 10)) for _ in range(12)]
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

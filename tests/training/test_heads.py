@@ -104,7 +104,7 @@ def recipe_of(kind):
 
 @pytest.fixture
 def load_target(target, monkeypatch):
-    monkeypatch.setattr(heads, "load", lambda name, dtype: target)
+    monkeypatch.setattr(heads, "load", lambda name, **options: target)
 
 
 @pytest.mark.slow

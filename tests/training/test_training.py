@@ -372,8 +372,8 @@ def test_a_source_is_cut_as_transformers_truncates(tmp_path):
 
 
 def test_a_recipe_may_train_on_several_files(tmp_path):
-    def words(texts):
-        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+    def words(texts=None, text_target=None):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts or text_target]}
 
     def written(name, *outputs):
         rows = [json.dumps({"task": "a", "input": "2 1", "output": f"{output} 1"}) + "\n" for output in outputs]
