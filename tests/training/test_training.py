@@ -372,7 +372,7 @@ def test_a_source_is_cut_as_transformers_truncates(tmp_path):
 
 
 def test_a_recipe_may_train_on_several_files(tmp_path):
-    def words(texts=None, text_target=None):
+    def words(texts=None, text_target=None, **options):
         return {"input_ids": [[int(word) for word in text.split()] for text in texts or text_target]}
 
     def written(name, *outputs):
