@@ -30,7 +30,7 @@ def bar(
     transient: bool = False,
     get_time: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """Makes a bar on standard error: what is being done, how much of it is done, and for how long.
+    """Makes a bar on standard error with a label, the share that is done, and the time taken.
 
     If that is not a terminal, it prints lines instead: one every 30 seconds at most, and one in the end.
 

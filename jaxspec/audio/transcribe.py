@@ -108,8 +108,7 @@ def transcribe(
         A transcript for each sound, in their order.
 
     Raises:
-        ValueError, TypeError: the target is no Whisper, or has no timestamps; a sound cannot be read; or an option is
-            wrong.
+        ValueError, TypeError: a target other than Whisper, or without timestamps; an unreadable sound; a wrong option.
         FloatingPointError: the target's logits are not finite.
 
     Example:

@@ -47,7 +47,7 @@ class GenerateSettings(NamedTuple):
 
 
 class BeamOptions(NamedTuple):
-    """Options of a search, as those of the command line: see `jaxspec.beam_search`."""
+    """Options of a beam search, with the command line's spelling of `jaxspec.beam_search`'s."""
 
     beams: Annotated[int | None, number("Search for the N best texts.")] = None
     length_penalty: Annotated[float, text("P", "With --beams: the score is divided by length ** P.")] = 1.0

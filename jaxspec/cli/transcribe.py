@@ -61,7 +61,7 @@ def transcribe(
 ) -> None:
     """Transcribe sound with a Whisper model, faster with a drafter.
 
-    Each text is printed as soon as it and those before it are done; with --output it is written to a folder, and a job
+    Each text is printed as soon as it and those before it are done. With --output it is written to a folder, and a job
     that was stopped goes on with --resume. A sound that cannot be read is named, and the others go on; the exit code is
     then 3. Longer sound is read in windows of 30 seconds. A drafter with the target's encoder, such as distil-whisper,
     does not run it again. A line of .jsonl has a sound's path as "audio", and may have an "id" and a "language".

@@ -43,7 +43,7 @@ Outputs = Any
 def split(length: int) -> tuple[int, int]:
     """Returns how many tokens a chunk has, and how many chunks hold `length` tokens: equal ones, of at most LONGEST.
 
-    Those of a bucket (`token_rows.bucket`) are filled exactly, so that a cache need have no more room for them.
+    The chunks of a bucket (`token_rows.bucket`) are filled exactly, so they need no more room in a cache.
 
     >>> split(300), split(1280), split(8192), split(8191)
     ((300, 1), (320, 4), (512, 16), (512, 16))

@@ -12,7 +12,7 @@ from jaxspec.core.language_model import Before, Cache, Keys, Params, Prompt
 
 
 class Weights(NamedTuple):
-    """The parameters of target and drafter; `draft` is None where the drafter has none."""
+    """The parameters of target and drafter. `draft` is None for a drafter without parameters."""
 
     target: Params
     draft: Params = None

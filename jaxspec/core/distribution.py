@@ -12,7 +12,7 @@ from jaxspec.core.language_model import Prompt
 class Distribution(NamedTuple):
     """A distribution over the next token at each of several positions, after temperature and truncation.
 
-    Exactly one of the first two is given: a point mass needs no vocabulary-sized array, so greedy decoding has none.
+    Exactly one of the first two is given. A point mass needs no array over the vocabulary; greedy decoding makes none.
 
     Attributes:
         log_probs: log probabilities, float32, normalised; -inf where the probability is 0.

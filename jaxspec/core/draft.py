@@ -35,9 +35,9 @@ class Draft(NamedTuple):
             from. For a chain entry i is what token i was drawn from. There need not be entries for tokens that have no
             children. None for point masses alone (an argmax or a look-up is *not* a sample of its softmax).
         draws: how each node was chosen, a `Draw`; None: all without replacement (in a chain no node has siblings).
-        aux: values that a drafter or the draft loop passes to its own policy or rule, by name: "confidence"
-            [B, G], what the policy's `confidence` read off each distribution; "gumbel" [B, G, V], plain sampling's
-            noise at the draft tokens, so that `rules.coupled` need not draw it again.
+        aux: values that a drafter or the draft loop passes to its policy or rule, by name. "confidence" [B, G] is
+            what the policy's `confidence` made of each distribution. "gumbel" [B, G, V] is plain sampling's noise at
+            the draft tokens, which `rules.coupled` then need not draw again.
     """
 
     tokens: Int[Array, "batch node"]

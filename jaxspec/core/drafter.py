@@ -28,8 +28,8 @@ class DraftContext(NamedTuple):
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
         finished: rows of the call that have ended, in the rounds inside of a draft, too; None: not known.
-        ahead: goes through a chain of point masses. It puts a likely token in the place of one that is ruled out, whose
-            followers it leaves out, and goes on after the last token with likely ones. None: it knows of none.
+        ahead: goes through a chain of point masses. It replaces the first token that is ruled out by a likely one,
+            drops the tokens after it, and continues the chain with likely tokens. None: it knows of no likely tokens.
     """
 
     keys: Keys
@@ -194,8 +194,8 @@ class Drafter(NamedTuple):
         longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
         steps: the functions that drafters of trees make their trees of; None: it drafts chains only.
         complete_target_pass: the rest of the target's pass; None: the target's pass is its `extend`.
-        rollback: the function that takes tokens back; None: there is none, so that it cannot draft for a drafter
-            (`drafters.cascade`).
+        rollback: the function that takes tokens back. None: it cannot take tokens back, and so cannot draft for
+            another drafter (`drafters.cascade`).
         spare: how many tokens more than a draft's it feeds a row, to take them back; both caches have room for them.
         resumes: whether it can go on from `DraftStart.before`, so from a prefix and from turn to turn of a chat. False:
             its state takes the hidden states of whole prompts.

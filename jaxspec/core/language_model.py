@@ -45,8 +45,8 @@ class Prompt(NamedTuple):
 class Before:
     """The caches of a party that has read the beginning of some rows, which are to be read further.
 
-    The first token that was not read is one that the caches know of: the state of a drafter on hidden states has an
-    entry for each position that depends on the token after it, so that all `start` of these are there.
+    The caches also know the first token that was not read. A drafter on hidden states keeps an entry for each
+    position, made from the token after it, so it has all `start` entries.
 
     Attributes:
         state: the target's cache, or a drafter's state, after rows that agree with these in their first `start` + 1
@@ -261,9 +261,9 @@ class Inside(NamedTuple):
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
         layers: its decoder layers, to be run in part; None if they cannot be.
         encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
-        keys_values: (cache, layer) -> keys [B, K, S, D] and values [B, K, S, D] as the layer has cached them, and the
-            position [B, S] of each, -1 where the row's next token reads none: for a drafter that attends to its
-            target's cache. A ValueError for a layer that has a state in place of keys. None: none can be had.
+        keys_values: (cache, layer) -> the layer's cached keys [B, K, S, D], values [B, K, S, D], and the position
+            [B, S] of each (-1 where the row's next token reads none). A drafter that attends to its target's cache
+            calls it. A layer with a state in place of keys raises a ValueError. None: the network has no such keys.
     """
 
     width: int

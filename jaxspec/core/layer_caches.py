@@ -372,8 +372,8 @@ def write(buffer: Layer, new: New, length: Int[Array, " batch"]) -> Layer:
 def _write_twice(buffer: Layer, new: New, start: tuple[Int[Array, ""], ...]) -> Layer:
     """Writes one entry to the only row, by a scatter of the entry and itself.
 
-    On a CPU, XLA computes an update of one slice again for each of its readers, for which it copies the whole buffer; a
-    scatter of two entries it computes once, in place. Beyond the end it writes the last slot, as that update does.
+    On a CPU, XLA repeats an update of one slice for each of its readers, and copies the whole buffer each time. It
+    computes a scatter of two entries once, in place. Beyond the end it writes the last slot, as that update does.
     """
     twice = jnp.stack([start[2], start[2]])
     return buffer.at[:, :, twice].set(jnp.concatenate([new, new], axis=2), mode="clip")

@@ -157,8 +157,8 @@ def _tree_start(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"]) 
 def entries(length: Int[Array, " B"], step: int, slots: int, window: int) -> Int[Array, "B S"]:
     """Says which entry is in each place of a ring that `step` tokens read, fed at `length`.
 
-    These are the slots, and behind them the new entries where they are more than slots beyond the window. Where no
-    token has been written, it is one that is still to come, which no token attends to.
+    These are the slots, and behind them the new entries where they are more than slots beyond the window. A place that
+    was never written counts as a later token, which no token attends to.
 
     >>> entries(jnp.array([1, 6]), 2, slots=5, window=3).tolist()
     [[0, 1, 2, 3, 4], [5, 6, 7, 3, 4]]

@@ -183,8 +183,8 @@ def truncate(draft: core.Draft, limit: Int[Array, " B"], vocab: int) -> core.Dra
     """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
 
     A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
-    accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so are its padding and a node
-    that does not come after its parent: the nodes that are verified are those of `tree.in_tree`.
+    accepted. A chain ends before it. A tree loses it with all that follows it. A tree also loses its padding and nodes
+    that do not come after their parent: the nodes that are verified are those of `tree.in_tree`.
 
     >>> cut = truncate(core.Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
     >>> cut.tokens.tolist(), cut.length.tolist()
@@ -331,8 +331,8 @@ def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[in
 
     Args:
         nodes: most draft tokens.
-        adaptive: whether a policy chooses the length of drafts; passes over 1, 2, 4, 8, ... and nodes + 1 tokens are
-            then programs of their own (matrix units work on powers of two, so 3 tokens cost what 4 do).
+        adaptive: whether a policy chooses the length of drafts. Passes over 1, 2, 4, 8, ... and nodes + 1 tokens are
+            then separate programs. (Matrix units work on powers of two: 3 tokens cost what 4 do.)
         may_be_empty: whether there may be no draft token at all.
 
     >>> bucket_widths(7, adaptive=True, may_be_empty=False), bucket_widths(7, adaptive=False, may_be_empty=True)

@@ -45,9 +45,9 @@ class Rule(NamedTuple):
             rule's factory says what is guaranteed instead.
         trees: whether it judges trees (`Draft.parent`), or chains only.
         shares_noise: whether draft tokens drawn with plain sampling's own noise are accepted more often.
-        acceptance_ratio: for each token x of a text, the probability that x is drafted and accepted, over p(x), so that
-            products of it give how many draft tokens are accepted (see `analysis.replay`); None where that is
-            not known. Under a rule that judges draft tokens jointly the ratios multiply before they are cut at 1.
+        acceptance_ratio: the probability that a text's token x is drafted and accepted, over p(x), for each x. Its
+            products give how many draft tokens are accepted (`analysis.replay`). A rule that judges draft tokens
+            jointly multiplies the ratios before it cuts them at 1. None where the ratio is not known.
         lenience: l of a rule that accepts each draft token x with probability min(1, p(x) / (l q(x))): 1 of
             `rejection`, less of `lenient`; None of rules that accept otherwise.
 

@@ -127,7 +127,7 @@ class Frame(NamedTuple):
 def frame_of(tokenizer: Any) -> Frame:
     """Returns what a tokenizer puts around a text.
 
-    Where it adds nothing, a row that begins with its BOS or ends with its EOS (a chat, a row of ids) keeps these.
+    A tokenizer that adds nothing leaves a row's own BOS and EOS (a chat's, or those of given ids) where they are.
 
     >>> from jaxspec.testing import word_tokenizer
     >>> frame_of(word_tokenizer(["<unk>", "</s>", "the"]))

@@ -29,7 +29,7 @@ def fed(parent: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
 def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     """`ancestors[b, i, j]`: node j lies on the path to node i, itself included.
 
-    By pointer jumping: of log2(N) steps each doubles how far up every node sees, and costs a gather of N rows.
+    Uses pointer jumping in log2(N) steps. Each step doubles how far up every node sees, and gathers N rows.
 
     >>> ancestors(jnp.array([[-1, 0, 0, 1]]))[0].astype(int).tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
@@ -158,8 +158,8 @@ def best_nodes(
 
     Args:
         tokens, scores: the candidates' ids and scores; -inf: no candidate.
-        above: the candidate that each follows, which comes before it and whose score is no lower; -1: the root. So
-            whoever is chosen has its parent chosen.
+        above: the parent of each candidate, or -1 for the root. A parent comes before its children and scores at least
+            as much, so it is chosen whenever a child is.
         nodes: how many; the last ones are padding if there are fewer.
 
     >>> best_nodes(jnp.array([[5, 6, 7]]), jnp.array([[0.6, 0.4, 0.5]]), jnp.array([[-1, -1, 0]]), 2)[:2]

@@ -59,8 +59,8 @@ class BeamSearch:
         finish: why each prompt's hypotheses end: "eos" (an end token) or "length" (max_new_tokens).
         log_probs: the tokens' log probabilities [batch, beams, longest], if asked for: under the softmax of the model's
             logits, from which a search does not depart. 0 where there is no token.
-        top_tokens, top_log_probs: the most probable tokens at the place of each token [batch, beams, longest, k], the
-            best first, and their log probabilities, if `top_log_probs` asked for them; else None.
+        top_tokens, top_log_probs: the k most probable tokens for each position, best first, and their log
+            probabilities [batch, beams, longest, k]. None unless `top_log_probs` asked for them.
     """
 
     texts: list[list[str]]
@@ -119,10 +119,10 @@ def beam_search(
     Hypotheses, their order and their scores are those of `model.generate(num_beams=beams, num_return_sequences=beams)`
     there. The whole search is one jitted program, and each prompt of a batch ends by itself.
 
-    With a drafter the hypotheses are the same, in fewer passes of the target: in each round the draft model continues
-    the running beams by its own beam search, all these tokens, a tree, are verified in one pass, and as long as the
-    target's best (beam, token) pairs are all in the tree the search takes steps without another pass. In float32 that
-    is equality up to ties between scores: passes over other numbers of tokens round otherwise.
+    With a drafter the hypotheses are the same, in fewer passes of the target. In each round the draft model continues
+    the running beams by its own beam search. The target verifies all these tokens, a tree, in one pass. The search
+    then takes steps for as long as the target's best (beam, token) pairs are all in the tree. In float32 the result is
+    equal up to ties between scores: passes over other numbers of tokens round differently.
 
     Args:
         target: the model; it must take token trees (`LanguageModel.select`), as all networks of jaxspec do.
@@ -135,8 +135,8 @@ def beam_search(
         max_new_tokens, eos_ids: the limit and the end tokens, as in `generate`. A hypothesis without an end token ends
             at max_new_tokens.
         length_penalty: scores are sums of log probabilities over length ** length_penalty (traced).
-        early_stopping: True stops with so many finished hypotheses; False when the best running beam is no better, at
-            its present length, than the worst of them; "never" when it cannot become better.
+        early_stopping: when to stop once `beams` hypotheses have finished. True: at once. False: when no running
+            beam, scored at its present length, beats the worst of them. "never": when none can come to beat it.
         log_probs: whether to report the log probability of every token. Such programs are compiled apart.
         top_log_probs: at the place of each token report, too, so many of the most probable ones; 0 is log_probs=True.
         **options: choices, regex and json_schema, as in `generate`; scores stay those of the model's own distribution.
@@ -405,7 +405,7 @@ def _draft(
 
     `states` are those of the patterns after the beams' last tokens.
 
-    Its last level is not fed: what follows those tokens is not drafted, and seldom are they all accepted.
+    Its last level is not fed: nothing after those tokens is drafted, and they are seldom all accepted.
     """
     scores, fed, first = state.beams.scores, bookkeeping.last_tokens(state.beams), search.retained
     # The parents of all slots before the draft: of H retained entries, and of the K last tokens.

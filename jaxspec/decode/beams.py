@@ -22,7 +22,7 @@ MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stop
 
 
 class TokenLogProbs(NamedTuple):
-    """The log probabilities of tokens: of candidates [B, C], of beams [B, K, T]."""
+    """Log probabilities of the candidates' tokens [B, C] and of the beams' [B, K, T]."""
 
     raw: Float[Array, "*tokens"]  # the log probability of each, after the node that it follows
     # these two: the k most probable tokens there, the best first, and their log probabilities

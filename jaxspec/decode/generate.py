@@ -150,10 +150,10 @@ def prefix(
 ) -> SharedPrefix:
     """Reads the beginning of prompts once: a system prompt, or examples of a task.
 
-    `generate`, `stream`, `prepare` and `generate_many` take it as `prefix=`. Their prompts are then what follows it:
-    the ids of a row are those of the prefix and, right after them, those of the prompt, of which a text's
-    begin-of-sequence token is left out. (Each text has ids of its own: a tokenizer might have joined the end of one
-    and the beginning of the other.) A conversation is given whole, and must begin with the prefix's ids. Any number
+    `generate`, `stream`, `prepare` and `generate_many` take it as `prefix=`. Their prompts are then what follows it. A
+    row has the ids of the prefix and right after them those of the prompt, without a text's begin-of-sequence token.
+    (Both are tokenised apart: a tokenizer might have joined the end of one and the beginning of the other.) A
+    conversation is given whole, and must begin with the prefix's ids. Any number
     of calls may share a prefix, with any options. Its caches take what those of one such row take.
 
     Args:
@@ -206,8 +206,8 @@ def stream(
 ) -> Iterator[Piece]:
     """Generates from one prompt and yields text as rounds finish; the arguments are `generate`'s.
 
-    The pieces' texts joined are the text that `generate` returns. No character or word is ever cut in half: a word
-    is yielded when what follows it shows that it is complete, and that no later token changes how it is decoded.
+    The pieces' texts joined are the text that `generate` returns. No character or word is cut in half: a word is
+    yielded once no later token can extend it or change how it is decoded.
 
     Raises:
         ValueError, FloatingPointError: as `generate`; also for more than one prompt, and in the end for a tokenizer of

@@ -85,7 +85,7 @@ def check_untraced(*trees: Any) -> None:
 
 
 def check_model(value: Any, name: str, expected: str = "a jaxspec.Model, as jaxspec.load gives") -> None:
-    """Refuses a value that is no model, or has no `LanguageModel`, and says what makes a model of it."""
+    """Refuses anything but a `Model` with a `LanguageModel`, and says how to make one."""
     check_type(value, Model, name, expected, "jaxspec")
     lm: Any = value.lm
     if isinstance(lm, LanguageModel):

@@ -491,6 +491,6 @@ def check_positions(
 
 
 def end_ids(target: core.Model, eos_ids: Any) -> list[int]:
-    """Returns the tokens that end a row: those that were asked for, or the model's own."""
+    """Returns the tokens that end a row: the caller's, or by default the model's own."""
     eos_ids = inputs.end_ids(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
     return check_ids(eos_ids, "eos_ids", target.lm.vocab_size)

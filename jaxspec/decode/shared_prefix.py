@@ -1,4 +1,4 @@
-"""A prefix that prompts share: what both parties keep of it, and how prompts follow it."""
+"""A prefix that prompts share, as target and drafter keep it, and the prompts after it."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def common(first: Sequence[Any], second: Sequence[Any]) -> int:
 def opening(target: core.Model, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None) -> list[int]:
     """Writes messages that conversations begin with.
 
-    Templates without a role for the system's message write it with the user's first one. So where messages end with the
-    system's, two conversations are written that go on differently, and what both begin with is taken: without its last
-    token, which a tokenizer may join to what follows.
+    Templates without a system role write the system's message into the user's first one. So where messages end with
+    the system's, two conversations that go on differently are written, and their common beginning is taken. Its last
+    token is left out: a tokenizer may join that to what follows.
     """
     write = functools.partial(inputs.chat_ids, target, answer=False, template=template)
     if messages[-1].get("role") != "system":

@@ -33,7 +33,7 @@ class Stop(NamedTuple):
     """Stop strings, ready to be looked for in a tokenizer's text.
 
     Attributes:
-        tokenizer: the target's; None if it has none, and then there are no strings.
+        tokenizer: the target's. None if it has no tokenizer; `strings` is then empty.
         strings: the strings that end a row. One that names special tokens, which decoded text does not show, is there
             twice: as it is, and with a mark for each of these tokens.
         marks: the mark of each special token that they name, by id.
@@ -219,9 +219,9 @@ def find_stop(text: str, stop: Sequence[str]) -> int | None:
 def stable_prefix(text: str, stop: Sequence[str] = ()) -> str:
     """The part of a growing text that later tokens can no longer change, nor turn into a stop string.
 
-    A word is held back until a space or line break follows it (its next piece may still come, and some tokenizers
-    change what stands before a piece), and so is half a character; ideographs count as words of their own. What a stop
-    string may begin with is held back, too.
+    A word is held back until a space or line break follows it: its next piece may still come, and some tokenizers
+    change what stands before a piece. Half a character is held back, too, and so is what may begin a stop string. Each
+    ideograph counts as a word.
 
     >>> stable_prefix("ein Beisp"), stable_prefix("ein Beispiel "), stable_prefix("a st", stop=["a stop"])
     ('ein ', 'ein Beispiel ', '')

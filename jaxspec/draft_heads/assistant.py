@@ -57,8 +57,8 @@ class AssistantConfig:
         sources: for each layer, the number of the target's layer whose keys and values it attends to.
         centroids: the number of centroids by which its vocabulary is ordered, each with as many tokens; 0: it is not.
         nearest: the number of centroids whose tokens get a logit.
-        positions_back: the position of its queries, counted back from the row's length. 1: that of the last committed
-            token, as in transformers; 2: that of the last token that the target has read, as in vLLM.
+        positions_back: the position of its queries, counted back from the row's length. 1 is the last committed
+            token's, as in transformers. 2 is that of the last token the target has read, as in vLLM.
     """
 
     layer: DecoderConfig
@@ -365,7 +365,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
 def _source(attention: AttentionShape, target: TargetShape, number: int | None) -> int:
     """Returns the target's last layer with keys, among those that have a window as this one, or none.
 
-    With a `number` it is that layer, which is to be one of these.
+    With a `number` it is that layer; it must be one of these.
     """
     if nets.find(target.config) != decoder.NETWORK:
         raise FamilyError("its layers attend to the keys of a Gemma 4, and the target is another kind of network")

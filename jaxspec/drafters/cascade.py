@@ -56,8 +56,8 @@ def cascade(
     `draft` itself (`early_exit`); with trees, too.
 
     The inner rounds are exact, so the draft tokens have the model's own distribution, which the outer rule is given.
-    With a lenient rule inside their distribution is not known, and they are proposed as point masses: the text is exact
-    all the same, but at temperatures above 0 fewer tokens are accepted.
+    A lenient rule inside leaves their distribution unknown, so they are proposed as point masses. The text stays exact,
+    but at temperatures above 0 fewer tokens are accepted.
 
     Args:
         draft: the model that drafts for the target.
@@ -68,9 +68,9 @@ def cascade(
 
     Raises:
         TypeError: draft is no model, inner no drafter or rule none of `jaxspec.rules`.
-        ValueError: levels with different vocabularies or of different kinds, a drafter that reads hidden states of
-            another model or whose state cannot go back, trees where `draft` or the rule takes chains only, gamma < 1 or
-            inner_temperature <= 0.
+        ValueError: levels with different vocabularies or of different kinds; a drafter that reads hidden states of
+            another model; a drafter whose state cannot go back; trees where `draft` or the rule takes chains only;
+            gamma < 1; inner_temperature <= 0.
 
     Example:
         >>> import jaxspec

@@ -1,4 +1,4 @@
-"""Hidden states for drafters: what a network requires of its target, and what it reads of a round."""
+"""Hidden states for drafters: the features and taps a network needs of its target, read from each round."""
 
 from __future__ import annotations
 

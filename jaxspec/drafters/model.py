@@ -34,13 +34,13 @@ def model(draft: core.Model, *, coupled: bool = False, can_continue: CanContinue
     Its distributions are made as the target's are, each after the draft tokens before it, or with
     `draft_temperature`.
 
-    Its state is its cache. After a round in which every draft token was accepted the cache lacks two committed tokens
-    (the last draft token was never fed, and the bonus token came from the target), otherwise one; so every round begins
-    by reading the last two committed tokens again. With committed [a b c d e]: rewind to 3 tokens, feed [d e], draw
-    x1; feed x1, draw x2; and so on. gamma draft tokens cost gamma passes.
+    Its state is its cache. The cache lacks one committed token after a round. It lacks two where every draft token was
+    accepted: the last draft token was never fed, and the bonus token came from the target. So every round begins by
+    reading the last two committed tokens again. For committed tokens [a b c d e] it rewinds to 3 tokens, feeds [d e],
+    draws x1, feeds x1, draws x2, and so on. gamma draft tokens cost gamma passes.
 
-    With a policy the loop ends when no row may go on, and there is no pass at all where none may begin. What was
-    committed in rounds without a draft is read, gamma + 1 tokens a pass, when the next draft begins.
+    With a policy the loop ends when no row may go on. If no row may begin, no pass is made. What was committed in
+    rounds without a draft is read, gamma + 1 tokens a pass, when the next draft begins.
 
     In a tree (`drafters.tree`) the cache holds the nodes of a round that have children, and follows the accepted path.
 
@@ -128,8 +128,8 @@ def _model(lm: core.LanguageModel, coupled: bool, can_continue: CanContinue | No
 def prefill(lm: core.LanguageModel, params: core.Params, start: core.DraftStart) -> tuple[core.Forward, core.Cache]:
     """Prefills a draft model, whose encoder may be the target's.
 
-    `start.before` is a state with the fields of `ModelState`. That may lack some of the `before.start` tokens, which a
-    policy has not let it read, so there are no features and taps.
+    `start.before` is a state with the fields of `ModelState`. It may lack some of the `before.start` tokens where a
+    policy kept it from reading them, so it has no features and taps.
     """
     prompt, room = start.prompt, start.room
     if start.before is not None:
@@ -172,8 +172,8 @@ def read_last_two(
 ) -> tuple[core.Forward, core.Cache]:
     """Reads a row's last two tokens: the outputs after them, and a cache that holds the whole row.
 
-    With a `width` it first reads, so many tokens a pass, what rounds without a draft have committed to the rows that
-    `runs` marks. What is read past a row's end is garbage, and rewound.
+    With a `width` it first reads what rounds without a draft have committed to the rows that `runs` marks, `width`
+    tokens a pass. What it reads past a row's end is garbage, and is rewound.
     """
     goal, cache = row.length - 2, state.cache
     if width:

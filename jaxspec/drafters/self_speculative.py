@@ -111,8 +111,8 @@ def skip_layers(
 
     Raises:
         TypeError: the target or the head is no model.
-        ValueError: nothing is skipped, or everything; no such layer, or one that is named twice; other things than
-            integers; a target whose layers cannot be run in part.
+        ValueError: no layer is skipped, or every layer; an unknown layer, or one named twice; a number that is no
+            integer; a target whose layers cannot be run in part.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec
@@ -368,7 +368,7 @@ class SelfDraft(NamedTuple):
         return core.Forward(logits, features, None if self.adapter is None else stream[..., : self.width]), cache
 
     def commit(self, end: core.RoundEnd) -> core.Caches:
-        """Has the adapter read what was accepted: what a policy or a tree has made of the round does not matter."""
+        """Has the adapter read the accepted tokens, whatever a policy or a tree made of the round."""
         if self.adapter is None:
             return end.caches._replace(draft=())
         stream = _exit_stream(on_path(end.forward, end.verdict))

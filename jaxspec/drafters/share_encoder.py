@@ -21,8 +21,8 @@ def share_encoder(draft: Model, target: Model) -> Model:
     A draft model that was trained with its target's encoder left as it is (`share_encoder` in the recipe's `[distil]`,
     as Distil-Whisper was) would otherwise compute the same hidden states of the prompt a second time. Its decoder has
     cross-attention keys and values of its own, made of the target's hidden states. `generate` and the other functions
-    that take a draft model do this by themselves where the encoders are equal; drafters that are made of a model, such
-    as `drafters.tree`, are to be given the model that this returns.
+    that take a draft model do this by themselves where the encoders are equal. A drafter that is made from a model,
+    such as `drafters.tree`, needs the model that this returns.
 
     The text is exact in any case. Memory holds the encoder's parameters once.
 

@@ -32,7 +32,7 @@ VERSIONS = ("jaxspec-decoding", "jax", "jaxlib")
 
 
 class InputShard(NamedTuple):
-    """A part of the input: of the lines that are not blank, each `count`-th, from number `index` on."""
+    """A part of the input: every `count`-th line that is not blank, from number `index` on."""
 
     index: int = 0
     count: int = 1

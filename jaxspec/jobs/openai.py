@@ -11,7 +11,7 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a request: those of its body, and others beside it.
+    """Returns the fields of a request's body and those beside it.
 
     >>> fields_of({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "one", "max_tokens": 7}})
     {'url': '/v1/completions', 'prompt': 'one', 'max_tokens': 7}

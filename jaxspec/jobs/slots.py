@@ -34,7 +34,7 @@ Layout = tuple[Sharding, ...] | None  # where each leaf of a state lies on a mes
 
 
 class Row(NamedTuple):
-    """A row to decode: what is particular to it; all else is the generation's."""
+    """A row to decode, with the options of its own; the generation holds the others."""
 
     number: int  # the prompt's, in the whole job: the row's key is folded from it, as in `generate` from its place
     tokens: Sequence[int]  # the prompt's ids

@@ -1,4 +1,4 @@
-"""Networks, a file each, and the table of them: what recipes and manifests call them, and what is asked of each."""
+"""Networks, a file each, and the table of their names in recipes and manifests."""
 
 from __future__ import annotations
 

@@ -69,10 +69,10 @@ def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, s
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     """Returns the precision of products of a dtype: float32 is multiplied as float32 on every backend.
 
-    By default a TPU multiplies float32 in bfloat16, and some GPUs in TF32, which both keep some three digits; a pass
-    over one token and one over several would then differ by more than near ties, and text with them. Who wants that
-    speed says so by jax's own name for it, which goes before: `jax.default_matmul_precision("bfloat16")` around
-    calls, or the configuration option. Other dtypes are multiplied as they are.
+    By default a TPU multiplies float32 in bfloat16, and some GPUs in TF32. Both keep some three digits. A pass over one
+    token and one over several would then differ by more than near ties, and so would the text. If you prefer that
+    speed, use jax's own switch, which takes precedence: `jax.default_matmul_precision("bfloat16")` around calls, or
+    the configuration option. Other dtypes are multiplied as they are.
 
     >>> str(precision(jnp.float32)), precision(jnp.bfloat16)
     ('HIGHEST', None)
@@ -88,22 +88,23 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
 def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
     """Multiplies `x @ weight.T`, in the dtype of `x`; quantised weights as `jaxspec.nets.quantised` says.
 
-    A pass over a few tokens should cost little more than a pass over one, whose cost is reading the weights once. On
-    CPU that takes care: XLA's product of a few rows with a large matrix copies the matrix into its own layout, which
-    was measured at two to three passes over one; with the matrix as the left factor it is not copied, which was
-    measured at 1.1 to 1.5. (The barrier keeps the compiler from swapping the factors back.)
+    A pass over a few tokens should cost little more than a pass over one, which reads the weights once.
 
-    On TPU one row takes care: its product is compiled as multiply-and-add on the vector unit, far slower than the
-    memory. As one of 8 rows it goes to the matrix unit: a gated feed-forward block of 4096 by 10240 in bfloat16 is
-    305,000 estimated cycles of a v5p, and 532,000 with one row.
+    On a CPU, XLA copies a large matrix into its own layout to multiply it with a few rows. That was measured at two to
+    three passes over one row. With the matrix as the left factor it is not copied: 1.1 to 1.5 passes. (The barrier
+    keeps the compiler from swapping the factors back.)
 
-    Of several rows the compiler may fuse the product before it into this one, and compute that again and again; for
-    large matrices a barrier keeps it from that. With libtpu's own options, a verify pass over 6 tokens of Llama 3.1 8B
-    is 17.4 million estimated cycles of a v5p with it, and 22.4 without; of T5-XXL 13.3 and 15.8. For a draft model's
-    small matrices it would cost a fifth. A second barrier after the product keeps the norm that follows out of it: to
-    sum a whole row, the product would be made by narrow blocks of columns, 158,000 cycles for 4096 by 14336, and
-    124,000 by itself. The estimates are what `tests/scripts/tpu_programs.py` prints. Quantised matrices are treated
-    alike.
+    On a TPU, the product of one row is compiled for the vector unit, which is far slower than the memory. Padded to 8
+    rows it goes to the matrix unit. A gated feed-forward block of 4096 by 10240 in bfloat16 then takes 305,000
+    estimated cycles of a v5p, instead of 532,000.
+
+    With several rows the compiler may fuse the product before this one into it, and compute that again and again. For
+    large matrices a barrier prevents it. With libtpu's own options, a verify pass over 6 tokens of Llama 3.1 8B takes
+    17.4 million estimated cycles of a v5p with the barrier and 22.4 without; T5-XXL takes 13.3 and 15.8. For a draft
+    model's small matrices the barrier would cost a fifth. A second barrier, after the product, keeps the next norm out
+    of it. The norm sums whole rows, so the fused product would be made by narrow blocks of columns: 158,000 cycles for
+    4096 by 14336, and 124,000 by itself. `tests/scripts/tpu_programs.py` prints these estimates. Quantised matrices
+    are treated alike.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]

@@ -1,4 +1,4 @@
-"""Mixtures of experts: of many small feed-forward blocks, each token is given to few, which a router chooses for it.
+"""Mixtures of experts: a router sends each token to a few of many small feed-forward blocks.
 
 A pass reads the experts that any of its tokens chose. Pairs (token, expert) are sorted by expert, and blocks of pairs
 with one expert are multiplied in turn (`by_blocks`). A ragged product (`jax.lax.ragged_dot`) was compiled beside it and
@@ -149,7 +149,7 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router and its experts: what `ExpertsShape` says."""
+    """A router and its experts, as `ExpertsShape` describes them."""
 
     shape: ExpertsShape
     dim: int

@@ -1,4 +1,4 @@
-"""The record of a network: what loading, training, placing and estimating ask of each, in one place.
+"""The record of a network, with all that loading, training, placing and estimating ask of it.
 
 A file of `jaxspec.nets` ends in its record, `NETWORK`; the table of all is `jaxspec.nets.NETWORKS`. Nothing outside of
 `jaxspec.nets` asks a configuration for its type.

@@ -205,7 +205,7 @@ def rows(tokens: Int[Array, "*shape"], matrix: Quantised) -> Float[Array, "*shap
 
 
 def block_rows(rows: int, columns: int) -> int:
-    """Chooses how many rows a block has: as many as fit, at most half of them, and a divisor of them if one is near.
+    """Chooses the rows of a block: as many as fit, at most half of them, and a divisor of them if one is near.
 
     Half, since a loop that runs once is none, and what it widens would be moved out of generation's loop again.
 

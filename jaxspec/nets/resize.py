@@ -26,7 +26,7 @@ _HIDDEN = {"gate": 0, "wi": 0, "out": 1}  # the axis of feed-forward matrices th
 def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) -> Params:
     """Makes parameters for a network of the shape `new`, from those of one of the shape `old`.
 
-    More layers: a new one is a copy of the one below it whose output projections are zero, so that it adds nothing yet.
+    More layers: a new layer copies the one below it, with output projections of zero, so it adds nothing yet.
     More hidden units in feed-forward blocks: random, their weights out zero. Fewer layers: evenly spaced ones, the
     last among them. Fewer hidden units: those with the largest weights out. A head of its own begins as the embedding
     that was the head before.

@@ -146,7 +146,7 @@ def without_cache(
     runs: Bool[Array, "layers B"] | None = None,
     empty: kv.KVCache | None = None,
 ) -> list[Float[Array, "B T M"]]:
-    """Runs layers over whole rows, as in training: what a layer may attend to is what it was given.
+    """Runs layers over whole rows, as in training; a layer attends to its own keys, or reads `empty`.
 
     Args:
         layers: the layers, as `with_cache` takes them.

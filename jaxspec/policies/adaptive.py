@@ -54,11 +54,11 @@ def adaptive(
 ) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
-    This is Theorem 3.8 with the verify pass at its real cost. Costs are known to 3%, so n must be better than no draft
-    by that much. a is the share of accepted draft tokens among the tested ones (draft tokens after a rejected one are
-    not tested); older rounds count less. If even one draft token does not pay, none is made for `pause` rounds, and
-    then one for a trial. If the trial is not accepted, the next pause is twice as long, up to 16 times the first: short
-    pauses come first, and doubling bounds the cost.
+    This is Theorem 3.8 with the verify pass at its real cost. Costs are known to 3%, so n must beat no draft by that
+    much. a is the share of the tested draft tokens that were accepted. (Draft tokens after a rejected one are not
+    tested.) Older rounds count less. If even one draft token does not pay, no draft is made for `pause` rounds, and
+    then a trial of one token. If the trial is rejected, the next pause is twice as long, up to 16 times the first:
+    short pauses come first, and doubling bounds the cost.
 
     The longest draft sets the cost of a pass over a batch, so one row can slow all others. With `together` all rows
     that have not ended draft the same n. In "slots" a row that ends is replaced (`generate_many`). There n maximises

@@ -91,8 +91,8 @@ def _count_one_more(values: Any, counts: Int[Array, "B V"], token: Int[Array, " 
 def _by_count(logits: Float[Array, "B T V"], preceding: Preceding | None, adjust: Adjust) -> Float[Array, "B T V"]:
     """Logits adjusted by how often each token precedes each position.
 
-    The counts of the committed row are the same for all positions. What a position sees beyond it differs at no more
-    than F tokens, the draft tokens, whose logits are written over: there is no [B, T, V] array of counts.
+    The counts of the committed row are the same for all positions. A position's own counts differ from them only at
+    the F draft tokens, whose logits are overwritten. So there is no [B, T, V] array of counts.
     """
     assert preceding is not None
     counts = preceding.memory

@@ -78,7 +78,7 @@ def _banned_words(words: tuple[tuple[int, ...], ...]) -> Processor:
 
 
 def forced_end(token: int, max_new_tokens: int | Sequence[int] | Int[np.ndarray, " batch"]) -> BoundProcessor:
-    """Makes a processor that has a text end with a token, where it would be cut: as its last new one.
+    """Makes a processor that forces a token as the last new one, where a text would be cut.
 
     Args:
         token: the id of the end token, such as a folder's `forced_eos_token_id`.

@@ -153,7 +153,7 @@ def _read_bytes(pattern: Pattern) -> ByteDfa:
 def _likely(dfa: ByteDfa, spelled: Spelling, first_token: Callable[[str], int | None]) -> Int[np.ndarray, " states"]:
     """Finds the token with which the text goes on before the first token, and after each state.
 
-    Of the tokens that fit it is the one that the tokenizer begins the text with; if that does not fit, the longest.
+    Several tokens may fit. The tokenizer's own first token of the text is taken if it fits, else the longest.
     """
     likely = np.full(len(dfa.step) + 1, -1, np.int32)
     # The token of each text; of several the last, since the first may be single bytes.

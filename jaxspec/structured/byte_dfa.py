@@ -1,4 +1,4 @@
-"""Deterministic automata over bytes: of regular expressions, as Python's `re` reads them, and of choices among strings.
+"""Deterministic automata over bytes, made from regular expressions as Python's `re` reads them, or from choices.
 
 `re`'s own parser reads an expression. What is not regular in it (back references, look-around) is refused by name.
 outlines-core was tried in place of this file: its automata lose ways past a text that matches already, and some

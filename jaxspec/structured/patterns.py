@@ -79,7 +79,7 @@ def rows_of(name: str, value: Any, batch: int) -> list[Any]:
 
 
 def is_per_row(name: str, value: Any) -> bool:
-    """Says whether an option has a value for each row: of choices, lists of strings."""
+    """Tells whether an option has a value for each row. Choices then are lists of lists of strings."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
     return name != "choices" or (len(value) > 0 and not any(isinstance(entry, str) for entry in value))

@@ -75,7 +75,7 @@ def after(tables: Automata, row_state: RowState, token: Int[Array, " *rows"]) ->
 
 
 def _mask_of(tables: Automata, row_state: RowState) -> Int[Array, " *rows"]:
-    """Finds the mask of each position: of the tokens after which a text can still end in time."""
+    """Finds the mask of each position. It allows the tokens after which a text can still end in time."""
     within = tables.bound[row_state.state] < row_state.left[..., None]
     level = jnp.maximum(jnp.sum(within, axis=-1, dtype=jnp.int32) - 1, 0)
     return jnp.take_along_axis(tables.mask[row_state.state], level[..., None], axis=-1)[..., 0]

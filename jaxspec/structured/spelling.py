@@ -69,7 +69,7 @@ def decoders_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def _decoded(tokenizer: Any, vocab: int) -> tuple[list[bytes | None], list[bytes | None]]:
-    """Spells tokens by decoding each after another one and alone: of tokenizers whose form is not known."""
+    """Spells the tokens of a tokenizer of unknown form by decoding each alone and after another."""
     ids = sorted({index for index in tokenizer.get_vocab().values() if index < vocab} - _special(tokenizer))
     before = next((index for index in ids if _decode(tokenizer, [index]).isascii()), None)
     inside: list[bytes | None] = [None] * vocab

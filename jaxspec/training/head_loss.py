@@ -233,7 +233,7 @@ class Compared(NamedTuple):
 def compare(
     task: HeadTask, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part, learns: bool = False
 ) -> list[Compared]:
-    """Computes the distributions of each draft token at a part of the places: those drafted with, or those that learn.
+    """Computes the distributions of each draft token at some of the places: those drafted with, or those that learn.
 
     `log_p` are the target's own; their probabilities sum to less than 1 if the drafter has fewer tokens. `among` tells
     whether the target's most probable token is one of the drafter's, `agrees` whether it is also the drafter's most

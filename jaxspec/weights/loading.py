@@ -123,7 +123,7 @@ def load(
         (`jaxspec.trim_vocabulary`, which `jaxspec.vocab.trim.untrimmed` undoes).
 
     Raises:
-        CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
+        CheckpointError: the model is missing, damaged, or of a family that jaxspec does not have.
         ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be read. `revision` is
             given for a source that is not on the hub, or `compute` without matrices of int8 or int4.
         TypeError: the source is no path, or an option is none.

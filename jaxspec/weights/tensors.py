@@ -254,7 +254,7 @@ def _pickle(path: Path) -> Shard:
 
 
 def _numpy(x: Any) -> np.ndarray:
-    """Copies a tensor into an array of its own: what is mapped must not be, since the file may change."""
+    """Copies a tensor into an array of its own. A mapped one would change with the file."""
     import torch
 
     x = x.detach()  # parameters that were saved as such

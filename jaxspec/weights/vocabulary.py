@@ -29,14 +29,14 @@ class Vocabulary(NamedTuple):
 
 
 def load(source: str | Path) -> Vocabulary:
-    """Loads the vocabulary of a model: of a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a hub id.
+    """Loads the vocabulary of a jaxspec or T5X checkpoint, a Hugging Face folder, or a hub id.
 
     Args:
         source: a path, a name or a hub id, for `jaxspec.load`. A model of the hub is downloaded whole. A Hugging Face
             folder may lack its weights.
 
     Raises:
-        CheckpointError: there is no such model, or it has no tokenizer that can be used.
+        CheckpointError: the model or a usable tokenizer is missing.
 
     Example:
         >>> vocabulary = load("debian-t5-base")

@@ -30,8 +30,8 @@ def jacobi(longest: int = 16) -> core.BoundDrafter:
     not trained for it gain next to nothing (`lookahead` remembers what iterations have seen, and gains more).
 
     Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. The first
-    draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it drafts what was found for the
-    positions after those that are drafted already.
+    draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it drafts what it found for the
+    positions behind the draft so far.
 
     Args:
         longest: the most draft tokens of a round, whatever gamma.

@@ -34,14 +34,14 @@ class LookaheadState(NamedTuple):
 def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> core.BoundDrafter:
     """Proposes, as point masses, n-grams that the target itself produced further ahead, while it produces more of them.
 
-    Each pass of the target reads, besides the last token, a tree of two parts. In the window, `ngram` - 1 Jacobi
-    iterates of the next `window` positions, column j of a level follows the same column of the level before it, and
-    those of the first level follow each other; the target's most probable tokens after the last level are the next
-    iterate. A column read downwards is then an n-gram, which enters the row's pool. The other part is up to
-    `candidates` n-grams of the pool that begin with the last token, the latest ones, merged where they begin alike.
-    All nodes are judged: an iterate may be right, too.
+    Each pass of the target reads, besides the last token, a tree of two parts. The window holds `ngram` - 1 Jacobi
+    iterates, its levels, of the next `window` positions, its columns. The tokens of the first level follow each other;
+    those of a later level follow the token above them. The target's most probable tokens after the last level are the
+    next iterate. A column read downwards is then an n-gram, which enters the row's pool. The other part holds the
+    latest n-grams of the pool that begin with the last token, at most `candidates`, merged where they begin alike.
+    All nodes are judged, since an iterate may be right, too.
 
-    No model but the target, nothing trained: the price is a pass over 1 + (`window` + `candidates`) (`ngram` - 1)
+    It needs no draft model and no training. Its price is a pass over 1 + (`window` + `candidates`) (`ngram` - 1)
     tokens, so it pays where such a pass costs little more than one over a single token. Exact at every temperature:
     the draft is a function of earlier rounds. State: 4 `ngram` `pool` bytes a row. The first iterates are the prompt's
     tokens; the pool begins empty.

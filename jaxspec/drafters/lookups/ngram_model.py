@@ -64,7 +64,7 @@ class NGramCache(NamedTuple):
 
 
 def language_model(config: NGramConfig) -> LanguageModel:
-    """Makes a language model of the tables: of their followers; every other token has probability 0.
+    """Makes a language model of the tables. Tokens that never followed a context have probability 0.
 
     It has no features; how long a context the logits are from is in its cache (`NGramCache.context`).
 
@@ -167,7 +167,7 @@ def positions_up_to(at: Int[Array, "*places"], count: int) -> Int[Array, "*place
 def _followers(
     tables: Tables, vocab: int, context: Int[Array, "B T longest"]
 ) -> tuple[Int[Array, "B T F"], Int[Array, "B T F"], Int[Array, "B T"]]:
-    """Looks up the longest context that the tables hold: what followed it, how often, and how many tokens it has."""
+    """Looks up the longest context that the tables hold. Returns its followers, their counts and its length."""
     (empty, *levels), shape = tables.levels, context.shape[:2]
     node, in_tables, depth = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros(shape, jnp.int32)
     follower, times = (jnp.broadcast_to(row[0], (*shape, row.shape[1])) for row in (empty.follower, empty.times))

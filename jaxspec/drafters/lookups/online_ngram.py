@@ -39,8 +39,8 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> core.BoundDraft
     drafter does not get. A draft follows the tables from draft token to draft token, and ends where no context is
     known; where not even the first one is, the row proposes nothing.
 
-    The draft token is a vote: the i-th best token after a context of length m gets 2^m / i, so that the longest
-    context decides, unless its second choice is the first of several shorter ones.
+    The draft token is elected: the i-th best token after a context of length m gets 2^m / i votes. So the longest
+    context decides, unless several shorter ones prefer its second choice.
 
     Exact: the proposal is a point mass, and tables are a function of the committed tokens alone. Only positions up to
     the last accepted draft token are read; those after it, which the target has seen too, follow tokens that were

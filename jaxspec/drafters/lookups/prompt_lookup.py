@@ -1,4 +1,4 @@
-"""Copy from the context: what followed the last occurrence of these tokens (prompt lookup decoding).
+"""Prompt lookup decoding: copy the tokens after the last occurrence of the row's last tokens.
 
 The n-gram matching of Saxena's prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and of LLMA
 (Yang et al., arXiv 2304.04487): where the output repeats the input (edits, summaries, quotations, code) it drafts for
@@ -28,8 +28,8 @@ MATCHES = 16  # that a tree is made of
 def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> core.BoundDrafter:
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
-    The last `longest` tokens of the row are sought in the row itself and in the prompt (an encoder-decoder's prompt is
-    no part of its row), then fewer, down to `shortest`; of equal matches the most recent one counts. A match that
+    It looks for the last `longest` tokens of the row in the row itself and in the prompt (an encoder-decoder's prompt
+    is no part of its row), then for fewer, down to `shortest`. The most recent of equal matches counts. A match that
     runs into the end of the row is taken as a loop: "a b a b" goes on with "a b". Where nothing matches, the row
     proposes no draft token. State: the prompt. Cost: comparisons of integers, O((P + S) longest) a round.
 

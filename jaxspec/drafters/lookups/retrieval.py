@@ -1,4 +1,4 @@
-"""Retrieval: what followed the last tokens in a datastore of texts (REST, He et al., arXiv 2311.08252).
+"""Retrieval: tokens that followed the row's last tokens in a datastore of texts (REST, He et al., arXiv 2311.08252).
 
 Shapes: B batch, K lengths of match, W tokens of the longest match, C occurrences, G gamma; N and M as in `datastore`.
 """
@@ -24,7 +24,7 @@ LONGEST = 31  # tokens of a match: a comparison has a bit for each
 
 
 class Store(NamedTuple):
-    """A datastore on the device: what the drafter has for parameters."""
+    """A datastore on the device, in the place of the drafter's parameters."""
 
     tokens: Int[Array, " N"]
     suffixes: Int[Array, " M"]
@@ -43,15 +43,15 @@ def retrieval(
     """Proposes, as point masses, how a datastore's texts go on most often after the last few tokens.
 
     The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
-    bisection in its suffix array. Of the places where the longest match occurs at most `occurrences`, evenly spread
-    over their order, vote for the next token, those with that token for the one after, and so on; a tie goes to the
-    lowest id. The draft ends where none goes on, and is empty where nothing matches. Everything happens on the device:
-    the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 ids or more) for the token.
+    bisection in its suffix array. At most `occurrences` of the places of the longest match, evenly spaced, vote for
+    the next token. Those that agree with the winner vote for the token after it, and so on. A tie goes to the lowest
+    id. The draft ends where no place goes on, and is empty where nothing matches. Everything happens on the device,
+    where each token of the datastore takes 6 bytes (8, with 2^16 ids or more).
 
     Args:
         store: the result of `datastore.load`, or the folder.
-        target: if given, the datastore must have been built with its vocabulary; where either has no tokenizer to
-            compare, the datastore may have no more ids than it.
+        target: the model to draft for, if it is to be compared with the datastore's vocabulary. Where either has no
+            tokenizer, the datastore may not have more ids than the target.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
             draft better.
         occurrences: most places that vote.

@@ -50,12 +50,13 @@ def suffix(
 ) -> BoundDrafter:
     """Proposes, as point masses, what followed the row's last tokens most often, for as long as that is likely.
 
-    `prompt_lookup` copies gamma tokens after the longest match. This one compares all lengths of match. After each, the
-    `places` where so many of the last tokens occur vote for the next token, those with it for the one after, and so on;
-    the share of the votes is the token's probability. The draft of a length of match ends when the product of these
+    `prompt_lookup` copies gamma tokens after the longest match. This one makes a draft for every length of match. The
+    `places` where so many of the last tokens occur vote for the next token, those that agree with the winner vote for
+    the one after, and so on; the share of the votes is the token's probability. A draft ends when the product of these
     falls below `least_probability`, or after `factor` tokens for each token that matched: long matches draft far, short
-    ones little. The draft with the largest sum of probabilities, which is how many tokens are expected to be accepted,
-    is proposed; none, where that is below `least_score`: the next drafter of a `fallback` then has its turn.
+    ones little. The score of a draft is the sum of its tokens' probabilities, which is how many are expected to be
+    accepted. The best draft is proposed. If its score is below `least_score` there is no draft, and the next drafter
+    of a `fallback` has its turn.
 
     Searched are the prompt and the row, the newest places first, and, if asked, the rows of the same call of
     `generate` that have come to their end, and `texts`: what was generated before, such as the answers of the last
@@ -78,8 +79,8 @@ def suffix(
         length: tokens of each continuation in such a tree.
 
     Raises:
-        ValueError: a number below 1, or none at all; factor <= 0; a probability outside [0, 1]; a score below 0; texts
-            that are no rows of ids.
+        ValueError: a number below 1 or missing; factor <= 0; a probability outside [0, 1]; a score below 0; texts
+            other than rows of ids.
 
     Example:
         >>> from jaxspec.core import Caches, DraftStart

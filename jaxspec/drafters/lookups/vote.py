@@ -25,7 +25,7 @@ def tree_size(candidates: int, length: int) -> TreeSize | None:
 def likeliest(
     tokens: Int[Array, "B C G"], real: Bool[Array, "B C G"], voters: Bool[Array, "B K C"]
 ) -> tuple[Int[Array, "B K G"], Float[Array, "B K G"]]:
-    """Chooses a continuation by one vote a token: those that have all tokens chosen so far vote for the next one.
+    """Chooses a continuation token by token. The texts that agree with all tokens chosen so far vote for the next one.
 
     Args:
         real: their real tokens.

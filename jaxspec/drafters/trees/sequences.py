@@ -14,9 +14,9 @@ LENGTH = 5
 def sequences(draft: Model | BoundDrafter, k: int = 4, length: int | None = None) -> BoundDrafter:
     """Drafts k continuations of `length` tokens, drawn independently of each other: a tree of k chains.
 
-    Where two of them begin alike, what follows the second follows the first, too, so that nothing is lost: with x y and
-    x z the draft is x, then y or z. Each token costs one pass of the model, over k tokens. At temperature 0 they are
-    the k most probable first tokens, each with what is most probable after it.
+    Continuations that begin alike are merged, so nothing is lost: x y and x z become x, then y or z. Each token costs
+    one pass of the model, over k tokens. At temperature 0 the continuations are the k most probable first tokens, each
+    with what is most probable after it.
 
     Args:
         draft: the model.

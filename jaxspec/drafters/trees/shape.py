@@ -30,8 +30,8 @@ class Level(NamedTuple):
 class Shape(NamedTuple):
     """A static tree. Nodes that are fed come first, level by level; then those that end a path.
 
-    Feeding is what costs: a node without children need not be, so that the drafter's distributions lie side by side,
-    entry i after fed token i, with none for tokens that have no children.
+    Only nodes with children are fed to the drafter, since feeding is what costs. Its distributions lie side by side:
+    entry i comes after fed token i.
     """
 
     parents: tuple[int, ...]  # as in `core.Draft`

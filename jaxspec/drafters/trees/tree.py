@@ -47,8 +47,8 @@ def tree(
             acceptance for what it drafts).
 
     Raises:
-        ValueError: no nodes, a node with more children than the vocabulary has tokens, a shape that has a node without
-            its parent or its elder sibling, both a branching and a shape, an unknown draw, or a model without trees.
+        ValueError: no nodes; a node with more children than the vocabulary has tokens; a node of a shape without its
+            parent or its elder sibling; both a branching and a shape; an unknown draw; a model without trees.
 
     Example:
         >>> import jax, jaxspec
@@ -151,8 +151,8 @@ def _joined(shape: Shape, levels: Sequence[children.Children], parents: Sequence
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
     """Finds for each node the first that follows the same parent with the same token: itself, if it is none's twin.
 
-    What was drawn after a twin was drawn from the same distribution, so it may follow the first as well, and there it
-    can be reached: the second is not accepted where the first was rejected.
+    The second of two twins is never accepted where the first was rejected, so what follows it could not be reached.
+    Its followers were drawn from the same distribution as the first one's, and are moved to the first.
 
     >>> _twins(jnp.array([[5, 7, 5, 5]]), jnp.array([[1, 1, 1, 2]])).tolist()
     [[0, 1, 0, 3]]

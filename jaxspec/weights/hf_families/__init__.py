@@ -1,4 +1,4 @@
-"""The model families people have: what a Hugging Face config.json of each means here, and the published sizes.
+"""The model families people have: their Hugging Face config.json read as our configurations, and their published sizes.
 
 A family is data and three small functions (`common.Family`); the networks themselves are in `jaxspec.nets`.
 """

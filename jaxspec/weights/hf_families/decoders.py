@@ -176,7 +176,7 @@ def scaling_keys(form: UniformDecoder) -> dict[str, Any]:
 
 
 def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
-    """Reads options of local layers: what the file says of each layer, or else `otherwise`.
+    """Reads options of local layers from the file's entry for each layer, or else takes `otherwise`.
 
     >>> windows({"sliding_window": 8, "num_hidden_layers": 4}, [True, False, True, False])
     {'window': 8, 'local': (True, False)}
