@@ -2,9 +2,9 @@
 
     python -m benchmarks.pairs          seconds; no weights are read, and nothing is downloaded
 
-Pairs, published tokens a round and what is refused are in tests/pairs/pairs.toml; each config.json is in
-tests/pairs/configs. Names and shapes of a drafter's tensors are written down here as its authors publish them, and
-compared by `draft_heads.load.describe`, as before any weights are read.
+Pairs and what is refused are in tests/pairs/pairs.toml, published tokens a round in jaxspec/data/acceptance.toml, each
+config.json in tests/pairs/configs. Names and shapes of a drafter's tensors are written down here as its authors publish
+them, and compared by `draft_heads.load.describe`, as before any weights are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxspec.analysis import memory, roofline
+from jaxspec.analysis import memory, plan, published, roofline
 from jaxspec.core import Model
 from jaxspec.draft_heads import KINDS, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
@@ -48,10 +48,15 @@ class Pair(NamedTuple):
     drafter: str
     format: str
     gamma: int
-    tokens: str = "–"
     chat: bool = True
     tensors: int = 0
     options: str = ""
+
+    @property
+    def tokens(self) -> str:
+        """The tokens a round that others published, with their sources as links."""
+        rows = [row for row in published.table() if (row.target, row.drafter) == (self.target, self.drafter)]
+        return "; ".join(map(measured, rows)) or "–"
 
 
 class Sizes(NamedTuple):
@@ -70,6 +75,11 @@ class Sizes(NamedTuple):
         """Tells whether a machine has room for them and for temporaries."""
         assert machine.memory is not None
         return memory.PairMemory(self.target, self.drafter + self.caches, machine.memory - TEMPORARIES).fits
+
+
+def measured(row: published.Published) -> str:
+    """Writes a published figure with its source as a link."""
+    return f"{row.figure} ([{row.source}]({row.url}))"
 
 
 def index() -> dict[str, Any]:
@@ -383,6 +393,35 @@ def sections() -> Iterator[str]:
         lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
         table = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
         yield f"### {family}\n\n{table}\n\n```console\n" + "".join(f"$ {command(row)}\n" for row in rows) + "```\n"
+    yield PROMISES + promises()
+
+
+PLANNED = {  # a target of 2026 that `jaxspec models` has: a drafter whose acceptance is published, and a machine
+    "gemma-4-e4b": ("google/gemma-4-E4B-it-assistant", "tpu-v5e"),
+    "qwen3.5-4b": ("z-lab/Qwen3.5-4B-DFlash", "tpu-v5e"),
+    "gpt-oss-20b": ("RedHatAI/gpt-oss-20b-speculator.eagle3", "h100"),
+    "qwen3-30b-a3b": ("zhuyksir/EAGLE3-Qwen3-30B-A3B-DenseHead", "h100"),
+}
+PROMISES = """### What published acceptance promises, by bytes and peaks
+
+`jaxspec plan` knows the tokens a round that others measured with chains: of these drafters, and of most above. It takes
+the α with which Equation 1 gives as many.
+
+"""
+
+
+def promises() -> str:
+    """Writes the commands that plan by published acceptance, and what they answer."""
+    commands = "".join(f"$ jaxspec plan --target {name} --draft {x} --device {y}\n" for name, (x, y) in PLANNED.items())
+    heads = ("target", "drafter", "tokens a round, as published", "drafting", "α", "c", "v of γ = 1, 3, 5", "best γ")
+    lines = [(*heads, "over plain decoding, at most"), ["---"] * 9]
+    for target, (drafter, device) in PLANNED.items():
+        row = published.of(drafter, target)
+        best = plan.of_sizes(row.alpha, target, row.reads, device, at_once=row.at_once)
+        v = ", ".join(f"{best.chains[gamma].verifying:.2f}" for gamma in (1, 3, 5))
+        line = [f"{target} on a {device}", f"`{drafter}`", measured(row), f"{row.draft}", f"{best.alpha:.2f}"]
+        lines.append([*line, f"{best.c:.3f}", v, f"{best.gamma or 'plain'}", f"{best.improvement:.2f} times"])
+    return f"```console\n{commands}```\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 BEGIN, END = "<!-- python -m benchmarks.pairs writes what follows -->\n", "<!-- and up to here -->\n"

@@ -77,9 +77,9 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_626,  # costs of recurrent layers by the draft
+    "analysis": 4_700,  # costs of recurrent layers by the draft; published acceptance
     "audio": 789,  # features, files, Whisper's rules and windows
-    "cli": 4_253,  # transcribe
+    "cli": 4_261,  # transcribe
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_487,
     "draft_heads": 4_568,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, Gemma 4's assistants

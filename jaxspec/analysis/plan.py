@@ -309,6 +309,7 @@ def of_sizes(
     most: int = 16,
     c: float | None = None,
     c_hat: float | None = None,
+    at_once: bool = False,
 ) -> Plan:
     """Plans for a machine of the table in `roofline`, by its memory, bandwidth and peak; real passes are slower.
 
@@ -317,6 +318,7 @@ def of_sizes(
         target, draft: published shapes, or parameters that decode, as "11B".
         batch, most: rows, and the largest gamma to consider.
         c, c_hat: in place of those that follow from bytes, and from parameters.
+        at_once: whether one pass of the drafter drafts all tokens, as a block drafter's does: c is its share of one.
 
     >>> of_sizes(0.75, "11B", "77M", "tpu-v4").gamma
     12
@@ -326,7 +328,13 @@ def of_sizes(
     c_hat = draft_load.parameters / target_load.parameters if c_hat is None else c_hat
     v = roofline.verify_cost(chip, target_load, range(most + 1), batch)
     gammas = np.maximum(range(most + 1), 1)
-    by_gamma = roofline.draft_cost(chip, draft_load, target_load, batch, gammas) if c is None else 0.0 * gammas + c
+    if c is not None:
+        by_gamma = 0.0 * gammas + c
+    elif at_once:
+        by_gamma = roofline.pass_time(chip, draft_load, batch, gammas + 1) / gammas
+        by_gamma /= roofline.pass_time(chip, target_load, batch)
+    else:
+        by_gamma = roofline.draft_cost(chip, draft_load, target_load, batch, gammas)
     # A recurrent drafter's passes cost more where drafts are longer, so each chain is priced by its own c.
     plans = [plan(alpha, float(its_c), v, c_hat=c_hat, batch=batch) for its_c in by_gamma]
     chains = tuple(its_plan.chains[gamma] for gamma, its_plan in enumerate(plans))

@@ -59,15 +59,17 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     """Tell whether to speculate, with which γ at each batch size, and how much faster that will be at most.
 
     For a pair, measured on prompts on this machine; for an acceptance rate and costs that are known; or for sizes on a
-    machine that is not here, by its memory, bandwidth and peak:
+    machine that is not here, by its memory, bandwidth and peak. There a drafter's published acceptance stands in for
+    --alpha:
 
     \b
         jaxspec plan --batch 1,8
         jaxspec plan --tree --nodes 32 --timed
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
+        jaxspec plan --target gemma-4-e4b --draft google/gemma-4-E4B-it-assistant --device tpu-v5e
     """
-    from jaxspec.analysis import environment
+    from jaxspec.analysis import environment, published
     from jaxspec.analysis import plan as planning
 
     alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
@@ -75,11 +77,17 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     _check(inputs, context)
     draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
     if inputs.device:
-        assert alpha is not None
         sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
         sizes |= {"c": c, "c_hat": inputs.c_hat}
+        if alpha is None or "/" in draft:  # a hub id
+            row = published.of(draft, target)
+            draft, sizes["at_once"] = row.reads, row.at_once
+        if alpha is None:
+            alpha = row.alpha
+            note = f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: {row.source}, {row.url}"
         plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
-        heading = f"{target} with {draft} on {inputs.device}, by memory, bandwidth and peak; real passes are slower"
+        heading = f"{target} with {inputs.draft or draft} on {inputs.device}, by memory, bandwidth and peak; "
+        heading += "real passes are slower"
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
@@ -97,15 +105,15 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         note = f"{environment.line(machine)}, load {machine.load}\n"
         note += "Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
     if inputs.as_json:
-        return console.print_measured(about=heading, plans=[planning.to_dict(plan) for plan in plans], timed=speeds)
+        return console.print_measured(
+            about=heading, note=note, plans=[planning.to_dict(plan) for plan in plans], timed=speeds
+        )
     _show(heading, plans, note, speeds)
 
 
 def _check(inputs: Inputs, context: typer.Context) -> None:
     """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
     alpha, c, device = inputs.alpha, inputs.c, inputs.device
-    if device and alpha is None:
-        raise ValueError("sizes do not tell the acceptance rate: add an --alpha (the paper has 0.5 to 0.9)")
     if not device and (alpha is None) != (c is None):
         present, other = ("--alpha", "--c") if c is None else ("--c", "--alpha")
         raise ValueError(f"{present} needs {other}, too, or sizes as --target and --draft, and a --device")

@@ -75,6 +75,25 @@ def test_a_pair_that_a_machine_has_no_room_for_is_not_recommended(report, run):
     assert "take 16.1 GB (target) and 2.5 GB (drafter), and the machine has 16.0 GB, where not even the" in said
 
 
+def test_published_acceptance_is_taken_with_its_source(run, report):
+    options = ("--target", "gpt-oss-20b", "--draft", "RedHatAI/gpt-oss-20b-speculator.eagle3", "--device", "h100")
+    planned = report(*options)
+    (plan,) = planned["plans"]
+    assert plan["chains"][3]["tokens_per_round"] == pytest.approx(2.56, abs=1e-3)
+    assert "2.56 on MT-Bench" in planned["note"] and "https://github.com/vllm-project" in planned["note"]
+    assert (given := report(*options, "--alpha", "0.5"))["plans"][0]["alpha"] == 0.5 and not given["note"]
+    result = run("--target", "qwen3-8b", *options[2:])
+    assert "is published with openai/gpt-oss-20b" in result.output
+    assert "drafting 3, with RedHatAI" in " ".join(run(*options).stdout.split())
+
+
+def test_a_block_drafter_drafts_in_one_pass(report):
+    block = ("--target", "qwen3.5-4b", "--draft", "z-lab/Qwen3.5-4B-DFlash", "--device", "tpu-v5e", "--gamma", "16")
+    (plan,) = report(*block)["plans"]
+    first, last = plan["chains"][1], plan["chains"][16]
+    assert last["drafting"] == pytest.approx(first["drafting"], rel=1e-2)
+
+
 def test_a_pair_is_measured(run):
     result = run("--gamma", "2", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
     assert result.exit_code == 0, result.output

@@ -1,0 +1,66 @@
+"""Published acceptance: tokens a round that others measured of a drafter, from jaxspec/data/acceptance.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxspec.analysis import formulas
+
+TABLE = Path(__file__).parents[1] / "data" / "acceptance.toml"  # which describes the fields
+
+
+class Published(NamedTuple):
+    """A measurement of a drafter by others; its source and the sentence of it."""
+
+    target: str
+    drafter: str
+    tokens: str
+    source: str
+    url: str
+    more: str = ""
+    draft: int = 0
+    reads: str = ""
+    at_once: bool = False
+
+    figure = property(lambda self: self.tokens + self.more, doc="The tokens a round, and of what text.")
+
+    @property
+    def alpha(self) -> float:
+        """The acceptance rate with which Equation 1 gives as many tokens.
+
+        >>> round(of("RedHatAI/gpt-oss-20b-speculator.eagle3").alpha, 3)
+        0.707
+        """
+        rates = np.linspace(0, 1, 10_001)
+        return float(np.interp(float(self.tokens), formulas.expected_tokens(rates, self.draft), rates))
+
+
+def table() -> list[Published]:
+    """Reads the table."""
+    return [Published(**row) for row in tomllib.loads(TABLE.read_text("utf-8"))["published"]]
+
+
+def of(drafter: str, target: str = "") -> Published:
+    """Returns what a plan can rest on.
+
+    Args:
+        drafter: its hub id.
+        target: a name of `jaxspec models`, to be compared; any if empty.
+
+    Raises:
+        ValueError: nothing is published of chains of it, or only with another target.
+    """
+    planned = {row.drafter: row for row in reversed(table()) if row.draft}
+    if drafter not in planned:
+        raise ValueError(
+            f"sizes do not tell the acceptance rate, and none is published of {drafter}: add an --alpha (the paper has "
+            f"0.5 to 0.9), or give one of these as --draft: {', '.join(sorted(planned))}"
+        )
+    row = planned[drafter]
+    if not row.target.rpartition("/")[2].lower().startswith(target.lower()):
+        raise ValueError(f"--target is {target}, but the acceptance of {drafter} is published with {row.target}")
+    return row
