@@ -1,4 +1,4 @@
-"""Prompts that the host reads chunk by chunk: the texts, counts and rounds of those that one program reads."""
+"""Prompts that the host reads chunk by chunk: the texts, counts and rounds of those that are read at once."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from jaxspec.core import BoundDrafter, chunks
 from jaxspec.decode import loop
 from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.request import prepare
-from tests.decode.test_prefix import NETWORKS
+from tests.decode.test_prefix import NETWORK, NETWORKS
 from tests.draft_heads.test_drafters import drafter_of, target_of
 from tests.drafters.cases import CASES, TARGET
 from tests.marks import marked
@@ -19,7 +19,12 @@ PROMPTS = [RANDOM.integers(0, 3, size).tolist() for size in (5, 61, 23)]
 OPTIONS = dict(gamma=2, max_new_tokens=9, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5), log_probs=True)
 DRAFTERS = {"none": None, "a look-up": CASES["prompt_lookup"].drafter}
 DRAFTERS |= {name: NETWORKS[name] for name in ("a model", "a cascade", "a tree")}
-DRAFTERS |= {name: drafter_of(name, "decoder") for name in ("eagle 3", "dflash", "kangaroo")}
+HEADS = ("eagle 3", "dflash", "kangaroo")
+DRAFTERS |= {name: drafter_of(name, "decoder") for name in HEADS}
+
+
+def target_for(name):
+    return target_of("decoder") if name in HEADS else NETWORK
 
 
 @pytest.fixture
@@ -35,14 +40,14 @@ def same(left, right):
 
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize("name", marked(DRAFTERS, slow={*DRAFTERS} - {"a look-up", "a model"}, exhaustive=("dflash",)))
-def test_texts_are_those_of_one_program(name):
+def test_texts_are_those_of_prompts_that_are_read_at_once(name):
     """Ragged rows, some of which end in the first chunk; the prompts are still there afterwards."""
-    prepared = prepare(target_of("decoder"), PROMPTS, drafter=DRAFTERS[name], **OPTIONS)
+    prepared = prepare(target_for(name), PROMPTS, drafter=DRAFTERS[name], **OPTIONS)
     assert loop.goes_in_chunks(prepared)
     seen = []
-    same(complete(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append)), complete(prepared))
+    in_chunks = complete(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append))
+    same(in_chunks, complete(prepared, begin=loop.begin))
     assert seen == [16, 31, 46, 61]
-    same(complete(prepared, begin=loop.begin), complete(prepared))
 
 
 @pytest.mark.usefixtures("short_chunks")
@@ -51,14 +56,16 @@ def test_texts_are_those_of_one_program(name):
 def test_the_last_chunk_ends_with_the_buffer(name, size):
     """Prompts that nearly fill their bucket of 64: a fifth chunk from where the fourth ended would pass the end."""
     prompts = [PROMPTS[0], RANDOM.integers(0, 3, size).tolist(), RANDOM.integers(0, 3, size - 1).tolist()]
-    prepared = prepare(target_of("decoder"), prompts, drafter=DRAFTERS[name], **OPTIONS)
+    prepared = prepare(target_for(name), prompts, drafter=DRAFTERS[name], **OPTIONS)
     assert prepared.prompt.tokens.shape[1] == 64
-    same(complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None)), complete(prepared))
+    in_chunks = complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None))
+    same(in_chunks, complete(prepared, begin=loop.begin))
 
 
 @pytest.mark.usefixtures("short_chunks")
 def test_they_follow_a_prefix_and_are_streamed():
-    target, drafter = target_of("decoder"), DRAFTERS["a model"]
+    """And the texts are those of one program."""
+    target, drafter = NETWORK, DRAFTERS["a model"]
     prefix, seen = jaxspec.prefix(target, PROMPTS[2], drafter=drafter), []
     options = OPTIONS | dict(drafter=drafter, prefix=prefix, temperature=1.0)
     prepared = prepare(target, PROMPTS[1], **options)

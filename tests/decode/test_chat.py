@@ -10,6 +10,10 @@ import pytest
 import jaxspec
 from benchmarks.oracle import oracle
 from jaxspec import nets
+from jaxspec.core import token_rows
+from jaxspec.decode.chat import _taking_back
+from jaxspec.decode.generate import pieces as stream_of
+from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from tests.draft_heads.test_drafters import LLAMA, drafter_of, noisy, target_of
@@ -21,11 +25,11 @@ FORGETS = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] if loop.index0 >= messages|length - 2 "
     "else m['content'].split('<think>')[-1] }} </s> {% endfor %}assistant"
 )
-CONFIG = nets.replace(LLAMA, vocab_size=len(WORDS), layers=2)
 # Networks, in which everything depends on all that was read before.
 TARGET, DRAFT = (
-    jaxspec.Model(decoder.language_model(CONFIG), noisy(decoder.init(CONFIG, jax.random.key(0)), seed, 0.6))
-    for seed in (1, 2)
+    jaxspec.Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), layers, 0.6))
+    for layers in (2, 1)
+    for config in [nets.replace(LLAMA, vocab_size=len(WORDS), layers=layers)]
 )
 MESSAGES = ["one two", "three one two four one", "two three two", "four four"]
 
@@ -35,7 +39,10 @@ def with_template(model, template=PLAIN):
 
 
 def talk_through(target, drafter, contents=MESSAGES, capacity=64, system="four", **options):
-    """Compares every turn of a chat with the text of its whole conversation; returns the chat and what it reused."""
+    """Compares every turn of a chat with the text of its whole conversation; returns the chat and what it reused.
+
+    The whole conversation is read into buffers of the chat's size: the rounds of both are one program.
+    """
     options = dict(gamma=3, max_new_tokens=12, eos_ids=["</s>"], temperature=1.0) | options
     key, reused = jax.random.key(4), []
     talk = jaxspec.chat(target, drafter=drafter, system=system, key=key, **options)
@@ -45,9 +52,12 @@ def talk_through(target, drafter, contents=MESSAGES, capacity=64, system="four",
         ids = target.tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
         pieces = list(talk.send(content))
         turn_key = jax.random.fold_in(key, turn)
-        whole = jaxspec.generate(target, [ids], drafter=drafter, key=turn_key, **options)
-        assert [token for piece in pieces for token in piece.tokens] == whole.tokens[0].tolist()
-        assert int(pieces[-1].stats.rounds[0]) == int(whole.stats.rounds[0])
+        prepared = prepare(target, [ids], drafter=drafter, key=turn_key, **options)
+        headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+        prompt = token_rows.pad([ids], talk._capacity - headroom)
+        same_decoder = _taking_back(prepared.decoder, prepared.max_new_tokens)
+        whole = list(stream_of(prepared._replace(decoder=same_decoder, prompt=prompt)))
+        assert [piece.tokens for piece in pieces] == [piece.tokens for piece in whole]
         answer = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
         assert talk.messages == [*conversation, answer] and talk.prompt_tokens == len(ids)
         reused.append(talk.reused_tokens)
@@ -201,11 +211,11 @@ def test_drafters_on_hidden_states_go_on_from_a_turn(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, jaxspec.drafters.prompt_lookup(2), jaxspec.drafters.tree(DRAFT, (2, 1))])
 def test_so_it_has_with_other_drafters(drafter):
-    talk_through(with_template(TARGET), drafter)
+    talk_through(with_template(TARGET), drafter, capacity=128)
 
 
 @pytest.mark.slow
 def test_so_it_has_where_a_policy_has_kept_a_model_from_reading():
     """Rounds without a draft are not read by the drafter, so that it lacks more than the last tokens of a turn."""
     policy = oracle(np.array([[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]))
-    talk_through(with_template(TARGET), DRAFT, policy=policy)
+    talk_through(with_template(TARGET), DRAFT, capacity=128, policy=policy)

@@ -121,7 +121,7 @@ VOCAB = 11
 def network(kind):
     """A tiny network, and a drafter that is right at times: the same with other weights added."""
     if kind == "t5":
-        config = tiny_t5(VOCAB, layers=2)
+        config = tiny_t5(VOCAB)
         lm, init = t5.language_model(config), t5.init
     else:
         config = tiny_gpt(VOCAB)
@@ -142,9 +142,9 @@ def network(kind):
 def test_log_probs_of_networks_equal_teacher_forcing(kind, draft):
     """Passes over a round's tokens and over the whole text; a policy's narrow passes are padded with zeros."""
     target, other = network(kind)
-    drafter = {"none": None, "tree": drafters.tree(other, (2, 1, 1))}.get(draft, other)
+    drafter = {"none": None, "tree": drafters.tree(other, (2, 1))}.get(draft, other)
     policy = jaxspec.policies.heuristic(start=1, grow=2) if draft == "adaptive chain" else None
-    options = dict(drafter=drafter, gamma=5, policy=policy, max_new_tokens=NEW, eos_ids=[0])
+    options = dict(drafter=drafter, gamma=3, policy=policy, max_new_tokens=NEW, eos_ids=[0])
     prepared = prepare(target, [[1, 2, 3], [4], [5, 6, 7, 8, 9]], top_log_probs=TOP, **options, **SAMPLING)
     out = complete(prepared)
     check(out, prepared)

@@ -8,7 +8,9 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, nets, rules
-from jaxspec.core import BoundDrafter, Drafter, chunks
+from jaxspec.core import BoundDrafter, Drafter, chunks, token_rows
+from jaxspec.decode import loop
+from jaxspec.decode.generate import complete
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder
 from jaxspec.testing import certify, table_model, word_tokenizer
@@ -22,9 +24,10 @@ ROWS = [[0], [2, 1, 1, 0, 2, 1, 0], [1, 1]]  # ragged, one of a single token
 SOME = ("a model", "prompt_lookup", "token_recycling")
 SOME_HEADS = ("eagle 3", "dflash", "kangaroo", "medusa")
 # Networks, in which everything depends on all that was read before; tables look at two tokens.
-SMALL, SMALLER = (
-    Model(decoder.language_model(c), noisy(decoder.init(c, jax.random.key(0)), n, 0.6))
-    for n, c in ((7, nets.replace(LLAMA, layers=2)), (8, nets.replace(LLAMA, layers=1)))
+DEEP, FLAT = nets.replace(LLAMA, layers=2), nets.replace(LLAMA, layers=1)
+NETWORK, SMALL, SMALLER = (
+    Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), seed, 0.6), None, config)
+    for seed, config in ((1, DEEP), (7, FLAT), (8, FLAT))
 )
 NETWORKS = {
     "a model": drafters.model(SMALL),
@@ -37,14 +40,22 @@ NETWORKS = {
 
 
 def both(target, drafter, shared=SHARED, rows=ROWS, **options):
-    """Generates with a prefix and from whole prompts, cold and warm rows together; compares texts and counts."""
+    """Generates with a prefix and from whole prompts, cold and warm rows together; compares texts and counts.
+
+    Both have buffers of one width, and so one program for their rounds.
+    """
     options = dict(gamma=3, max_new_tokens=14, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5)) | options
     prefix = jaxspec.prefix(target, shared, drafter=drafter)
-    with_prefix = jaxspec.generate(target, rows, prefix=prefix, drafter=drafter, **options)
-    whole = jaxspec.generate(target, [shared + row for row in rows], drafter=drafter, **options)
-    assert with_prefix.tokens.tolist() == whole.tokens.tolist()
-    assert jax.tree.map(np.ndarray.tolist, with_prefix.stats) == jax.tree.map(np.ndarray.tolist, whole.stats)
-    return with_prefix
+    with_prefix = prepare(target, rows, prefix=prefix, drafter=drafter, **options)
+    prompts = token_rows.pad([shared + row for row in rows], with_prefix.prompt.tokens.shape[1])
+    whole = prepare(target, prompts, drafter=drafter, **options)
+    same(*(complete(prepared, begin=loop.begin) for prepared in (with_prefix, whole)))
+
+
+def same(left, right):
+    """Compares texts and counts."""
+    assert left.tokens.tolist() == right.tokens.tolist()
+    assert jax.tree.map(np.ndarray.tolist, left.stats) == jax.tree.map(np.ndarray.tolist, right.stats)
 
 
 # Each factory's drafter once: how it goes on does not depend on its shape.
@@ -59,21 +70,27 @@ def test_text_and_counts_are_those_of_whole_prompts(name):
 
 @pytest.mark.parametrize("name", marked(NETWORKS, slow={*NETWORKS} - {"a model", "a cascade"}))
 def test_so_they_are_with_networks_that_draft(name):
-    both(target_of("decoder"), NETWORKS[name])
+    both(NETWORK, NETWORKS[name])
 
 
 ALIKE_HEADS = {*SELDOM, *TRIMMED, "eagle 3, windows", "dspark"} - {*SOME_HEADS, "assistant"}
 
 
+def heads(name):
+    """A target and a drafter on its hidden states."""
+    return target_of("decoder"), drafter_of(name, "decoder")
+
+
 @pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SOME_HEADS}, exhaustive=ALIKE_HEADS))
 def test_so_they_are_with_drafters_on_hidden_states(name):
-    both(target_of("decoder"), drafter_of(name, "decoder"))
+    both(*heads(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [NETWORKS["a tree"], drafter_of("eagle 1", "decoder")])
-def test_so_they_are_with_the_coupled_rule(drafter):
-    both(target_of("decoder"), drafter, rule=rules.coupled())
+@pytest.mark.parametrize("name", ["a tree", "eagle 1"])
+def test_so_they_are_with_the_coupled_rule(name):
+    target, drafter = (NETWORK, NETWORKS[name]) if name in NETWORKS else heads(name)
+    both(target, drafter, rule=rules.coupled())
 
 
 @pytest.mark.slow
@@ -86,18 +103,20 @@ def test_so_they_are_with_another_network(name, drafter):
 @pytest.mark.parametrize("drafter", [None, pytest.param(SMALL, marks=pytest.mark.slow)])
 def test_a_prefix_of_one_token_and_samples_that_share_it(drafter):
     """Nothing of it is kept but its id; plain decoding, too."""
-    both(target_of("decoder"), drafter, shared=[2], rows=[[0]], temperature=1.0, num_samples=3)
+    both(NETWORK, drafter, shared=[2], rows=[[0]], temperature=1.0, num_samples=3)
 
 
 def test_a_prefix_whose_cache_is_larger_than_is_needed():
-    """One token more than a bucket, and little to follow."""
-    target, drafter = target_of("decoder"), NETWORKS["a model"]
+    """One token more than a bucket, and little to follow; as users call it, in whole programs."""
+    target, drafter = NETWORK, NETWORKS["a model"]
     shared, rows = np.random.default_rng(1).integers(0, 3, 129).tolist(), [[0], [2, 1]]
     prefix = jaxspec.prefix(target, shared, drafter=drafter)
     prepared = prepare(target, rows, prefix=prefix, drafter=drafter, max_new_tokens=4)
     assert prefix.caches.target.capacity == 193 > prepared.prompt.tokens.shape[1] + 16 + prepared.decoder.nodes + 1
-    out = both(target, drafter, shared, rows, max_new_tokens=4, temperature=0.0, eos_ids=())
-    job = jaxspec.generate_many(target, rows, prefix=prefix, drafter=drafter, gamma=3, max_new_tokens=4, eos_ids=())
+    options = dict(drafter=drafter, gamma=3, max_new_tokens=4, eos_ids=())
+    out = jaxspec.generate(target, rows, prefix=prefix, **options)
+    same(out, jaxspec.generate(target, [shared + row for row in rows], **options))
+    job = jaxspec.generate_many(target, rows, prefix=prefix, **options)
     assert [row.tokens for row in job] == out.tokens.tolist()
 
 
@@ -107,15 +126,15 @@ def test_a_prefix_whose_cache_is_larger_than_is_needed():
 def test_long_prompts_are_read_on_in_chunks(name, monkeypatch):
     """Prefix and what follows it are of several chunks; some row ends in the first of these."""
     monkeypatch.setattr(chunks, "LONGEST", 16)
-    drafter = NETWORKS[name] if name in NETWORKS else drafter_of(name, "decoder")
+    target, drafter = (NETWORK, NETWORKS[name]) if name in NETWORKS else heads(name)
     random = np.random.default_rng(0)
     rows = [random.integers(0, 3, size).tolist() for size in (5, 40, 23)]
-    both(target_of("decoder"), drafter, shared=random.integers(0, 3, 37).tolist(), rows=rows, max_new_tokens=9)
+    both(target, drafter, shared=random.integers(0, 3, 37).tolist(), rows=rows, max_new_tokens=9)
 
 
 def test_the_caches_are_read():
     """With those of another prefix texts are others, so the comparisons above compare something."""
-    target, rows = target_of("decoder"), dict(prompts=ROWS, max_new_tokens=14)
+    target, rows = NETWORK, dict(prompts=ROWS, max_new_tokens=14)
     prefix, other = (jaxspec.prefix(target, ids) for ids in (SHARED, [2, 2, 0, 2, 1]))
     wrong = dataclasses.replace(prefix, caches=other.caches)
     texts = [jaxspec.generate(target, prefix=p, **rows).tokens.tolist() for p in (prefix, wrong)]
@@ -130,7 +149,7 @@ def test_the_distribution_after_a_prefix_is_the_targets():
 
 def test_a_prepared_generation_keeps_it():
     """Replaced options, plain decoding, and a program of one's own."""
-    target = target_of("decoder")
+    target = NETWORK
     prefix = jaxspec.prefix(target, SHARED, drafter=SMALL)
     prepared = prepare(target, ROWS, prefix=prefix, drafter=SMALL, gamma=2, max_new_tokens=9)
     assert prepared.before is not None and prepared.plain().before is not None
@@ -213,7 +232,7 @@ def careless_init(start):
 
 
 def test_what_does_not_fit_a_prefix_is_refused():
-    target, other = target_of("decoder"), table_model(jax.random.key(9), 3)
+    target, other = NETWORK._replace(name="decoder"), table_model(jax.random.key(9), 3)
     prefix = jaxspec.prefix(TARGET, SHARED, drafter=MODEL)
     for bad, match in (
         (dict(target=target), "read by the target table-3, and the target is decoder"),

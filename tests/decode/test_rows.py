@@ -91,8 +91,8 @@ CHAINS = {
     "early exit": lambda target: BoundDrafter(early_exit(target)),
 }
 TREES = {
-    "a tree": lambda target: drafters.tree(model(target, 2), (2, 1, 1)),
-    "a tree of n-grams": lambda target: drafters.tree(tables(target), (2, 1, 1), draw="mixed"),
+    "a tree": lambda target: drafters.tree(model(target, 2), (2, 1)),
+    "a tree of n-grams": lambda target: drafters.tree(tables(target), (2, 1), draw="mixed"),
 }
 LIMITING = {
     "constant": policies.constant(2),
@@ -270,8 +270,8 @@ def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
 @pytest.mark.slow
 def test_rows_may_be_dropped():
     """The remaining rows are a smaller batch."""
-    generation = prepared("table", TREES, {}, 5)
+    generation = prepared("table", *PROGRAMS["trees, policies"], 5)
     expected = texts(advanced(generation, started(generation)))
     state = advanced(generation, started(generation), 2)
-    remaining = advanced(generation, token_rows.take_rows(state, jnp.array([3, 1])))
+    remaining = advanced(generation, take(state, np.array([3, 1])))
     assert texts(remaining) == [expected[3], expected[1]]
