@@ -5,6 +5,7 @@ exact whatever the drafter, the rule and the policy is proved by enumeration els
 logits come from passes over other numbers of rows and tokens than those of plain decoding.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -52,10 +53,15 @@ def heldout(kind, count):
     return target, draft, token_rows.pad(ids)  # all in one bucket, so that a few programs serve them
 
 
-@pytest.fixture(scope="module", params=list(PAIRS))
+@pytest.fixture(params=list(PAIRS))
 def pair(request):
+    return plain_texts(request.param)
+
+
+@functools.cache  # and no fixture of the module: of those pytest keeps one, and tests have the two by turns
+def plain_texts(kind):
     """A pair, prompts, and the text of plain decoding."""
-    target, draft, prompts = heldout(request.param, PROMPTS)
+    target, draft, prompts = heldout(kind, PROMPTS)
     plain = []
     for chosen in batches(np.arange(PROMPTS)):
         plain += texts(jaxspec.generate(target, prompt_rows(prompts, chosen), max_new_tokens=NEW))
@@ -213,10 +219,15 @@ SAMPLED, FEW = 32, 16  # prompts, and new tokens of each
 SEED = 11
 
 
-@pytest.fixture(scope="module", params=list(PAIRS))
+@pytest.fixture(params=list(PAIRS))
 def sampled(request):
+    return sampled_texts(request.param)
+
+
+@functools.cache
+def sampled_texts(kind):
     """A pair, prompts, keys, and the text of plain sampling."""
-    target, draft, prompts = heldout(request.param, SAMPLED)
+    target, draft, prompts = heldout(kind, SAMPLED)
     keys = noise.row_keys(jax.random.key(SEED), SAMPLED)
     options = dict(temperature=1.0, max_new_tokens=FEW)
     plain = []

@@ -41,8 +41,13 @@ RANDOM = np.random.default_rng(0)
 LENGTH = np.array([17, 6, 1])
 ROWS = RANDOM.integers(0, VOCAB, (3, WIDTH))
 OTHER = RANDOM.integers(0, VOCAB, (3, WIDTH))
+LONG = REWIND + 2  # tokens of a pass that is longer than what a ring takes back
+ALL = [3] * len(ROWS)  # every token of a pass over three
 PARENT = np.array([[-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 3, 3]])
 PATHS = [[1, 3, 4], [0, 1, 2, 3, 4], [2, 4]]  # accepted draft tokens: node n + 1 is draft token n
+
+
+take_rows, put_rows = jax.jit(token_rows.take_rows), jax.jit(token_rows.put_rows)
 
 
 class Kind(NamedTuple):
@@ -157,13 +162,13 @@ def test_tokens_at_once_one_by_one_and_whole_rows_are_the_same(name, kinds):
     forward, cache = start(kind)
     assert_after(np.asarray(forward.logits), reference, LENGTH - 1)
     length = LENGTH.copy()
-    for step in (1, REWIND + 2, 1, 3, 1):
+    for step in (1, LONG, 1, 1):
         logits, cache = feed(kind, cache, at(ROWS, length, step))
         assert_after(logits, reference, length)
         length += step
 
 
-@pytest.mark.parametrize("passes", [(REWIND,), (1,) * REWIND, (REWIND + 2, 1)], ids=["at once", "singly", "more"])
+@pytest.mark.parametrize("passes", [(REWIND,), (1,) * REWIND, (LONG, 1)], ids=["at once", "singly", "more"])
 @pytest.mark.parametrize("name", marked(KINDS, slow=("mapped recurrent",)))
 def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
     """Wherever the passes before it began; then other tokens are fed, taken back in part, and fed again."""
@@ -171,20 +176,19 @@ def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
     _, cache = start(kind)
     length = LENGTH.copy()
     for step in passes:
-        _, cache = feed(kind, cache, at(ROWS, length, step))
+        tokens = at(ROWS, length, LONG if step > 1 else 1)  # the widths of other tests, whose programs these are
+        _, cache = feed(kind, cache, tokens, real=[step] * len(ROWS))
         length += step
-    for row in range(len(ROWS)):
-        back = np.arange(REWIND + 1)
-        copies = token_rows.repeat_rows(token_rows.take_rows(cache, jnp.array([row])), REWIND + 1)
-        short = length[row] - back
-        copies = kind.lm.rewind(copies, jnp.asarray(short, jnp.int32))
-        mixed = np.stack([np.concatenate([ROWS[row, :n], OTHER[row]])[:WIDTH] for n in short])
-        logits, copies = feed(kind, copies, at(mixed, short, 3))
+    for back in range(REWIND + 1):
+        short = length - back
+        copy = kind.lm.rewind(cache, jnp.asarray(short, jnp.int32))
+        mixed = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(ROWS, OTHER, short, strict=True)])
+        logits, copy = feed(kind, copy, at(mixed, short, 3), real=ALL)
         assert_after(logits, kind.logits(mixed), short)
         kept = short + back % 4  # of the three, some are taken back again
-        copies = kind.lm.rewind(copies, jnp.asarray(kept, jnp.int32))
-        again = np.stack([np.concatenate([x[:n], ROWS[row]])[:WIDTH] for x, n in zip(mixed, kept, strict=True)])
-        logits, _ = feed(kind, copies, at(again, kept, 3))
+        copy = kind.lm.rewind(copy, jnp.asarray(kept, jnp.int32))
+        again = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(mixed, ROWS, kept, strict=True)])
+        logits, _ = feed(kind, copy, at(again, kept, 3), real=ALL)
         assert_after(logits, kind.logits(again), kept)
 
 
@@ -194,7 +198,7 @@ def test_padding_leaves_no_trace(name, kinds):
     kind = kinds(name)
     _, cache = start(kind)
     length = LENGTH.copy()
-    for step, real in ((3, [0, 2, 3]), (REWIND + 2, [7, 1, 8]), (3, [2, 0, 1]), (1, [1, 1, 0])):
+    for step, real in ((3, [0, 2, 3]), (LONG, [7, 1, 8]), (3, [2, 0, 1]), (1, [1, 1, 0])):
         logits, cache = feed(kind, cache, at(ROWS, length, step), real=real)
         for row, count in enumerate(real):
             assert_after(logits[row : row + 1, :count], kind.logits(ROWS)[row : row + 1], length[row : row + 1])
@@ -203,7 +207,7 @@ def test_padding_leaves_no_trace(name, kinds):
     for back in range(REWIND + 1):
         short = np.maximum(length - back, 1)
         mixed = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(ROWS, OTHER, short, strict=True)])
-        logits, _ = feed(kind, kind.lm.rewind(cache, jnp.asarray(short, jnp.int32)), at(mixed, short, 3))
+        logits, _ = feed(kind, kind.lm.rewind(cache, jnp.asarray(short, jnp.int32)), at(mixed, short, 3), real=ALL)
         assert_after(logits, kind.logits(mixed), short)
 
 
@@ -216,7 +220,7 @@ def test_a_cache_moves_into_another_room(name, kinds):
         cache = chunks.enlarged(cache, lambda b, room: chunks.empty_cache(kind.lm, kind.params, b, room), 3, START)
         length = np.maximum(LENGTH - 1, 1)
         cache = kind.lm.rewind(cache, jnp.asarray(length, jnp.int32))
-        for step in (3, 1, REWIND + 2):
+        for step in (1, LONG, 1):
             logits, cache = feed(kind, cache, at(ROWS, length, step))
             assert_after(logits, reference, length)
             length = length + step
@@ -259,7 +263,7 @@ def test_a_node_of_a_tree_is_its_path_and_a_committed_path_is_a_chain(name, kind
     assert_nodes(kind, logits, ROWS, LENGTH)
     cache, length = select(kind, cache, LENGTH)
     committed = after_path(ROWS, LENGTH, OTHER)
-    logits, _ = feed(kind, kind.lm.rewind(cache, jnp.asarray(length, jnp.int32)), at(committed, length, 3))
+    logits, _ = feed(kind, kind.lm.rewind(cache, jnp.asarray(length, jnp.int32)), at(committed, length, 3), real=ALL)
     assert_after(logits, kind.logits(committed), length)
 
 
@@ -281,7 +285,7 @@ def test_a_rewind_of_every_length_after_trees_forgets_exactly_that(name, kinds):
         copy, length = select(kind, copy, short)
         kept, rows = np.maximum(length - back, short), after_path(mixed, short, ROWS)
         again = np.stack([np.concatenate([x[:n], y])[:WIDTH] for x, y, n in zip(rows, ROWS, kept, strict=True)])
-        logits, _ = feed(kind, kind.lm.rewind(copy, jnp.asarray(kept, jnp.int32)), at(again, kept, 3))
+        logits, _ = feed(kind, kind.lm.rewind(copy, jnp.asarray(kept, jnp.int32)), at(again, kept, 3), real=ALL)
         assert_after(logits, kind.logits(again), kept)
 
 
@@ -289,12 +293,12 @@ def test_a_rewind_of_every_length_after_trees_forgets_exactly_that(name, kinds):
 def test_a_refilled_row_is_its_own_and_the_others_stay(name, kinds):
     kind = kinds(name)
     _, cache = start(kind)
-    _, cache = feed(kind, cache, at(ROWS, LENGTH, 3))
+    _, cache = feed(kind, cache, at(ROWS, LENGTH, 3), real=ALL)
     _, new = start(kind, OTHER, np.array([2, 9, 5]))
-    cache = token_rows.put_rows(cache, jnp.array([0, 2]), token_rows.take_rows(new, jnp.array([1, 0])))
+    cache = put_rows(cache, np.array([0, 2]), take_rows(new, np.array([1, 0])))
     rows, length = np.stack([OTHER[1], ROWS[1], OTHER[0]]), np.array([9, LENGTH[1] + 3, 2])
     reference = kind.logits(rows)
-    for step in (3, 1, REWIND + 2):
+    for step in (1, LONG, 1):
         logits, cache = feed(kind, cache, at(rows, length, step))
         assert_after(logits, reference, length)
         length += step
