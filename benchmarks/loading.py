@@ -1,26 +1,36 @@
 """Loading a large model: how much host memory a fresh process takes, against the largest file of the folder.
 
     python -m benchmarks.loading /tmp/t5-xxl --dtype bfloat16
+    python -m benchmarks.loading /tmp/kinds --kinds
 
 Wants a device that holds the model (--shape, T5-XXL by default: 22 GB in bfloat16) and twice as much disk; some
 minutes. Random weights are saved as a Hugging Face folder, in files of at most 5 GB, unless it is there, and read with
 `jaxspec.load`. Both sum up the bits of every parameter as it is stored, on the device, so that it is known that the
 same came back.
+
+With --kinds a folder of 0.5 to 4 GB for each kind of network is written (`KINDS`: published configurations, narrower)
+and loaded, on a CPU in a quarter of an hour. The table has the peak of all memory that loading took, parameters among
+it, and CPU seconds. The peak is compared with the bytes of the folder or of the parameters, whichever are more.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
+import re
 import shutil
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import psutil
 from jaxtyping import Array, UInt32
 from rich import filesize
@@ -29,9 +39,70 @@ import jaxspec
 from benchmarks.options import parser_of
 from jaxspec.analysis.memory import process_bytes
 from jaxspec.analysis.random_model import random_model
-from jaxspec.weights import huggingface
+from jaxspec.weights import huggingface, parameters, quantisation, stacks
 
 SPARE = 2 * 10**9  # bytes of the disk to leave
+CONFIGS = Path(__file__).parents[1] / "tests" / "pairs" / "configs"
+FILE = 60 * 10**6  # bytes of a file of weights of `KINDS`
+NARROW = {  # sizes of published configurations in `KINDS`, by the keys that they have
+    **{"vocab_size": 65536, "vocab_size_per_layer_input": 65536, "hidden_size": 1024, "intermediate_size": 3072},
+    **{"moe_intermediate_size": 256, "num_experts": 32, "num_local_experts": 16, "d_model": 768},
+    **{"hidden_size_per_layer_input": 64, "linear_num_value_heads": 16, "linear_num_key_heads": 8},
+}
+
+
+class Kind(NamedTuple):
+    """A kind of folder: a published configuration, how its tensors are called and stored, and the dtype to load.
+
+    Attributes:
+        name: what the table calls it.
+        config: a hub id in tests/pairs/configs.
+        dtype: what it is loaded in.
+        changed: keys of its config.json beside `NARROW`, or of its text_config.
+        prefix: what a wrapper's names begin with in place of "model.", the head's excepted.
+        beside: of a wrapper: the beginning of the names of what is not read.
+    """
+
+    name: str
+    config: str
+    dtype: str = "bfloat16"
+    changed: Mapping[str, Any] = MappingProxyType({})
+    prefix: str = "model."
+    beside: str = ""
+
+
+_SMALL_EXPERTS = {"intermediate_size": 1024}
+_FULL = {**_SMALL_EXPERTS, "quantization_config": None}
+KINDS = (
+    Kind(
+        "Gemma 4, per-layer embeddings",
+        "google/gemma-4-E2B-it",
+        prefix="model.language_model.",
+        beside="model.vision_tower",
+    ),
+    Kind(
+        "Gemma 4, experts",
+        "google/gemma-4-26B-A4B-it",
+        prefix="model.language_model.",
+        changed={"intermediate_size": 1024},
+    ),
+    Kind("Qwen 3.5, recurrent layers", "Qwen/Qwen3.5-9B", prefix="model.language_model.", beside="model.visual"),
+    Kind("Qwen 3, experts apart", "Qwen/Qwen3-30B-A3B"),
+    Kind("Qwen 3, experts apart", "Qwen/Qwen3-30B-A3B", "int8"),
+    Kind(
+        "Mixtral, experts apart",
+        "Qwen/Qwen3-30B-A3B",
+        changed={"model_type": "mixtral", **_SMALL_EXPERTS, "num_local_experts": 8},
+    ),
+    Kind("gpt-oss, experts in stacks", "openai/gpt-oss-20b", changed=_FULL),
+    Kind("gpt-oss, mxfp4 kept", "openai/gpt-oss-20b", "int4", _SMALL_EXPERTS),
+    Kind("gpt-oss, mxfp4 kept", "openai/gpt-oss-20b", "int8", _SMALL_EXPERTS),
+    Kind("gpt-oss, mxfp4 dequantised", "openai/gpt-oss-20b", changed=_SMALL_EXPERTS),
+    Kind("Gemma 3, a wrapper", "google/gemma-3-4b-it", prefix="language_model.model.", beside="vision_tower"),
+    Kind("BART", "facebook/bart-large-cnn"),
+    Kind("Whisper", "openai/whisper-medium"),
+    Kind("T5Gemma", "google/t5gemma-2b-2b-ul2"),
+)
 
 
 class Loaded(NamedTuple):
@@ -44,6 +115,7 @@ class Loaded(NamedTuple):
         how: that peak is known, as `Peak` has it.
         seconds: of loading.
         bits: the sum of the parameters' bits.
+        busy: seconds of a CPU.
     """
 
     files: int
@@ -53,6 +125,7 @@ class Loaded(NamedTuple):
     how: str
     seconds: float
     bits: int
+    busy: float
 
 
 class Peak:
@@ -109,6 +182,49 @@ def apart(function: Any, *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
+def of_kinds(root: Path) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each of `KINDS`: what loading it took."""
+    for kind in KINDS:
+        folder = root / re.sub(r"\W+", "-", f"{kind.name}-{kind.dtype}")
+        apart(write_kind, kind, folder)
+        loaded = apart(load, kind.dtype, folder)
+        files = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        shutil.rmtree(folder)
+        size, peak = max(files, loaded.size), loaded.extra + loaded.size
+        bytes_ = map(filesize.decimal, (files, loaded.size, peak))
+        yield kind.name, kind.dtype, *bytes_, f"{peak / size:.2f}", f"{loaded.busy:.1f}"
+
+
+def write_kind(kind: Kind, folder: Path) -> None:
+    """Writes a folder of random weights as transformers has them, in bfloat16 and in many files."""
+    folder.mkdir(parents=True)
+    table = json.loads((CONFIGS / kind.config.replace("/", "__") / "config.json").read_text("utf-8"))
+    for part in (table, *(table.get(key) or {} for key in ("text_config", "encoder", "decoder"))):
+        part |= {key: value for key, value in NARROW.items() if isinstance(part.get(key), int) and part[key] > value}
+        part |= {key: value for key, value in kind.changed.items() if key in part or "model_type" in kind.changed}
+    (folder / huggingface.CONFIG).write_text(json.dumps(table), "utf-8")
+    family, config = huggingface.read_config(folder)
+    expected, rng = parameters.shapes(config), np.random.default_rng(0)
+    random = lambda shape: rng.integers(0x3C00, 0x3D00, shape, np.uint16).view(jnp.bfloat16)  # noqa: E731
+
+    def named() -> Iterator[tuple[str, np.ndarray]]:
+        for name, parts in huggingface._by_tensor(family.names(config)).items():
+            tensor = random(huggingface._shape(expected, parts))
+            for called, x in stacks.unstacked(name, tensor, family.apart, family.alternate):
+                called = kind.prefix + called.removeprefix("model.") if called.startswith("model.") else called
+                if table.get("quantization_config") and re.search(r"experts\.(gate_up|down)_proj$", called):
+                    experts, width, rows = x.shape
+                    yield f"{called}_blocks", rng.integers(0, 255, (experts, rows, width // 32, 16), np.uint8)
+                    yield f"{called}_scales", np.full((experts, rows, width // 32), 120, np.uint8)
+                else:
+                    yield called, x
+        if kind.beside:
+            yield f"{kind.beside}.encoder.weight", random((4096, 4096))
+
+    huggingface.SHARD_BYTES = FILE
+    huggingface.write_weights(folder, named())
+
+
 def write(shape: str, dtype: str, folder: Path) -> int:
     """Saves a model of random weights, unless the folder is there; the sum of its bits."""
     model = random_model(shape, dtype, seed=0)
@@ -132,15 +248,15 @@ def load(dtype: str, folder: Path) -> Loaded:
     bits(jax.random.normal(jax.random.key(0), (4,)), "float32")  # the device's libraries are not to be measured
     files = [path.stat().st_size for path in folder.glob("*.safetensors")]
     with Peak() as peak:
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         model = jaxspec.load(folder, dtype=dtype)
         jax.block_until_ready(model.params)
-        seconds = time.perf_counter() - start
-    size = sum(x.nbytes for x in jax.tree.leaves(model.params))
+        seconds, busy = time.perf_counter() - start, time.process_time() - used
+    size = quantisation.nbytes(model.params)
     on_host = jax.devices()[0].platform == "cpu"  # whose memory holds the model, too
     extra = peak.bytes - peak.before - (size if on_host else 0)
     stored = bits(model.params, model.config.dtype)
-    return Loaded(len(files), max(files), size, extra, peak.how, seconds, stored)
+    return Loaded(len(files), max(files), size, extra, peak.how, seconds, stored, busy)
 
 
 def bits(params: Any, dtype: str) -> int:
@@ -165,8 +281,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", default="t5-v1_1-xxl")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--kinds", action="store_true")
     options = parser.parse_args()
-    print(in_fresh_processes(options.shape, options.dtype, options.folder))
+    if not options.kinds:
+        return print(in_fresh_processes(options.shape, options.dtype, options.folder))
+    print(
+        "| folder | loaded in | files | parameters | peak | over the larger | CPU, s |\n|---|---|---|---|---|---|---|"
+    )
+    for row in of_kinds(options.folder):
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -95,12 +95,16 @@ def _parts(path: str, x: Quantised, kind: str) -> dict[str, np.ndarray]:
     if x.columns is not None:
         order = f"{path} is stored with its columns in groups of another order (GPTQ's desc_act)"
         raise CheckpointError(f'{order}: load it with dtype="bfloat16", or a model that was quantised without')
+    # The file's own numbers stay so where there are 4 bits for them; their scales are powers of two, as bfloat16 holds.
+    stored, is_float4 = x.entries, x.floats and kind == "int4"
+    if is_float4:
+        stored = Stored(stored.shape, FLOAT4.dtype, lambda start, stop: FLOAT4[x.entries[start:stop] + 12])
     # [..., out, in] -> [..., G, out, width], as `nets.quantised` multiplies them.
-    entries, groups = _converted(x.entries, jnp.dtype("int8")), x.scale.shape[-1]
+    entries, groups = _converted(stored, stored.dtype), x.scale.shape[-1]
     if groups > 1:
         entries = entries.reshape(*entries.shape[:-1], groups, -1).swapaxes(-3, -2)
-    if x.floats and kind == "int4":  # the file's own numbers; their scales are powers of two, which bfloat16 holds
-        return {"float4": FLOAT4[entries + 12], "scale": (2 * x.scale).astype(jnp.bfloat16)}
+    if is_float4:
+        return {"float4": entries, "scale": (2 * x.scale).astype(jnp.bfloat16)}
     parts = {kind: entries.astype(kind, copy=False), "scale": _converted(x.scale, jnp.dtype("float32"))}
     return parts if x.zero is None else parts | {"zero": _converted(x.zero, jnp.dtype("int8"))}
 
