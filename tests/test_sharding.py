@@ -217,6 +217,13 @@ def test_text_on_a_mesh_is_that_on_one_device(report, kind):
 
 
 @pytest.mark.slow
+def test_coupled_text_from_trees_does_not_depend_on_a_callers_mesh(report):
+    """A batch that is split over 8 devices."""
+    assert report["rows"]["shards"] == [2] * 8
+    assert report["rows"]["split"] == report["rows"]["plain"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_weights_are_gathered(report, kind):
     """Every device computes with its own part of each matrix; what is summed are activations."""

@@ -1,5 +1,7 @@
 """Replay against enumeration of what a decoder does, and against decoders that run."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,10 +124,18 @@ def stores():
     return {t: replay.collect(prepared.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
 
 
-def decoded(rule, temperature, gamma=4, **others):
-    options = dict(drafter=NEAR, gamma=gamma, rule=rule, temperature=temperature, max_new_tokens=NEW, **others)
-    stats = jaxspec.generate(WORDS, PROMPTS, key=jax.random.key(7), **options).stats
-    return Rate.of(stats.emitted - 1, stats.rounds)
+def decoded(rule, temperature, prompts=PROMPTS, **others):
+    options = dict(drafter=NEAR, gamma=4, rule=rule, temperature=temperature, max_new_tokens=NEW, **others)
+    stats = jaxspec.generate(WORDS, prompts, key=jax.random.key(7), **options).stats
+    return (stats.emitted - 1).reshape(-1, ROWS), stats.rounds.reshape(-1, ROWS)
+
+
+@functools.cache
+def decoded_at_both_temperatures(rule):
+    """Temperatures 0.7 and 0, rows of one program."""
+    twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), PROMPTS)
+    rates = map(Rate.of, *decoded(rule, np.repeat([0.7, 0.0], ROWS), twice))
+    return dict(zip((0.7, 0.0), rates, strict=True))
 
 
 def replayed(trace, rule, gamma):
@@ -136,7 +146,7 @@ def replayed(trace, rule, gamma):
 @pytest.mark.slow
 @named(EXACT)
 def test_replay_predicts_what_decoding_yields(rule, stores):
-    predicted, ran = replayed(stores[0.7], rule, 4), decoded(rule, 0.7)
+    predicted, ran = replayed(stores[0.7], rule, 4), decoded_at_both_temperatures(rule)[0.7]
     assert abs(predicted.value - ran.value) < 3 * np.hypot(predicted.stderr, ran.stderr)
     assert predicted.stderr < ran.stderr  # of the rounds, only the mean is left
     assert predicted.stderr < 0.08
@@ -144,7 +154,7 @@ def test_replay_predicts_what_decoding_yields(rule, stores):
 
 @named(EXACT)
 def test_at_temperature_0_replay_is_the_decoder(rule, stores):
-    predicted, ran = replayed(stores[0.0], rule, 4), decoded(rule, 0.0)
+    predicted, ran = replayed(stores[0.0], rule, 4), decoded_at_both_temperatures(rule)[0.0]
     np.testing.assert_allclose(predicted[:4], ran[:4])  # the error, too, is that of the same rounds in each text
     assert predicted.count == ran.count
 
@@ -198,7 +208,7 @@ def test_replay_takes_bias_penalties_and_logits_processors():
     options = dict(repetition_penalty=1.3, logit_bias={2: 0.5}, logits_processors=FORBID_LAST)
     prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6), **options)
     trace = replay.collect(prepared.replace(temperature=0.0), batch=40)
-    predicted, ran = replayed(trace, rules.rejection(), 4), decoded(rules.rejection(), 0.0, **options)
+    predicted, (ran,) = replayed(trace, rules.rejection(), 4), map(Rate.of, *decoded(rules.rejection(), 0.0, **options))
     np.testing.assert_allclose(predicted[:4], ran[:4])
     texts = trace.tokens.reshape(ROWS, NEW)
     assert (texts[:, 1:] != texts[:, :-1]).all()

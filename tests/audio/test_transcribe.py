@@ -77,12 +77,12 @@ def test_drafts_change_rounds_and_no_text(name, target, draft, plain, sound):
 
 
 def head(name, target):
-    """Makes a head of random weights: of hidden states, of three layers, or of those and the encoder's output."""
+    """Makes a head of random weights: of hidden states, of two layers, or of those and the encoder's output."""
     vocab, width = target.lm.vocab_size, target.lm.inside.width
     layer = decoder.decoder_config(vocab, width, 32, layers=1, heads=2, kv_heads=1, head_dim=8)
     config = {
         "medusa": medusa.HeadsConfig(vocab, width, heads=3, block="feed_forward", ff_dim=16, own_head=False),
-        "eagle 3": eagle.EagleConfig(layer, width, (0, 1, 2), own_head=True, norm_before_residual=True),
+        "eagle 3": eagle.EagleConfig(layer, width, (0, 1), own_head=True, norm_before_residual=True),
         "dflash": block.BlockConfig(layer, width, (0, 1), block=4, mask_token=2, from_anchor=True, reads_source=True),
     }[name]
     kind = kind_of(config)

@@ -71,25 +71,25 @@ def test_a_rule_is_what_it_promises(only):
 
 
 @pytest.mark.slow
-def test_a_wrong_rule_is_found(pair, only, wrong_rule):
+def test_a_wrong_rule_is_found(only, wrong_rule):
     """An honest rule beside it is not accused."""
     only(rejection=catalogue.RULES["rejection"], liar=RuleEntry(wrong_rule._replace(name="liar")))
-    result = verify(*PAIR, *FEW, "--json")
+    result = verify("--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert [row["as_stated"] for row in report["rules"]] == [True, False]
-    shown = verify(*PAIR, *FEW).stdout.splitlines()
+    shown = verify().stdout.splitlines()
     assert sum("liar" in line and "WRONG" in line for line in shown) == 1
     assert all("as stated" in line for line in shown if "│ rejection" in line)
 
 
 @pytest.mark.slow
-def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
+def test_an_inexact_rule_that_breaks_its_bound_is_found(only):
     def hardly_above_p(log_p):
         return jnp.minimum(1.01 * jnp.exp(log_p), 1.0)
 
     only(lenient=catalogue.RULES["lenient"], broken=RuleEntry(rules.lenient(0.1), hardly_above_p))
-    result = verify(*PAIR, *FEW, "--json")
+    result = verify("--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert [row["as_stated"] for row in report["rules"]] == [True, False]

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
+from jaxspec.decode.generate import complete
 from jaxspec.nets import axes_of, decoder, quantised, t5, whisper
 from jaxspec.weights import huggingface, orbax, quantisation
 from jaxspec.weights.loading import find
@@ -73,6 +75,22 @@ def text(kind, mesh=None):
     target, draft = pair(kind, mesh)
     out = jaxspec.generate(target, prompts(kind), **options(draft))
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+def rows_over_all_devices():
+    """Coupled text from trees, of 16 rows that a caller has put on a mesh of its own, and plain text on one device."""
+    target, draft = pair("llama")
+    prompt = Prompt(np.tile(TOKENS, (4, 1)), np.resize(PROMPTS.length, 16))
+    settings = dict(temperature=1.0, max_new_tokens=16, key=noise.row_keys(jax.random.key(11), 16))
+    plain = jaxspec.generate(target, prompt, **settings)
+    settings |= dict(drafter=drafters.tree(draft, (2, 1)), rule=rules.coupled())
+    prepared, mesh = request.prepare(target, prompt, **settings), Mesh(np.array(jax.devices()), ("rows",))
+    over_rows, everywhere = (NamedSharding(mesh, PartitionSpec(*names)) for names in (("rows",), ()))
+    placed, arrays = jax.device_put((prepared.prompt, prepared.request), over_rows)
+    weights = jax.device_put(prepared.weights, everywhere)
+    out = complete(prepared._replace(prompt=placed, weights=weights, request=arrays))
+    shards = [shard.data.shape[0] for shard in placed.tokens.addressable_shards]
+    return dict(shards=shards, split=out.tokens.tolist(), plain=plain.tokens.tolist())
 
 
 def compiled(kind, mesh):
@@ -236,6 +254,7 @@ def meshes(folder):
     gathers = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
     report["control"] = [gathered(gathers.as_text()), weight.addressable_shards[0].data.size]
     report |= dict(
+        rows=rows_over_all_devices(),
         cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "encoder")},
         streamed=streamed(mesh),
         many=dict(one=many(), mesh=many(mesh)),
