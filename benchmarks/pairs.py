@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxspec.analysis import memory, plan, published, roofline
-from jaxspec.core import Model
-from jaxspec.draft_heads import KINDS, kind_of, load
+from jaxspec.core import BoundDrafter, Model, Params
+from jaxspec.draft_heads import KINDS, check, kind_of, load
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.nets import decoder_layers, net_of
 from jaxspec.nets.whisper import speech_of
@@ -299,6 +299,22 @@ def describe(pair: Pair, target: Model | None = None) -> load.Description:
 
     files = [tensors.Shard(folder_of(pair.drafter) / "model.safetensors", published_tensors(pair), unread)]
     return load.describe(folder_of(pair.drafter), files, target or model(pair.target))
+
+
+def heads() -> dict[str, Pair]:
+    """Returns the pairs whose drafter is a draft head, by the drafter's hub id."""
+    return {pair.drafter: pair for pair in pairs() if pair.format in FORMATS}
+
+
+def head(pair: Pair, target: Model, params: Callable[[Any], Params]) -> BoundDrafter:
+    """Makes the drafter of a pair without its weights.
+
+    Args:
+        target: the pair's target, with weights or with shapes.
+        params: configuration of the head -> its parameters, or their shapes.
+    """
+    config = describe(pair, target).config
+    return check.bound(config, params(config), target)
 
 
 # --- memory

@@ -3,27 +3,31 @@
     python -m benchmarks.estimates --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8    # minutes; libtpu, no TPU
     python -m benchmarks.estimates --target llama-3.1-8b --draft llama-3.2-1b --alpha 0.8 --gamma 16 --plan
 
-The options are those of `jaxspec compile`, whose programs are read here. Times are the TPU compiler's estimates; of
-GPUs, only bytes and kernels are counted. --plan finds the best γ, up to --gamma, for the acceptance rate.
+    python -m benchmarks.estimates --target llama-3.1-8b --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --topology h100
+
+The options are those of `jaxspec compile`, whose programs are read here. --draft also takes the published heads of
+docs/pairs.md, and dynamic_tree=60x7x10:HEAD for a dynamic tree of 60 nodes, 7 deep, 10 wide. Times of TPUs are the
+compiler's estimates, those of GPUs follow from measured kernels. --plan finds the best γ, up to --gamma, for the
+acceptance rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks import options
+from benchmarks import options, pairs
 from benchmarks.estimates import estimate as estimating
+from jaxspec import drafters
 from jaxspec.analysis import aot, cost
 from jaxspec.analysis import plan as planning
-from jaxspec.analysis.chips import GPUS
 from jaxspec.cli import compile as compiling
 from jaxspec.cli import console
 from jaxspec.cli.compile import CompileInputs
-from jaxspec.core import chunks
+from jaxspec.core import BoundDrafter, Model, chunks
 from jaxspec.nets import attention
 
 
@@ -35,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     inputs, chosen = options.grouped(CompileInputs, parser, arguments)
     if refusal := refused(inputs, chosen.alpha, chosen.plan):
         parser.error(refusal)
-    prepared = compiling.start(inputs)
+    prepared = compiling.start(inputs, head_of(inputs.draft))
     if chosen.alpha is not None and prepared.decoder.trees:
         parser.error(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
     if chosen.plan and chosen.alpha is not None:
@@ -54,10 +58,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         about = {"about": compiling.pair(inputs), "dtype": inputs.dtype, "expected": expected}
         return console.print_json(estimating.to_dict(estimated) | about)
     out = Console(highlight=False)
-    source = "What the compiler made" if estimated.on_gpus else "Estimates of the compiler"
+    source = "Estimates from kernels" if estimated.on_gpus else "Estimates of the compiler"
     compiling.show_sizes(out, inputs, estimated.programs, source)
     show(out, inputs, estimated, chosen.alpha)
     compiling.show_fit(out, inputs, prepared, estimated.programs)
+
+
+def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
+    """Returns what makes a published head of shapes for a target; None where the name is not one's."""
+    tree, _, hub_id = name.rpartition(":")
+    if (pair := pairs.heads().get(hub_id)) is None:
+        return None
+
+    def head(target: Model) -> BoundDrafter:
+        drafter = pairs.head(pair, target, lambda config: pairs.in_dtype(pairs.abstract_params(config), "bfloat16"))
+        if not tree:
+            return drafter
+        nodes, depth, width = map(int, tree.removeprefix("dynamic_tree=").split("x"))
+        return drafters.dynamic_tree(drafter, nodes=nodes, depth=depth, width=width)
+
+    return head
 
 
 def refused(inputs: CompileInputs, alpha: float | None, plans: bool) -> str:
@@ -68,8 +88,6 @@ def refused(inputs: CompileInputs, alpha: float | None, plans: bool) -> str:
         return f"--alpha is {alpha:g}: expected a rate from 0 to 1"
     if inputs.draft == "none":
         return "--alpha is of a drafter: add a --draft"
-    if inputs.topology.partition(":")[0] in GPUS:
-        return f"--alpha is of TPUs, and --topology is {inputs.topology}: of GPUs no times are estimated"
     return "--plan is of one chip: leave --mesh out" if plans and inputs.mesh else ""
 
 
@@ -77,7 +95,7 @@ def show(out: Console, inputs: CompileInputs, estimated: estimating.Estimate, al
     """Prints the parts of an estimate, and sentences."""
     heads = ["cycles,\nmillions", "ms", "reads", "floor, ms", "over\nthe floor"]
     if estimated.on_gpus:
-        heads = ["kernels", "the host\nwaits", "ms, by\nreads alone", *heads[2:]]
+        heads = ["kernels", "the host\nwaits", *heads[1:]]
     view = console.table(heads, first="part")
     for row in estimating.rows(estimated):
         floor = ("", "") if row.floor is None else (f"{1e3 * row.floor:.3f}", f"{row.over_floor:.2f}")

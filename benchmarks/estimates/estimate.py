@@ -1,7 +1,8 @@
 """Estimates of a generation, from programs that `jaxspec.analysis.aot` compiled for TPUs or GPUs that are not here.
 
-Times are the TPU compiler's own estimates, which it writes on every fused operation. For a GPU the only time is that of
-the bytes read; kernels are counted.
+Times of a TPU are its compiler's own estimates, which it writes on every fused operation. Times of a GPU are those of
+its kernels: each takes as long as its bytes, and at least as long as a small kernel, both as measured on an H100
+(`roofline.Machine.kernel_seconds`, docs/gpu.md).
 
 `program_text` assigns operations to parts. The estimates leave out two things: waiting for other chips, and prefetching
 matrices into the chip's own memory, which v5e and v6e do with whole ones. So a part's time is the larger of its
@@ -108,10 +109,8 @@ class Estimate(NamedTuple):
         """Computes what an acceptance rate promises, if draft tokens are accepted independently.
 
         Raises:
-            ValueError: the draft is a tree, whose tokens a round do not follow from one rate; or it is of GPUs.
+            ValueError: the draft is a tree, whose tokens a round do not follow from one rate.
         """
-        if self.on_gpus:
-            raise ValueError("for a GPU only bytes are estimated, not times: leave the acceptance rate out")
         if self.programs.trees or self.speculative is None:
             raise ValueError(
                 "an acceptance rate gives the tokens a round only for chains: estimate a chain, with a drafter"
@@ -122,12 +121,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(prepared: Prepared, topology: str, **options: Any) -> Estimate:
-    """Compiles a generation as `aot.compile_for` does, with its arguments and errors, and estimates its times.
-
-    A GPU's times are floors: the bytes read over the memory's bandwidth.
-    """
+    """Compiles a generation as `aot.compile_for` does, with its arguments and errors, and estimates its times."""
     programs = aot.compile_for(prepared, topology, **options)
-    contents = {name: read(kept.executable.as_text() or "") for name, kept in programs.compiled.items()}
+    texts = {name: kept.executable.as_text() or "" for name, kept in programs.compiled.items()}
+    contents = {name: read(text, programs.machine) for name, text in texts.items()}
     return Estimate(programs, contents["plain"], contents.get("speculative"))
 
 
@@ -216,8 +213,8 @@ def notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
     """Says in words what c and v are, what an acceptance rate promises, and what the times leave out."""
     said, programs = [], estimated.programs
     if estimated.speculative is not None and estimated.on_gpus:
-        said += [f"By bytes alone c = {estimated.c:.3f}, v = {estimated.v:.2f}: a GPU's times are not estimated."]
-    elif estimated.speculative is not None:
+        said += ["Times are those of kernels as measured on an H100, or of the bytes they read if these take longer."]
+    if estimated.speculative is not None:
         said += [
             f"c = {estimated.c:.3f}, v = {estimated.v:.2f}; a round is {1e3 * estimated.round_seconds:.3f} ms, of "
             f"which {estimated.rest_seconds / estimated.round_seconds:.1%} are outside of both models."
@@ -247,7 +244,7 @@ def notes(estimated: Estimate, alpha: float | None = None) -> list[str]:
             kernels, reads = (estimated.in_a_round(count, contents) for count in ("kernels", "host_reads"))
             said += [
                 f"A {'step' if name == 'plain' else 'round'} of the {name} program runs {kernels} kernels, and the "
-                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out both."
+                f"host waits for {reads} condition{'s' * (reads != 1)}: milliseconds leave out the waiting."
             ]
             size, memory = programs.compiled[name].program.memory, programs.machine.memory
             if memory is not None and RESERVED * memory < size <= memory:

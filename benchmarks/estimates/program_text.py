@@ -12,7 +12,8 @@ Every loop's body is counted once. Of a conditional's branches, or those of `cor
 one is counted. If the compiler dropped a product's scope, as a GPU's does when it splits one, the product belongs to
 the part that computed its inputs.
 
-On a GPU each operation is a kernel. The host reads whether a loop of unknown length goes on, and waits for that until
+On a GPU each operation is a kernel, whose time follows from the bytes it reads and from measured kernels
+(`roofline.Machine.kernel_seconds`). The host reads whether a loop of unknown length goes on, and waits for that until
 the GPU has finished all its work. Its compiler's cycles are not read (docs/gpu.md).
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxspec.analysis import roofline
@@ -37,16 +38,18 @@ class Part(NamedTuple):
         bytes_read: from the chip's main memory, prefetches included.
         kernels: operations; each is one on a GPU.
         host_reads: conditions of loops and conditionals that, on a GPU, the host reads.
+        kernel_seconds: the kernels' times, on a machine for which these are known.
     """
 
     cycles: int = 0
     bytes_read: int = 0
     kernels: int = 0
     host_reads: int = 0
+    kernel_seconds: float = 0.0
 
     def seconds(self, machine: roofline.Machine) -> float:
         """Computes the time: the larger of the estimate, if there is one, and of the memory's time for what is read."""
-        return max(self.cycles / (machine.clock or math.inf), self.bytes_read / machine.bandwidth)
+        return max(self.cycles / (machine.clock or math.inf), self.bytes_read / machine.bandwidth, self.kernel_seconds)
 
 
 class _Operation(NamedTuple):
@@ -88,11 +91,12 @@ class Contents(NamedTuple):
     widened: dict[str, int]
 
 
-def read(text: str) -> Contents:
-    """Reads a program as XLA prints it."""
+def read(text: str, machine: roofline.Machine | None = None) -> Contents:
+    """Reads a program as XLA prints it, for a machine whose kernels' times are known or for another one."""
     computations, entry = _parse(text)
     contents = Contents({}, {}, {})
-    return contents._replace(parts=_parts(computations, entry, "prefill", contents))
+    seconds = None if machine is None or not machine.kernel else machine.kernel_seconds
+    return contents._replace(parts=_parts(computations, entry, "prefill", contents, seconds))
 
 
 def _parse(text: str) -> tuple[_Computations, str]:
@@ -109,7 +113,13 @@ def _parse(text: str) -> tuple[_Computations, str]:
     return computations, entry
 
 
-def _parts(computations: _Computations, name: str, default: str, contents: Contents) -> dict[str, Part]:
+def _parts(
+    computations: _Computations,
+    name: str,
+    default: str,
+    contents: Contents,
+    kernel_seconds: Callable[[int], float] | None,
+) -> dict[str, Part]:
     """Adds up a computation by parts; operations without a scope of their own belong to `default`."""
     totals: dict[str, Part] = {}
     alternatives = dict[str, list[dict[str, Part]]]()  # of `core.branches.switch`: of these one is run
@@ -129,7 +139,7 @@ def _parts(computations: _Computations, name: str, default: str, contents: Conte
             is_rounds = default == "prefill" and scope.endswith(")/while")
             is_step = part == "draft" and not scope.endswith("branch/while")
             within = "rest" if is_rounds else "draft step" if is_step else part
-            inner = _parts(computations, _called(operation, "body")[0], within, contents)
+            inner = _parts(computations, _called(operation, "body")[0], within, contents, kernel_seconds)
             if "known_trip_count" not in operation.attributes:  # its condition is read before each iteration
                 _add(inner, {within: Part(kernels=1, host_reads=1)})
                 if not is_rounds:  # and at the end
@@ -139,14 +149,18 @@ def _parts(computations: _Computations, name: str, default: str, contents: Conte
                 continue
         elif operation.kind == "conditional":
             branches = _called(operation, "branch_computations|true_computation|false_computation")
-            inner = _most_expensive([_parts(computations, branch, part, contents) for branch in branches])
+            inner = _most_expensive(
+                [_parts(computations, branch, part, contents, kernel_seconds) for branch in branches]
+            )
             _add(inner, {part: Part(host_reads=1)})
         elif operation.kind == "call":
-            inner = _parts(computations, _called(operation, "to_apply")[0], part, contents)
+            inner = _parts(computations, _called(operation, "to_apply")[0], part, contents, kernel_seconds)
         else:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', operation.attributes)
             cycles, is_run = int(estimate[1]) if estimate else 0, operation.kind not in _NOT_RUN
-            inner = {part: Part(cycles, _bytes_read(operation, body, computations), int(is_run))}
+            bytes_read = _bytes_read(operation, body, computations)
+            seconds = float(kernel_seconds(bytes_read)) if kernel_seconds and is_run else 0.0
+            inner = {part: Part(cycles, bytes_read, int(is_run), kernel_seconds=seconds)}
             if default != "prefill" and is_run and _bytes(operation.shape) >= LARGE:
                 if _is_copy(operation, computations):
                     contents.copies[operation.name] = _bytes(operation.shape)

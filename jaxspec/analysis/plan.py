@@ -89,6 +89,7 @@ class Plan(NamedTuple):
     trees: tuple[Candidate, ...] = ()  # if they were asked for, some of each size and depth
     measured: Measured | None = None  # the measurements behind the costs, of a pair; None of numbers and sizes
     memory: PairMemory | None = None  # what sizes take on a machine of known memory; None without one
+    plain_seconds: float | None = None  # time of a step of plain decoding, of sizes: of GPUs an estimate, else a floor
 
     @property
     def best(self) -> Candidate:
@@ -311,7 +312,9 @@ def of_sizes(
     c_hat: float | None = None,
     at_once: bool = False,
 ) -> Plan:
-    """Plans for a machine of the table in `roofline`, by its memory, bandwidth and peak; real passes are slower.
+    """Plans for a machine of the table in `roofline`, by its memory, bandwidth and peak.
+
+    Times of GPUs are estimates, from kernels that were measured on an H100. Those of others are floors.
 
     Args:
         alpha: acceptance rate.
@@ -338,7 +341,8 @@ def of_sizes(
     # A recurrent drafter's passes cost more where drafts are longer, so each chain is priced by its own c.
     plans = [plan(alpha, float(its_c), v, c_hat=c_hat, batch=batch) for its_c in by_gamma]
     chains = tuple(its_plan.chains[gamma] for gamma, its_plan in enumerate(plans))
-    best = plans[plans[0]._replace(chains=chains).chain.gamma]._replace(chains=chains)
+    best = plans[plans[0]._replace(chains=chains).chain.gamma]
+    best = best._replace(chains=chains, plain_seconds=float(roofline.pass_time(chip, target_load, batch)))
     if chip.memory is None:
         return best
     target_bytes, draft_bytes = (

@@ -30,11 +30,15 @@ def random_model(shape: str, dtype: str, seed: int, compute: str | None = None) 
 
     The dtypes are those of `jaxspec.load`.
     """
-    config = config_of(shape)
+    return of_config(config_of(shape), dtype, seed, compute)._replace(name=f"random {shape}")
+
+
+def of_config(config: Any, dtype: str, seed: int, compute: str | None = None) -> Model:
+    """Makes a model of random weights of a configuration, as `random_model`."""
     dtype, computed = loading.dtype_names(dtype, compute)
     config = dataclasses.replace(config, dtype=computed)
     params = random_params(config, dtype, jax.random.key(seed))
-    return Model(net_of(config).language_model(config), params, config=config, name=f"random {shape}")
+    return Model(net_of(config).language_model(config), params, config=config)
 
 
 def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:

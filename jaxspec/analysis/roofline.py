@@ -7,6 +7,9 @@ as long as the slower of memory and arithmetic. So a verify pass is free while i
 arithmetic idle. Beyond that it costs up to gamma + 1 passes, and speculation loses. Real passes are slower than this,
 small ones by much.
 
+For GPUs two measured numbers are added, so that times are estimates and no floors: the share of its bandwidth that a
+product reaches, and the time of a small kernel. A pass of a small model is made of small kernels.
+
 Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline). Leviathan, Kalman, Matias, ICML 2023, arXiv
 2211.17192, section 3.4 (memory against arithmetic in speculative decoding).
 """
@@ -21,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from jaxspec.core.checks import one_of, suggest
 from jaxspec.nets import net_of
-from jaxspec.nets.network import Load
+from jaxspec.nets.network import BYTES, Load
 
 
 class Machine(NamedTuple):
@@ -34,6 +37,16 @@ class Machine(NamedTuple):
     float32: float | None
     memory: float | None = None  # its bytes; None where machines of one kind differ
     clock: float | None = None  # cycles/s of a TPU, which estimates of its compiler are in; None of others
+    reached: float = 1.0  # the share of the bandwidth that products reach
+    kernel: float = 0.0  # seconds that a kernel takes at least; 0 where kernels are not counted
+
+    def kernel_seconds(self, read: ArrayLike) -> Any:
+        """Computes the seconds of a kernel that reads so many bytes.
+
+        >>> [round(1e6 * float(machine("h100").kernel_seconds(read)), 1) for read in (1e3, 117.4e6)]
+        [1.7, 41.7]
+        """
+        return np.maximum(self.kernel, np.asarray(read, np.float64) / (self.reached * self.bandwidth))
 
     def peak(self, dtype: str) -> float:
         """Returns the operations per second in "bfloat16" or "float32".
@@ -47,15 +60,17 @@ class Machine(NamedTuple):
         return peak
 
 
+# Measured in traces of an H100: Llama 8B and 1B, T5-XXL and T5-small (docs/gpu.md). Other GPUs are taken to be alike.
+_MEASURED: dict[str, float] = {"reached": 0.84, "kernel": 1.7e-6}
 # Per chip, without structured sparsity. float32 is that of the general cores: TPUs have no such figure (they build a
 # float32 product of several bfloat16 ones).
 MACHINES = {
     # bfloat16 of the data sheets from Hopper on is with sparsity, and here half of it.
-    "b200": Machine(7.7e12, 2250e12, 75e12, 180e9),  # NVIDIA HGX B200 data sheet, an eighth of its board
-    "h200": Machine(4.8e12, 989e12, 67e12, 141e9),  # NVIDIA H200 data sheet, SXM
-    "h100": Machine(3.35e12, 989e12, 67e12, 80e9),  # NVIDIA H100 data sheet, SXM
-    "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9),  # NVIDIA A100 data sheet, 80 GB SXM
-    "l4": Machine(0.3e12, 121e12, 30.3e12, 24e9),  # NVIDIA L4 data sheet
+    "b200": Machine(7.7e12, 2250e12, 75e12, 180e9, **_MEASURED),  # NVIDIA HGX B200 data sheet, an eighth of its board
+    "h200": Machine(4.8e12, 989e12, 67e12, 141e9, **_MEASURED),  # NVIDIA H200 data sheet, SXM
+    "h100": Machine(3.35e12, 989e12, 67e12, 80e9, **_MEASURED),  # NVIDIA H100 data sheet, SXM
+    "a100": Machine(2.039e12, 312e12, 19.5e12, 80e9, **_MEASURED),  # NVIDIA A100 data sheet, 80 GB SXM
+    "l4": Machine(0.3e12, 121e12, 30.3e12, 24e9, **_MEASURED),  # NVIDIA L4 data sheet
     # Cloud TPU documentation, as the next three; the v4 is the paper's machine. Clocks are peaks over the operations
     # of a cycle: 2 per multiplier, of which a chip has 8 x 128 x 128 (v4, v5p), 4 x 128 x 128 (v5e) or 4 x 256 x 256
     # (v6e).
@@ -146,11 +161,21 @@ def pass_time(
     Example, 11 billion parameters on the paper's TPU v4: memory rules at 1 and 8 tokens, arithmetic at 512:
         >>> (1e3 * pass_time(machine("tpu-v4"), Load(11e9), tokens=[1, 8, 512])).round(1).tolist()
         [18.3, 18.3, 41.0]
+
+    On an H100 6.05 ms were measured for a plain step of Llama 3.1 8B, 1.18 for Llama 3.2 1B:
+        >>> loads = [load_of_size(size, "bfloat16") for size in ("llama-3.1-8b", "llama-3.2-1b")]
+        >>> [round(1e3 * float(pass_time(machine("h100"), load)), 2) for load in loads]
+        [6.0, 1.25]
     """
     batch, tokens = np.asarray(batch, np.float64), np.asarray(tokens, np.float64)
     if not (np.all(batch >= 1) and np.all(tokens >= 1)):
         raise ValueError(f"batch is {batch} and tokens is {tokens}: expected at least 1 of each")
-    memory = (load.bytes_read(batch * tokens) + batch * load.row_bytes(tokens, undone)) / machine.bandwidth
+    read = load.bytes_read(batch * tokens) + batch * load.row_bytes(tokens, undone)
+    small = load.small_kernels * machine.kernel
+    for numbers, count in load.matrices:  # a product with a small matrix takes as long as any small kernel
+        weights = numbers * BYTES[load.dtype]
+        small += count * (machine.kernel_seconds(weights) - weights / (machine.reached * machine.bandwidth))
+    memory = read / (machine.reached * machine.bandwidth) + small
     arithmetic = 2 * load.per_token * batch * tokens / machine.peak(load.dtype)
     return np.maximum(memory, arithmetic)
 

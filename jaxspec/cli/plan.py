@@ -69,7 +69,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
         jaxspec plan --target gemma-4-e4b --draft google/gemma-4-E4B-it-assistant --device tpu-v5e
     """
-    from jaxspec.analysis import environment, published
+    from jaxspec.analysis import environment, published, roofline
     from jaxspec.analysis import plan as planning
 
     alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
@@ -86,8 +86,11 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
             alpha = row.alpha
             note = f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: {row.source}, {row.url}"
         plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
-        heading = f"{target} with {inputs.draft or draft} on {inputs.device}, by memory, bandwidth and peak; "
-        heading += "real passes are slower"
+        basis = "by memory, bandwidth and peak; real passes are slower"
+        if roofline.machine(inputs.device).kernel:
+            basis = "estimates from bytes and kernels, as measured on an H100"
+        heading = f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}"
+        note = "\n".join([*filter(None, [note]), *map(_times, plans)])
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
@@ -123,6 +126,15 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
     options.refuse(options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode)
     if inputs.v < 0:
         raise ValueError(f"--v is {inputs.v:g}: expected 0 or more")
+
+
+def _times(plan: Plan) -> str:
+    """Says in milliseconds what a plan for a device rests on."""
+    assert plan.plain_seconds is not None
+    plain, draft, verify = (1e3 * plan.plain_seconds * passes for passes in (1, plan.c, plan.v))
+    drafts = f"; with γ = {plan.chain.gamma} a draft token takes {draft:.2f} ms, the verify pass {verify:.2f}"
+    speed = plan.batch / plan.plain_seconds
+    return f"Batch {plan.batch}: a plain step takes {plain:.2f} ms ({speed:.0f} tokens/s){drafts}."
 
 
 def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult]) -> None:

@@ -323,5 +323,5 @@ def network(
 ) -> Network:
     """Makes the record of an encoder-decoder whose layers are alike; `options` are other fields of `Network`."""
     axes = lambda c: Axes({"heads": c.heads, "kv_heads": c.heads, "ff": c.ff_dim, "vocab": c.vocab_size})  # noqa: E731
-    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=share, trimmed=trimmed)
+    shared: dict[str, Any] = dict(pieces=_pieces, cache=cache, axes=axes, share=share, trimmed=trimmed, small_kernels=9)
     return Network(name, config, init, language_model, net, stacks, **shared | options)

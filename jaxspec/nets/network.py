@@ -6,6 +6,7 @@ A file of `jaxspec.nets` ends in its record, `NETWORK`; the table of all is `jax
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from jaxspec.core import Cache, LanguageModel, Params, Room, kv_cache
 from jaxspec.sharding import Axes
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
+KERNELS_AROUND_LAYERS = 10  # of a GPU's pass: the embedding, the last norm, the choice of a token
 
 
 class Load(NamedTuple):
@@ -32,6 +34,8 @@ class Load(NamedTuple):
         dtype: the weights' and the arithmetic's.
         experts: (share, numbers) of weights of which each token is multiplied with a share: 1/16 where 8 experts of
             128 are used.
+        matrices: (numbers, count) of the matrices that make up `parameters`; empty where they are not known.
+        small_kernels: kernels of a pass on a GPU besides the products (norms, rotation, attention, ...).
 
     >>> Load(11e9).weight_bytes
     22000000000.0
@@ -42,6 +46,8 @@ class Load(NamedTuple):
     dtype: str = "bfloat16"
     experts: tuple[tuple[float, float], ...] = ()
     state_bytes: float = 0.0
+    matrices: tuple[tuple[int, int], ...] = ()
+    small_kernels: int = 0
 
     @property
     def numbers(self) -> float:
@@ -125,6 +131,7 @@ class Network(NamedTuple):
         trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the names of
             the head's parameters, "head" or "embedding". None: it has no head.
         source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no text; else None.
+        small_kernels: kernels of a layer on a GPU besides its products, as XLA compiles it for an H100.
         forms: (family, short form of the configuration) for each family; none: the configuration is short itself.
     """
 
@@ -143,6 +150,7 @@ class Network(NamedTuple):
     logits_cap: Callable[[Any], float | None] = lambda config: None
     trimmed: Callable[[Any, int], tuple[Any, tuple[str, ...]]] | None = None
     source: Callable[[Any, int], Any] = lambda config, rows: None
+    small_kernels: int = 12
     forms: tuple[tuple[str, Form], ...] = ()
 
     def depth(self, config: Any) -> int:
@@ -187,12 +195,19 @@ class Network(NamedTuple):
             row: tokens in the cache.
             prompt: tokens that an encoder has read.
         """
-        shares = {share for piece, _ in self.pieces(config) for share in _numbers(self, piece)} - {0.0}
-        numbers = {share: self.total(config, lambda x, s=share: _numbers(self, x).get(s, 0)) for share in shares}
+        matrices, numbers = collections.Counter[tuple[float, int]](), collections.Counter[float]()
+        for piece, times in self.pieces(config):
+            for matrix, count in _matrices(self, piece).items():
+                matrices[matrix] += times * count
+        for (share, size), count in matrices.items():
+            numbers[share] += size * count
+        dense = sorted((size, count) for (share, size), count in matrices.items() if share == 1 and count)
+        kernels = self.depth(config) * self.small_kernels + KERNELS_AROUND_LAYERS
         cache = self.cache_bytes(config, row, prompt, dtypes=jnp.floating)
         states = kv_cache.states(jax.eval_shape(lambda: self.cache(config, 1, Room(1, rewind=0), 1)))
         state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
-        return Load(numbers.pop(1.0, 0), cache, config.dtype, tuple(sorted(numbers.items())), state_bytes)
+        experts = tuple(sorted((share, count) for share, count in numbers.items() if share not in (0, 1)))
+        return Load(numbers[1.0], cache, config.dtype, experts, state_bytes, tuple(dense), kernels)
 
 
 @functools.lru_cache(maxsize=256)
@@ -200,12 +215,11 @@ def _shapes(network: Network, config: Any) -> Params:
     return jax.eval_shape(lambda: network.init(config, jax.random.key(0)))
 
 
-def _numbers(network: Network, config: Any) -> dict[float, int]:
-    """Counts the numbers of a network's matrices, by the share of them that a token is multiplied with."""
-    numbers: dict[float, int] = {}
+def _matrices(network: Network, config: Any) -> collections.Counter[tuple[float, int]]:
+    """Counts a network's matrices, by the share of them that a token is multiplied with and by their size."""
+    matrices = collections.Counter[tuple[float, int]]()
     for path, x in jax.tree_util.tree_leaves_with_path(network.shapes(config)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if len(x.shape) > 1 and not name.endswith("bias"):  # biases of experts are a stack, too
-            share = float(network.share(config, name))
-            numbers[share] = numbers.get(share, 0) + math.prod(x.shape)
-    return numbers
+            matrices[float(network.share(config, name)), math.prod(x.shape)] += 1
+    return matrices

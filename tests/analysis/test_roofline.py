@@ -10,6 +10,7 @@ from jaxspec.analysis.roofline import (
     Machine,
     draft_cost,
     load_of,
+    load_of_size,
     machine,
     pass_time,
     spare_tokens,
@@ -84,3 +85,22 @@ def test_all_machines_are_memory_bound_at_one_token():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("size", "measured"),
+    [("llama-3.1-8b", 6.05), ("llama-3.2-1b", 1.18), ("t5-v1_1-xxl", 4.68), ("t5-v1_1-small", 0.26)],
+)
+def test_estimates_of_an_h100_are_within_a_tenth_of_what_was_measured(size, measured):
+    """Milliseconds of a pass over one token, from the kernel traces behind docs/gpu.md."""
+    assert 1e3 * float(pass_time(machine("h100"), load_of_size(size, "bfloat16", 128))) == pytest.approx(
+        measured, rel=0.1
+    )
+
+
+def test_small_products_take_as_long_as_any_kernel():
+    """A network's matrices, by hand: 100 of 50 numbers, which would stream in half a second each."""
+    toy = TOY._replace(kernel=1.0)
+    load = Load(5000, matrices=((50, 100),), small_kernels=7)
+    assert float(pass_time(toy, load)) == 100 + 7
+    assert float(pass_time(toy, load._replace(matrices=((500, 10),)))) == 5000 * 2 / 100 + 7

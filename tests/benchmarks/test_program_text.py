@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.estimates import program_text
 from benchmarks.estimates.program_text import Part, read
+from jaxspec.analysis import roofline
 from jaxspec.analysis.aot import collectives
 
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
@@ -223,3 +224,7 @@ ENTRY %main.1 (weights.1: s8[{many}]) -> bf16[8] {{
     assert found.parts["target"]._replace(bytes_read=0) == Part(kernels=3), "a product without a scope, too"
     assert found.parts["draft step"]._replace(bytes_read=0) == Part(kernels=1), "of a length that is known"
     assert found.parts["rest"] == Part(kernels=1, host_reads=1), "the host reads whether there is another round"
+    machine = roofline.machine("h100")
+    assert read(text, machine).parts["target"].kernel_seconds == pytest.approx(3 * machine.kernel), "small ones"
+    large = read(text, machine._replace(kernel=1e-12)).parts["target"]
+    assert large.kernel_seconds == pytest.approx(large.bytes_read / (0.84 * machine.bandwidth), rel=1e-3)

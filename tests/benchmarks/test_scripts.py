@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -25,6 +26,7 @@ from benchmarks import (
     model_card,
     options,
     overlap,
+    pairs,
     paper,
     peer,
     profile,
@@ -33,9 +35,10 @@ from benchmarks import (
     rule_costs,
     synthetic,
 )
-from jaxspec import nets
+from jaxspec import Model, nets
 from jaxspec.analysis import bench, environment, random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Spread
+from jaxspec.draft_heads import eagle
 from jaxspec.nets import decoder
 from jaxspec.rules import catalogue
 from jaxspec.testing import table_model, word_tokenizer
@@ -392,6 +395,23 @@ def test_an_accelerator_is_measured_at_a_given_acceptance_rate(tmp_path, capsys,
     # Every draft token is accepted: three tokens a round, along the first child of each node.
     assert lines["chain"]["tokens_per_round"] == lines["tree"]["tokens_per_round"] == 3.0
     assert "gpt-6m + gpt-6m, float32, batch 1: plain" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_published_heads_are_measured_on_an_accelerator(monkeypatch):
+    """A small head in place of one of docs/pairs.md; the rule accepts nothing, so each round gives a token."""
+    shape = decoder.decoder_config(64, dim=16, ff_dim=16, layers=3, heads=2, kv_heads=1, head_dim=8, max_positions=64)
+    config = eagle.EagleConfig(nets.replace(shape, layers=1), 16, taps=(0, 1, 2))
+    pair = pairs.Pair("", "a target", "a/head", "EAGLE-3", 2)
+    monkeypatch.setattr(pairs, "heads", lambda: {"a/head": pair})
+    monkeypatch.setattr(pairs, "model", lambda name: Model(decoder.language_model(shape), {}, config=shape))
+    monkeypatch.setattr(pairs, "describe", lambda pair, target: SimpleNamespace(config=config))
+    monkeypatch.setattr(accelerator, "HEADS", ("a/head",))
+    monkeypatch.setattr(accelerator, "DYNAMIC_TREE", {"nodes": 4, "depth": 2, "width": 2})
+    settings, lines = SimpleNamespace(new_tokens=5, prompt=8, repeats=1), {}
+    accelerator.measured_heads(settings, "a/head", lambda name, **figures: lines.update({name: figures}), lambda: True)
+    assert set(lines) == {"plain", "head", "dynamic tree"} and lines["head"]["gamma"] == 2
+    assert lines["head"]["plain_steps"] == pytest.approx(lines["head"]["round_ms"] / lines["plain"]["plain_ms"])
 
 
 @pytest.mark.slow
