@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from jaxspec.core.checks import one_of, suggest
 from jaxspec.nets import net_of
-from jaxspec.nets.network import BYTES, Load
+from jaxspec.nets.network import BYTES, KERNELS_AROUND_LAYERS, KERNELS_OF_LAYER, Load
 
 
 class Machine(NamedTuple):
@@ -119,7 +119,8 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     """Computes the load of a decoding pass from a size: a published shape, or a number of parameters, without a cache.
 
     Args:
-        size: a name of `jaxspec models`, or parameters that decode, as "11B" or "77M".
+        size: a name of `jaxspec models`, or parameters that decode, as "11B" or "77M"; "76M:4" tells their layers, too,
+            whose kernels take time on a GPU.
         dtype: "bfloat16" or "float32": arithmetic, whose peak counts, is never int8.
         row_tokens: with a shape, tokens in the cache: of the row, and of a prompt that an encoder has read.
 
@@ -130,14 +131,17 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     shapes = published_shapes()
     if size in shapes:
         return load_of(dataclasses.replace(shapes[size], dtype=dtype), row=row_tokens, prompt=row_tokens)
-    unit = UNITS.get(size[-1:].upper())
+    number, has_layers, layers = size.partition(":")
+    unit = UNITS.get(number[-1:].upper())
     try:
-        parameters = float(size[:-1]) * unit if unit else float(size)
+        parameters, depth = float(number[:-1]) * unit if unit else float(number), int(layers or 0)
     except ValueError:
-        parameters = 0.0
-    if not 0 < parameters < float("inf"):
-        raise ValueError(f"size is {size!r}: expected parameters, such as 11B or 77M, or one of {', '.join(shapes)}")
-    return Load(parameters, dtype=dtype)
+        parameters = depth = 0
+    if not 0 < parameters < float("inf") or depth < 0:
+        expected = f"parameters, such as 11B, or with layers 76M:4, or one of {', '.join(shapes)}"
+        raise ValueError(f"size is {size!r}: expected {expected}")
+    kernels = depth * KERNELS_OF_LAYER + KERNELS_AROUND_LAYERS if has_layers else 0
+    return Load(parameters, dtype=dtype, small_kernels=kernels)
 
 
 def published_shapes() -> dict[str, Any]:

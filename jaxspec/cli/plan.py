@@ -31,7 +31,7 @@ READ = {  # options, by the kind of plan
 class Inputs(NamedTuple):
     """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on another machine."""
 
-    target: Annotated[str, text("MODEL", "The target; with --device a size (11B) or shape.")] = TARGET
+    target: Annotated[str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers) or shape.")] = TARGET
     draft: Annotated[str, text("MODEL", "The drafter, likewise.", "--draft", "-d")] = ""
     gamma: Annotated[int, number("The largest γ to consider.", "--gamma", "-g")] = 16
     temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0

@@ -20,7 +20,8 @@ from jaxspec.core import Cache, LanguageModel, Params, Room, kv_cache
 from jaxspec.sharding import Axes
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
-KERNELS_AROUND_LAYERS = 10  # of a GPU's pass: the embedding, the last norm, the choice of a token
+# Kernels on a GPU besides products, as XLA compiles for an H100: of a decoder's layer; of all else in a pass.
+KERNELS_OF_LAYER, KERNELS_AROUND_LAYERS = 12, 10
 
 
 class Load(NamedTuple):
@@ -131,7 +132,7 @@ class Network(NamedTuple):
         trimmed: (configuration, tokens) -> the configuration with a head for so many tokens, and the names of
             the head's parameters, "head" or "embedding". None: it has no head.
         source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no text; else None.
-        small_kernels: kernels of a layer on a GPU besides its products, as XLA compiles it for an H100.
+        small_kernels: kernels of a layer on a GPU besides its products.
         forms: (family, short form of the configuration) for each family; none: the configuration is short itself.
     """
 
@@ -150,7 +151,7 @@ class Network(NamedTuple):
     logits_cap: Callable[[Any], float | None] = lambda config: None
     trimmed: Callable[[Any, int], tuple[Any, tuple[str, ...]]] | None = None
     source: Callable[[Any, int], Any] = lambda config, rows: None
-    small_kernels: int = 12
+    small_kernels: int = KERNELS_OF_LAYER
     forms: tuple[tuple[str, Form], ...] = ()
 
     def depth(self, config: Any) -> int:
