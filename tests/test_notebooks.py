@@ -113,9 +113,9 @@ SMALLER = {
     "device_count=8": "device_count=2",
     "debian-t5-large": "debian-t5-base",
     "debian-t5-draft": "debian-t5-small",
-    'num_hidden_layers": 10': 'num_hidden_layers": 6',
-    '["sliding_attention"] * 4': '["sliding_attention"] * 2',
-    'num_kv_shared_layers": 5': 'num_kv_shared_layers": 3',
+    'num_hidden_layers": 10': 'num_hidden_layers": 4',
+    '["sliding_attention"] * 4': '["sliding_attention"] * 1',
+    'num_kv_shared_layers": 5': 'num_kv_shared_layers": 2',
 }
 
 

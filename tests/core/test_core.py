@@ -93,11 +93,16 @@ def test_write_ends_exactly_at_capacity(batch):
 @pytest.mark.slow
 def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
     chain = jnp.broadcast_to(jnp.array([-1, 0, 1]), (2, 3))
+
+    @jax.jit
+    def of_pass(length, parent=None):
+        return kv.mask(length, 3, 6, parent), kv.positions(length, 3, parent), kv.key_positions(length, 3, 6, parent)
+
     length = jnp.array([0, 2])
-    assert (kv.mask(length, 3, 6, chain) == kv.mask(length, 3, 6)).all()
-    assert (kv.positions(length, 3, chain) == kv.positions(length, 3)).all()
-    read = np.asarray(kv.mask(length, 3, 6)).any(axis=1)
-    assert (kv.key_positions(length, 3, 6, chain) == kv.key_positions(length, 3, 6))[read].all()
+    mask, positions, key_positions = jax.device_get(of_pass(length))
+    of_tree = jax.device_get(of_pass(length, chain))
+    assert (of_tree[0] == mask).all() and (of_tree[1] == positions).all()
+    assert (of_tree[2] == key_positions)[mask.any(axis=1)].all()
 
 
 def numbered(lengths, capacity=7):
@@ -154,18 +159,23 @@ def random_parents(rows, nodes, seed=0):
     return np.stack([[random.integers(-1, max(node, 1)) if node else -1 for node in range(nodes)] for _ in range(rows)])
 
 
+@jax.jit
+def ancestors_and_depths(parent):
+    return tree.ancestors(parent), tree.depth(parent)
+
+
 @pytest.mark.parametrize("nodes", marked([1, 2, 5, 8, 9, 17], slow={2, 5, 8, 9, 17}))
 def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(nodes):
     parent = random_parents(20, nodes)
     expected = np.stack([ancestors_by_walking(row) for row in parent])
-    assert (tree.ancestors(jnp.asarray(parent)) == expected).all()
-    assert (tree.depth(jnp.asarray(parent)) == expected.sum(-1) - 1).all()
+    ancestors, depth = jax.device_get(ancestors_and_depths(parent))
+    assert (ancestors == expected).all() and (depth == expected.sum(-1) - 1).all()
 
 
 @pytest.mark.slow
 def test_a_branch_that_is_cut_off_takes_its_descendants_with_it():
     parent = jnp.array([[0, 1, 2, 0, 4], [0, -1, 2, 3, 0]])
-    assert tree.in_tree(parent).tolist() == [[True] * 5, [True, False, False, False, True]]
+    assert jax.jit(tree.in_tree)(parent).tolist() == [[True] * 5, [True, False, False, False, True]]
 
 
 @pytest.mark.slow
@@ -173,14 +183,14 @@ def test_a_path_ends_where_no_child_is_chosen():
     """A chosen node counts only if its whole path is chosen."""
     parent = jnp.array([[0, 0, 1, 2, 4]] * 4)
     chosen = jnp.array([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1]], bool)
-    count, path = tree.path_of(parent, chosen)
+    count, path = jax.jit(tree.path_of)(parent, chosen)
     assert [row[:n] for row, n in zip(path.tolist(), count.tolist(), strict=True)] == [[0, 2], [1], [1, 3, 4], []]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_last_nodes_of_a_path_are_those_of_a_walk(count):
     parent = random_parents(10, 7, seed=1)
-    last_nodes = np.asarray(tree.last_on_path(jnp.asarray(parent), count))
+    last_nodes = np.asarray(jax.jit(tree.last_on_path, static_argnums=1)(parent, count))
     for row, nodes_of_row in zip(parent, last_nodes, strict=True):
         for node in range(7):
             walk, at = [], node
@@ -243,13 +253,14 @@ def test_rows_of_a_state_are_taken_and_put_back_leaf_by_leaf():
     """Whatever is in it, nested tuples, keys and None included."""
     keys = jax.random.split(jax.random.key(0), 4)
     state = Caches({"k": jnp.arange(8).reshape(4, 2), "none": None}, (keys, jnp.arange(4.0)))
-    two_rows = token_rows.take_rows(state, jnp.array([3, 1]))
+    take_rows, put_rows = jax.jit(token_rows.take_rows), jax.jit(token_rows.put_rows)
+    two_rows = take_rows(state, np.array([3, 1]))
     assert two_rows.target["k"].tolist() == [[6, 7], [2, 3]] and two_rows.target["none"] is None
     assert (jax.random.key_data(two_rows.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]).all()
-    moved = token_rows.put_rows(state, jnp.array([0, 2]), two_rows)
+    moved = put_rows(state, np.array([0, 2]), two_rows)
     assert moved.target["k"].tolist() == [[6, 7], [2, 3], [2, 3], [6, 7]]
     assert moved.draft[1].tolist() == [3, 1, 1, 3]
-    again = token_rows.put_rows(moved, jnp.array([0, 2]), token_rows.take_rows(state, jnp.array([0, 2])))
+    again = put_rows(moved, np.array([0, 2]), take_rows(state, np.array([0, 2])))
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), again, state))
 
 
@@ -263,6 +274,7 @@ def test_pad_names_the_empty_prompt():
 # --- samplers ---------------------------------------------------------------------------------------------------------
 
 LOGITS = jax.random.normal(jax.random.key(3), (3, 2, 9)) * 2
+TRUNCATED = jax.jit(sampling.at_temperature(top_k=9, top_p=True))
 
 
 def sampling_params(temperature, top_k=9, top_p=1.0, batch=3):
@@ -292,23 +304,23 @@ def reference(logits, temperature, top_k, top_p):
 @pytest.mark.parametrize("top_k", [1, 3, 9])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
 def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
-    distribution = sampling.at_temperature(top_k=9, top_p=True)(sampling_params(temperature, top_k, top_p), LOGITS)
+    logits = np.asarray(LOGITS)
+    probs = np.exp(TRUNCATED(sampling_params(temperature, top_k, top_p), LOGITS).log_probs)
     for b in range(3):
         for t in range(2):
-            expected = reference(LOGITS[b, t], temperature, top_k, top_p)
-            np.testing.assert_allclose(jnp.exp(distribution.log_probs[b, t]), expected, atol=1e-6)
+            np.testing.assert_allclose(probs[b, t], reference(logits[b, t], temperature, top_k, top_p), atol=1e-6)
 
 
 def test_processors_that_are_off_change_nothing():
-    plain = sampling.at_temperature()(sampling_params(0.7), LOGITS).log_probs
-    on = sampling.at_temperature(top_k=9, top_p=True)(sampling_params(0.7), LOGITS).log_probs
+    plain = jax.jit(sampling.at_temperature())(sampling_params(0.7), LOGITS).log_probs
+    on = TRUNCATED(sampling_params(0.7), LOGITS).log_probs
     np.testing.assert_allclose(plain, on, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
     logits = jnp.array([[[1.0, 5.0, 5.0, 2.0]]])
-    distribution = sampling.at_temperature()(sampling_params(0.0, 4, batch=1), logits)
+    distribution = jax.jit(sampling.at_temperature())(sampling_params(0.0, 4, batch=1), logits)
     assert jnp.exp(distribution.log_probs).tolist() == [[[0, 1, 0, 0]]]
     assert sampling.greedy()(None, logits).tokens.tolist() == [[1]]
 
@@ -316,18 +328,16 @@ def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
 @pytest.mark.slow
 def test_rows_have_their_own_sampling_params():
     mixed = sampling.SamplingParams(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
-    distribution = sampling.at_temperature(top_k=9, top_p=True)(mixed, LOGITS)
+    distribution = TRUNCATED(mixed, LOGITS)
     for b, (temperature, top_k, top_p) in enumerate(zip(*mixed[:3], strict=True)):
-        alone = sampling.at_temperature(top_k=9, top_p=True)(
-            sampling_params(temperature, top_k, top_p, 1), LOGITS[b : b + 1]
-        )
+        alone = TRUNCATED(sampling_params(temperature, top_k, top_p, 1), np.asarray(LOGITS)[b : b + 1])
         np.testing.assert_allclose(distribution.log_probs[b], alone.log_probs[0], atol=1e-6)
 
 
 @pytest.mark.slow
 def test_minus_infinity_and_bfloat16_logits():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]]], jnp.bfloat16)
-    distribution = sampling.at_temperature(top_k=2, top_p=True)(sampling_params(1.0, 2, 0.99, 1), logits)
+    distribution = jax.jit(sampling.at_temperature(top_k=2, top_p=True))(sampling_params(1.0, 2, 0.99, 1), logits)
     assert distribution.log_probs.dtype == jnp.float32
     assert jnp.exp(distribution.log_probs)[0, 0, 1] == 0
     assert jnp.isfinite(jnp.exp(distribution.log_probs)).all()
