@@ -5,26 +5,26 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.core import BoundDrafter, chunks
 from jaxspec.decode import loop
 from jaxspec.decode.generate import complete, pieces
 from jaxspec.decode.request import prepare
-from tests.decode.test_prefix import NETWORK, NETWORKS
-from tests.draft_heads.test_drafters import drafter_of, target_of
+from tests.decode.test_prefix import pair_of
+from tests.draft_heads.test_drafters import target_of
 from tests.drafters.cases import CASES, TARGET
 from tests.marks import marked
 
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, 3, size).tolist() for size in (5, 61, 23)]
 OPTIONS = dict(gamma=2, max_new_tokens=9, temperature=[0.0, 1.0, 0.8], key=jax.random.key(5), log_probs=True)
-DRAFTERS = {"none": None, "a look-up": CASES["prompt_lookup"].drafter}
-DRAFTERS |= {name: NETWORKS[name] for name in ("a model", "a cascade", "a tree")}
-HEADS = ("eagle 3", "dflash", "kangaroo")
-DRAFTERS |= {name: drafter_of(name, "decoder") for name in HEADS}
+NAMES = ("none", "a look-up", "a model", "a cascade", "a tree", "eagle 3", "dflash", "kangaroo")
 
 
-def target_for(name):
-    return target_of("decoder") if name in HEADS else NETWORK
+def prepared_for(name, prompts):
+    """The generation of a drafter of `NAMES`."""
+    target, drafter = pair_of("none" if name == "a look-up" else name)
+    return prepare(target, prompts, drafter=drafters.prompt_lookup(2) if name == "a look-up" else drafter, **OPTIONS)
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def same(left, right):
 
 
 @pytest.mark.usefixtures("short_chunks")
-@pytest.mark.parametrize("name", marked(DRAFTERS, slow={*DRAFTERS} - {"a look-up", "a model"}, exhaustive=("dflash",)))
+@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {"a look-up", "a model"}, exhaustive=("dflash",)))
 def test_texts_are_those_of_prompts_that_are_read_at_once(name):
     """Ragged rows, some of which end in the first chunk; the prompts are still there afterwards."""
-    prepared = prepare(target_for(name), PROMPTS, drafter=DRAFTERS[name], **OPTIONS)
+    prepared = prepared_for(name, PROMPTS)
     assert loop.goes_in_chunks(prepared)
     seen = []
     in_chunks = complete(prepared, begin=lambda p: loop.begin_in_chunks(p, seen.append))
@@ -56,7 +56,7 @@ def test_texts_are_those_of_prompts_that_are_read_at_once(name):
 def test_the_last_chunk_ends_with_the_buffer(name, size):
     """Prompts that nearly fill their bucket of 64: a fifth chunk from where the fourth ended would pass the end."""
     prompts = [PROMPTS[0], RANDOM.integers(0, 3, size).tolist(), RANDOM.integers(0, 3, size - 1).tolist()]
-    prepared = prepare(target_for(name), prompts, drafter=DRAFTERS[name], **OPTIONS)
+    prepared = prepared_for(name, prompts)
     assert prepared.prompt.tokens.shape[1] == 64
     in_chunks = complete(prepared, begin=lambda p: loop.begin_in_chunks(p, lambda read: None))
     same(in_chunks, complete(prepared, begin=loop.begin))
@@ -65,7 +65,7 @@ def test_the_last_chunk_ends_with_the_buffer(name, size):
 @pytest.mark.usefixtures("short_chunks")
 def test_they_follow_a_prefix_and_are_streamed():
     """And the texts are those of one program."""
-    target, drafter = NETWORK, DRAFTERS["a model"]
+    target, drafter = pair_of("a model")
     prefix, seen = jaxspec.prefix(target, PROMPTS[2], drafter=drafter), []
     options = OPTIONS | dict(drafter=drafter, prefix=prefix, temperature=1.0)
     prepared = prepare(target, PROMPTS[1], **options)

@@ -1,6 +1,7 @@
 """A prefix that is read once: text and counts are those of the whole prompts, for every drafter."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -23,20 +24,42 @@ SHARED = [1, 0, 2, 2, 1]
 ROWS = [[0], [2, 1, 1, 0, 2, 1, 0], [1, 1]]  # ragged, one of a single token
 SOME = ("a model", "prompt_lookup", "token_recycling")
 SOME_HEADS = ("eagle 3", "dflash", "kangaroo", "medusa")
-# Networks, in which everything depends on all that was read before; tables look at two tokens.
-DEEP, FLAT = nets.replace(LLAMA, layers=2), nets.replace(LLAMA, layers=1)
-NETWORK, SMALL, SMALLER = (
-    Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), seed, 0.6), None, config)
-    for seed, config in ((1, DEEP), (7, FLAT), (8, FLAT))
-)
+
+
+@functools.cache
+def networks():
+    """Return a target and two drafters, in which everything depends on all that was read before.
+
+    Tables look at two tokens.
+    """
+    configs = [(seed, nets.replace(LLAMA, layers=layers)) for seed, layers in ((1, 2), (7, 1), (8, 1))]
+    return [
+        Model(decoder.language_model(config), noisy(decoder.init(config, jax.random.key(0)), seed, 0.6), None, config)
+        for seed, config in configs
+    ]
+
+
 NETWORKS = {
-    "a model": drafters.model(SMALL),
-    "a tree": drafters.tree(SMALL, (2, 1)),
-    "a dynamic tree": drafters.dynamic_tree(SMALL, nodes=4, depth=3, width=2),
-    "a cascade": drafters.cascade(SMALL, drafters.cascade(SMALLER, drafters.prompt_lookup(), gamma=1), gamma=2),
-    "a fallback": drafters.fallback(drafters.prompt_lookup(2, 2), SMALL),
-    "a model that spells tokens": drafters.model(map_vocabulary(SMALL, [2, 0, 1], 3, [[1], [0, 1], [0]], first=(1,))),
+    "a model": lambda small, _: drafters.model(small),
+    "a tree": lambda small, _: drafters.tree(small, (2, 1)),
+    "a dynamic tree": lambda small, _: drafters.dynamic_tree(small, nodes=4, depth=3, width=2),
+    "a cascade": lambda small, smaller: drafters.cascade(
+        small, drafters.cascade(smaller, drafters.prompt_lookup(), gamma=1), gamma=2
+    ),
+    "a fallback": lambda small, _: drafters.fallback(drafters.prompt_lookup(2, 2), small),
+    "a model that spells tokens": lambda small, _: drafters.model(
+        map_vocabulary(small, [2, 0, 1], 3, [[1], [0, 1], [0]], first=(1,))
+    ),
 }
+
+
+@functools.cache
+def pair_of(name):
+    """Return a target and a drafter: a network, none, or a head on the target's hidden states."""
+    if name not in (*NETWORKS, "none"):
+        return target_of("decoder"), drafter_of(name, "decoder")
+    target, *drafting = networks()
+    return target, None if name == "none" else NETWORKS[name](*drafting)
 
 
 def both(target, drafter, shared=SHARED, rows=ROWS, **options):
@@ -70,28 +93,22 @@ def test_text_and_counts_are_those_of_whole_prompts(name):
 
 @pytest.mark.parametrize("name", marked(NETWORKS, slow={*NETWORKS} - {"a model", "a cascade"}))
 def test_so_they_are_with_networks_that_draft(name):
-    both(NETWORK, NETWORKS[name])
+    both(*pair_of(name))
 
 
 # EAGLE-1 has two tests below, and Hydra goes on as Medusa does.
 ALIKE_HEADS = {"eagle 1", "hydra", *SELDOM, *TRIMMED, "eagle 3, windows", "dspark"} - {*SOME_HEADS, "assistant"}
 
 
-def heads(name):
-    """A target and a drafter on its hidden states."""
-    return target_of("decoder"), drafter_of(name, "decoder")
-
-
 @pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SOME_HEADS}, exhaustive=ALIKE_HEADS))
 def test_so_they_are_with_drafters_on_hidden_states(name):
-    both(*heads(name))
+    both(*pair_of(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a tree", "eagle 1"])
 def test_so_they_are_with_the_coupled_rule(name):
-    target, drafter = (NETWORK, NETWORKS[name]) if name in NETWORKS else heads(name)
-    both(target, drafter, rule=rules.coupled())
+    both(*pair_of(name), rule=rules.coupled())
 
 
 @pytest.mark.slow
@@ -101,15 +118,15 @@ def test_so_they_are_with_another_network(name, drafter):
     both(target_of(name), drafter and drafter_of(drafter, name))
 
 
-@pytest.mark.parametrize("drafter", [None, pytest.param(SMALL, marks=pytest.mark.slow)])
-def test_a_prefix_of_one_token_and_samples_that_share_it(drafter):
+@pytest.mark.parametrize("name", marked(["none", "a model"], slow={"a model"}))
+def test_a_prefix_of_one_token_and_samples_that_share_it(name):
     """Nothing of it is kept but its id; plain decoding, too."""
-    both(NETWORK, drafter, shared=[2], rows=[[0]], temperature=1.0, num_samples=3)
+    both(*pair_of(name), shared=[2], rows=[[0]], temperature=1.0, num_samples=3)
 
 
 def test_a_prefix_whose_cache_is_larger_than_is_needed():
     """One token more than a bucket, and little to follow; as users call it, in whole programs."""
-    target, drafter = NETWORK, NETWORKS["a model"]
+    target, drafter = pair_of("a model")
     shared, rows = np.random.default_rng(1).integers(0, 3, 129).tolist(), [[0], [2, 1]]
     prefix = jaxspec.prefix(target, shared, drafter=drafter)
     prepared = prepare(target, rows, prefix=prefix, drafter=drafter, max_new_tokens=4)
@@ -127,7 +144,7 @@ def test_a_prefix_whose_cache_is_larger_than_is_needed():
 def test_long_prompts_are_read_on_in_chunks(name, monkeypatch):
     """Prefix and what follows it are of several chunks; some row ends in the first of these."""
     monkeypatch.setattr(chunks, "LONGEST", 16)
-    target, drafter = (NETWORK, NETWORKS[name]) if name in NETWORKS else heads(name)
+    target, drafter = pair_of(name)
     random = np.random.default_rng(0)
     rows = [random.integers(0, 3, size).tolist() for size in (5, 40, 23)]
     both(target, drafter, shared=random.integers(0, 3, 37).tolist(), rows=rows, max_new_tokens=9)
@@ -135,7 +152,7 @@ def test_long_prompts_are_read_on_in_chunks(name, monkeypatch):
 
 def test_the_caches_are_read():
     """With those of another prefix texts are others, so the comparisons above compare something."""
-    target, rows = NETWORK, dict(prompts=ROWS, max_new_tokens=14)
+    target, rows = networks()[0], dict(prompts=ROWS, max_new_tokens=14)
     prefix, other = (jaxspec.prefix(target, ids) for ids in (SHARED, [2, 2, 0, 2, 1]))
     wrong = dataclasses.replace(prefix, caches=other.caches)
     texts = [jaxspec.generate(target, prefix=p, **rows).tokens.tolist() for p in (prefix, wrong)]
@@ -150,9 +167,9 @@ def test_the_distribution_after_a_prefix_is_the_targets():
 
 def test_a_prepared_generation_keeps_it():
     """Replaced options, plain decoding, and a program of one's own."""
-    target = NETWORK
-    prefix = jaxspec.prefix(target, SHARED, drafter=SMALL)
-    prepared = prepare(target, ROWS, prefix=prefix, drafter=SMALL, gamma=2, max_new_tokens=9)
+    target, drafter = pair_of("a model")
+    prefix = jaxspec.prefix(target, SHARED, drafter=drafter)
+    prepared = prepare(target, ROWS, prefix=prefix, drafter=drafter, gamma=2, max_new_tokens=9)
     assert prepared.before is not None and prepared.plain().before is not None
     out = jax.jit(lambda: jaxspec.rollout(prepared).tokens)()
     plain = jaxspec.generate(target, [SHARED + row for row in ROWS], max_new_tokens=9)
@@ -233,7 +250,7 @@ def careless_init(start):
 
 
 def test_what_does_not_fit_a_prefix_is_refused():
-    target, other = NETWORK._replace(name="decoder"), table_model(jax.random.key(9), 3)
+    target, other = networks()[0]._replace(name="decoder"), table_model(jax.random.key(9), 3)
     prefix = jaxspec.prefix(TARGET, SHARED, drafter=MODEL)
     for bad, match in (
         (dict(target=target), "read by the target table-3, and the target is decoder"),
