@@ -6,7 +6,12 @@ A test with a shape of its own to prove makes its own: odd head counts, publishe
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.core import Model
 from jaxspec.nets.decoder import decoder_config, gpt_config
@@ -29,6 +34,23 @@ def tiny_t5(vocab: int = 32, layers: int = 1, **options: Any) -> T5Config:
     """A T5 whose encoder has one layer, its decoder `layers`."""
     sizes = {"encoder_layers": 1, "decoder_layers": layers} | options
     return T5Config(vocab, dim=16, ff_dim=24, heads=2, head_dim=8, **sizes)
+
+
+def random_params(init: Callable, config: Any, seed: int = 0, noise: float = 0.0) -> Any:
+    """Random parameters in the shapes of `init(config, key)`, norms and biases with noise, ids in order.
+
+    NumPy draws them: outside of a program `init` compiles one for each operation at each shape.
+    """
+    random = np.random.default_rng(seed)
+
+    def drawn(path: Any, x: jax.ShapeDtypeStruct) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return jnp.asarray(np.arange(x.size).reshape(x.shape), x.dtype)
+        mean = 1.0 if "scal" in str(path[-1]) else 0.0
+        deviation = noise if len(x.shape) < 2 else np.hypot(noise, x.shape[-1] ** -0.5)  # the last axis is the input
+        return jnp.asarray(mean + deviation * random.standard_normal(x.shape), x.dtype)
+
+    return jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(lambda: init(config, jax.random.key(0))))
 
 
 def between(target: Model, other: Model, share: float) -> Model:

@@ -28,6 +28,7 @@ from jaxspec.training import head_loss
 from jaxspec.training.data import TrainingBatch
 from jaxspec.training.recipes import Learn
 from tests.marks import marked
+from tests.small import random_params
 
 V, D = 3, 8
 LLAMA = decoder.decoder_config(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)
@@ -53,7 +54,7 @@ def noisy(params, seed, scale):
 @functools.cache
 def target_of(name, taps=()):
     net, config = TARGETS[name]
-    params = noisy(net.init(config, jax.random.key(0)), 1, 0.6)
+    params = random_params(net.init, config, 4 if name == "t5" else 1, 0.6)  # seeds with which texts vary
     return Model(net.language_model(config, taps), params, None, config, name)
 
 
@@ -108,7 +109,7 @@ NAMES = (*(name for name in CONFIGS if name != "block, source"), *TRIMMED)  # th
 def drafter_of(name, target):
     config = CONFIGS[name.removesuffix(", trimmed")]
     kind = kind_of(config)
-    params = noisy(kind.init(config, jax.random.key(3)), 4, 0.3)
+    params = random_params(kind.init, config, 4, 0.3)
     if getattr(config, "draft_vocab", None) is not None:
         params["vocabulary"] = jnp.array([2, 0])
     network = DraftHead(kind.head(config), params)
@@ -206,45 +207,65 @@ TEXT[:, 0] = 0  # what a T5's rows begin with
 ROUNDS = np.array([[0, 1, 2, 1], [2, 0, 1, 2]])
 
 
-def draft_after(drafter, rounds, prompt, length, gamma):
+@functools.cache
+def programs_of(name, target):
+    """What a decoder does in a round, each a program, so that rounds share them: its start, a draft, and its commit."""
+    drafter = drafter_of(name, target)
+    functions, lm = drafter.functions, drafter.target.lm
+
+    def row_of(text, length):
+        return Prompt(jnp.where(jnp.arange(text.shape[1])[None] < length[:, None], text, 1), length)
+
+    @jax.jit
+    def start(weights, prompt):
+        forward, cache = lm.prefill(weights.target, prompt, Room(WIDTH + ROOM))
+        room = Room(prompt.tokens.shape[1] + ROOM, GAMMA + 2)
+        return Caches(cache, functions.init(DraftStart(weights, prompt, room, forward)))
+
+    @jax.jit
+    def propose(weights, caches, text, length):
+        every, limit = SamplingParams(jnp.ones(len(length))), jnp.full_like(length, GAMMA)
+        context = DraftContext(
+            jax.random.split(jax.random.key(7), len(length)), row_of(text, length), limit, GAMMA, False,
+            lambda logits, *_: at_temperature()(every, _wide(logits), None),
+        )  # fmt: skip
+        return functions.propose(weights, caches._replace(target=lm.rewind(caches.target, length - 1)), context)
+
+    @functools.partial(jax.jit, static_argnames="gamma")
+    def commit(weights, caches, text, length, accepted, gamma):
+        fed = token_rows.window(text, length - 1, gamma + 1)
+        wrong = jnp.arange(gamma + 1)[None] > accepted[:, None]
+        forward, cache = lm.extend(
+            weights.target, lm.rewind(caches.target, length - 1), jnp.where(wrong, (fed + 1) % V, fed)
+        )
+        row, verdict = row_of(text, length + accepted + 1), Verdict(accepted, accepted, accepted)
+        end = RoundEnd(weights, caches._replace(target=cache), row, verdict, forward)
+        return Caches(cache, functions.commit(end).draft), row.length
+
+    return start, propose, commit
+
+
+def draft_after(name, target, rounds, prompt, length, gamma):
     """The draft after rounds with so many accepted draft tokens, of rows whose text is `TEXT`.
 
     Rejected draft tokens are others than the text's, so that nothing of them may be left.
     """
-    functions, lm = drafter.functions, drafter.target.lm
-
-    @functools.partial(jax.jit, static_argnames="count")
-    def run(weights, text, prompt, length, rounds, count):
-        forward, cache = lm.prefill(weights.target, prompt, Room(WIDTH + ROOM))
-        state = functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + ROOM, GAMMA + 2), forward))
-        slot = jnp.arange(text.shape[1])[None]
-
-        def propose(cache, state, length):
-            row = Prompt(jnp.where(slot < length[:, None], text, 1), length)
-            every = SamplingParams(jnp.ones(len(length)))
-            limit = jnp.full_like(length, GAMMA)
-            keys = jax.random.split(jax.random.key(7), len(length))
-            context = DraftContext(
-                keys, row, limit, GAMMA, False, lambda logits, *_: at_temperature()(every, _wide(logits), None)
-            )
-            return functions.propose(weights, Caches(lm.rewind(cache, length - 1), state), context)
-
-        for accepted in [rounds[i] for i in range(count)]:
-            _, caches = propose(cache, state, length)
-            fed = token_rows.window(text, length - 1, gamma + 1)
-            wrong = jnp.arange(gamma + 1)[None] > accepted[:, None]
-            fed = jnp.where(wrong, (fed + 1) % V, fed)
-            forward, cache = lm.extend(weights.target, lm.rewind(caches.target, length - 1), fed)
-            length = length + accepted + 1
-            row = Prompt(jnp.where(slot < length[:, None], text, 1), length)
-            verdict = Verdict(accepted, accepted, accepted)
-            caches = functions.commit(RoundEnd(weights, caches._replace(target=cache), row, verdict, forward))
-            state = caches.draft
-        draft, _ = propose(cache, state, length)
-        return draft
-
+    drafter, (start, propose, commit) = drafter_of(name, target), programs_of(name, target)
     weights = Weights(drafter.target.params, drafter.params)
-    return run(weights, jnp.asarray(TEXT), prompt, jnp.asarray(length), jnp.asarray(rounds), len(rounds))
+    caches, length = start(weights, prompt), jnp.asarray(length)
+    for accepted in rounds:
+        _, caches = propose(weights, caches, TEXT, length)
+        caches, length = commit(weights, caches, TEXT, length, jnp.asarray(accepted), gamma=gamma)
+    return jax.device_get(propose(weights, caches, TEXT, length)[0])
+
+
+def is_encoder(target):
+    return target == "t5"
+
+
+def prompt_of(target, length):
+    """A T5's source, or the beginning of a decoder's row."""
+    return Prompt(jnp.asarray(TEXT[:, : WIDTH + (0 if is_encoder(target) else 8)]), jnp.asarray(length))
 
 
 def _wide(logits):
@@ -261,17 +282,15 @@ FRESH_SELDOM = [("dspark", "decoder"), ("pass", "t5"), ("kangaroo", "t5"), ("dfl
 def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at
     once (of an encoder-decoder: in one round in which everything is accepted)."""
-    drafter = drafter_of(name, target)
-    encoder = drafter.target.lm.limits.start_token is not None
+    encoder = is_encoder(target)
     end = 2 + (0 if encoder else LENGTH - 1) + (ROUNDS + 1).sum(0)  # length of the rows, the token after all included
-    prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
-    start = np.full(4, 2) if encoder else LENGTH + 1
-    draft = draft_after(drafter, ROUNDS, prompt, start, GAMMA)
+    prompt, start = prompt_of(target, LENGTH), np.full(4, 2) if encoder else LENGTH + 1
+    gamma = int((end - 3).max()) if encoder else GAMMA
+    draft = draft_after(name, target, ROUNDS, prompt, start, gamma)
     if encoder:
-        fresh = draft_after(drafter, (end - 3)[None], prompt, start, int((end - 3).max()))
+        fresh = draft_after(name, target, (end - 3)[None], prompt, start, gamma)
     else:
-        text = Prompt(jnp.asarray(TEXT[:, : WIDTH + 8]), jnp.asarray(end - 1))
-        fresh = draft_after(drafter, np.zeros((0, 4), int), text, end, GAMMA)
+        fresh = draft_after(name, target, [], prompt_of(target, end - 1), end, gamma)
     np.testing.assert_allclose(draft.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(draft.tokens, fresh.tokens)
     assert np.ptp(np.asarray(draft.log_probs)[:, :, 0]) > 0.05  # rows and tokens differ
@@ -307,10 +326,13 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
         )  # fmt: skip
         return functions.propose(weights, Caches(lm.rewind(cache, row.length - 1), state), context)[0]
 
-    read = row._replace(length=row.length - 1)
-    forward, cache = lm.prefill(prepared.weights.target, read, Room(40))
-    start = DraftStart(prepared.weights, read, Room(40, 20), forward)
-    fresh = draft(prepared.weights, cache, functions.init(start), row)
+    @jax.jit
+    def start(weights, row):
+        read = row._replace(length=row.length - 1)
+        forward, cache = lm.prefill(weights.target, read, Room(40))
+        return cache, functions.init(DraftStart(weights, read, Room(40, 20), forward))
+
+    fresh = draft(prepared.weights, *start(prepared.weights, row), row)
     continued = draft(prepared.weights, state.caches.target, state.caches.draft, row)
     np.testing.assert_allclose(continued.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(continued.tokens, fresh.tokens)
@@ -371,12 +393,12 @@ def test_a_head_that_copies_its_target_is_always_right():
     nothing to a projection that takes the token's half of the pair gives the next ones.
     """
     config = nets.replace(LLAMA, layers=1, ff_dim=2)
-    params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.6)
+    params = random_params(decoder.init, config, 1, 0.6)
     silent = jax.tree.map(jnp.zeros_like, params["layers_0"])
     params = params | {"layers_0": silent}
     target = Model(decoder.language_model(config), params, None, config, "silent")
     module = mtp.MTPConfig(config)
-    head_params = mtp.init(module, jax.random.key(1))
+    head_params = random_params(mtp.init, module, 1)
     head_params["layer"] = jax.tree.map(jnp.zeros_like, head_params["layer"])
     head_params["embedding_norm"]["scale"] = jnp.ones(D)
     head_params["norm"] = params["norm"]
@@ -527,10 +549,9 @@ TRAINED_SELDOM = [("pass", "gpt"), ("eagle 1", "gpt"), ("mtp", "decoder")]  # as
 def test_training_sees_the_distributions_of_decoding(name, target):
     """A draft's distributions are those of training where it begins, on a text that holds the draft."""
     drafter, config = drafter_of(name, target), CONFIGS[name]
-    lm, encoder = drafter.target.lm, drafter.target.lm.limits.start_token is not None
+    lm, encoder = drafter.target.lm, is_encoder(target)
     length = np.full(4, 2) if encoder else LENGTH + 1  # committed: the prompt, or a start token, and one token more
-    prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
-    decoded = draft_after(drafter, np.zeros((0, 4), int), prompt, length, GAMMA)
+    decoded = draft_after(name, target, [], prompt_of(target, LENGTH), length, GAMMA)
     rows = np.concatenate([TEXT[:, : WIDTH + 1], np.zeros((4, GAMMA + 1), np.int32)], axis=1)
     for row, end, tokens in zip(rows, length, np.asarray(decoded.tokens), strict=True):
         row[end : end + GAMMA] = tokens

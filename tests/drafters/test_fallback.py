@@ -49,10 +49,14 @@ def drafted(drafter, prompt, gamma, **options):
     def to_distribution(logits, draft_tokens=None, seen=None):
         return Distribution(log_probs=jax.nn.log_softmax(logits))
 
-    limit = jnp.full_like(prompt.length, gamma)
-    context = DraftContext(keys, row, limit, gamma, True, to_distribution)._replace(**options)
-    caches = Caches(None, functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + 9, 9), None)))
-    return functions.propose(weights, caches, context)[0]
+    @jax.jit  # by itself every operation would be a program
+    def propose(weights, prompt, row, keys):
+        limit = jnp.full_like(prompt.length, gamma)
+        context = DraftContext(keys, row, limit, gamma, True, to_distribution)._replace(**options)
+        caches = Caches(None, functions.init(DraftStart(weights, prompt, Room(prompt.tokens.shape[1] + 9, 9), None)))
+        return functions.propose(weights, caches, context)[0]
+
+    return propose(weights, prompt, row, keys)
 
 
 @pytest.mark.slow

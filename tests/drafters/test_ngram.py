@@ -20,6 +20,12 @@ VOCAB = 7
 ROWS = [RANDOM.choice(VOCAB - 1, size=n, p=[0.4, 0.25, 0.15, 0.1, 0.06, 0.04]).tolist() for n in (60, 1, 35, 2, 90)]
 
 
+def compiled(config):
+    """The model, each of whose functions is one program: by itself every operation would be one."""
+    lm = language_model(config)
+    return lm._replace(prefill=jax.jit(lm.prefill, static_argnums=2), extend=jax.jit(lm.extend))
+
+
 def by_dictionary(rows, order, followers, least):
     """context (a tuple) -> its most frequent followers and their shares."""
     counts = collections.defaultdict(collections.Counter)
@@ -43,12 +49,12 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
     config, tables = count(ROWS, vocab_size=VOCAB, order=order, followers=followers, least=least)
     expected = by_dictionary(ROWS, order, followers, least)
     assert config.contexts == tuple(sum(len(c) == n for c in expected) for n in range(1, order))
-    lm, row = language_model(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
+    lm, row = compiled(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
     prompt = Prompt(jnp.array([row[:1]]), jnp.array([1]))
     first, cache = lm.prefill(tables, prompt, Room(len(row)))
     rest, cache = lm.extend(tables, cache, jnp.array([row[1:]]))
     assert cache.length.tolist() == [len(row)]
-    got = jnp.exp(jnp.concatenate([first.logits, rest.logits], axis=1))[0]
+    got = np.exp(np.concatenate([first.logits, rest.logits], axis=1))[0]
     for i in range(len(row)):
         longest = next(c for n in range(order - 1, -1, -1) if (c := tuple(row[max(0, i + 1 - n) : i + 1])) in expected)
         np.testing.assert_allclose(got[i], [expected[longest].get(t, 0.0) for t in range(VOCAB)], rtol=1e-5)
@@ -57,7 +63,7 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
 @pytest.mark.slow
 def test_a_row_that_was_rewound_reads_only_what_it_holds():
     config, tables = count(ROWS, vocab_size=VOCAB, order=3)
-    lm = language_model(config)
+    lm = compiled(config)
     _, cache = lm.prefill(tables, Prompt(jnp.array([[0, 1]]), jnp.array([2])), Room(8))
     _, wrong = lm.extend(tables, cache, jnp.array([[5, 5]]))
     again, _ = lm.extend(tables, lm.rewind(wrong, jnp.array([2])), jnp.array([[2]]))
@@ -69,7 +75,7 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
     config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, begin=[0])
     assert config.contexts == (2,)  # after 0 and after 3; what ends a text has no followers
-    first, _ = language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), Room(4))
+    first, _ = compiled(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), Room(4))
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
 
 
@@ -79,7 +85,7 @@ def test_what_a_row_begins_with_is_context_and_never_drafted():
     config, tables = count([[3, 4], [3, 5], [4]], vocab_size=6, order=3, begin=[0, 1])
     assert config.start_token == 0 and 1 not in tables.levels[0].follower[0][tables.levels[0].times[0] > 0]
     row = Prompt(jnp.array([[0, 1]]), jnp.array([2]), encoder=Prompt(jnp.array([[5]]), jnp.array([1])))
-    first, cache = language_model(config).prefill(tables, row, Room(4))
+    first, cache = compiled(config).prefill(tables, row, Room(4))
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 2 / 3, 1 / 3, 0], rtol=1e-6)
     assert cache.context.tolist() == [2]
 

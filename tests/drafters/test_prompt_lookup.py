@@ -1,5 +1,7 @@
 """Copying from the context: what is found, and that only the number of rounds changes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +15,14 @@ from jaxspec.testing import table_model
 
 def drafted(prompt, row, gamma, **options):
     """The real draft tokens of each row, by a drafter that was given a prompt."""
-    drafter = drafters.prompt_lookup(**options).functions
-    caches = Caches(None, drafter.init(DraftStart(None, prompt, None, None)))
-    draft, _ = drafter.propose(None, caches, DraftContext(None, row, None, gamma, False, None))
-    return [tokens[:n].tolist() for tokens, n in zip(draft.tokens, draft.length, strict=True)]
+    draft = propose(drafters.prompt_lookup(**options).functions, prompt, row, gamma)
+    return [tokens[:n].tolist() for tokens, n in zip(np.asarray(draft.tokens), draft.length, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnames=("functions", "gamma"))
+def propose(functions, prompt, row, gamma):
+    caches = Caches(None, functions.init(DraftStart(None, prompt, None, None)))
+    return functions.propose(None, caches, DraftContext(None, row, None, gamma, False, None))[0]
 
 
 def proposal(prompt, row, gamma=3, **options):

@@ -18,6 +18,7 @@ from jaxspec.testing import certify, table_model
 from jaxspec.vocab.remap import MappedParams
 from jaxspec.weights import quantisation
 from tests.marks import marked
+from tests.small import random_params
 
 V = 12
 DEEP = t5.T5Config(V, 8, 8, 2, 4, encoder_layers=2, decoder_layers=2, buckets=4, max_distance=6)
@@ -26,10 +27,7 @@ PROMPT = jaxspec.Prompt(jnp.array([[3, 1, 4, 1, 5], [2, 7, 0, 0, 0]]), jnp.array
 
 def t5_of(config, seed, encoder=None):
     """A T5 with noise on every parameter; `encoder`: parameters to take over."""
-    leaves, structure = jax.tree.flatten(t5.init(config, jax.random.key(seed)))
-    keys = jax.random.split(jax.random.key(seed + 100), len(leaves))
-    noisy = [x + 0.4 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
-    params = jax.tree.unflatten(structure, noisy) | (encoder or {})
+    params = random_params(t5.init, config, seed, 0.4) | (encoder or {})
     return Model(t5.language_model(config), params, config=config, name=f"t5 {seed}")
 
 

@@ -1,5 +1,7 @@
 """The proposals of `drafters.suffix`, by hand: votes, lengths, scores; sharing; bad input."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,19 +13,22 @@ from jaxspec.core import Caches, Draft, DraftContext, DraftStart, Prompt, Weight
 from jaxspec.testing import certify, table_model
 
 
+@functools.partial(jax.jit, static_argnames=("functions", "gamma"))
+def propose(functions, params, row, limit, finished, gamma):
+    """The draft after rows of which nothing was read before, as one program."""
+    nothing = Prompt(jnp.zeros((len(row.length), 1), jnp.int32), jnp.zeros_like(row.length))
+    state = functions.init(DraftStart(None, nothing, None, None))
+    context = DraftContext(None, row, limit, gamma, False, None, finished=finished)
+    return functions.propose(Weights(None, params), Caches(None, state), context)[0]
+
+
 def draft_of(rows, limits=None, gamma=4, finished=None, **options):
     width = max(map(len, rows))
     tokens = jnp.array([[*row, *[0] * (width + 1 - len(row))] for row in rows])
     row = Prompt(tokens, jnp.array([len(tokens_of_row) for tokens_of_row in rows]))
-    functions = drafters.suffix(**options).functions
-    state = functions.init(
-        DraftStart(None, Prompt(jnp.zeros((len(rows), 1), jnp.int32), jnp.zeros(len(rows), jnp.int32)), None, None)
-    )
     limit = jnp.array([gamma] * len(rows) if limits is None else limits)
-    context = DraftContext(
-        None, row, limit, gamma, False, None, finished=None if finished is None else jnp.array(finished)
-    )
-    draft, _ = functions.propose(None, Caches(None, state), context)
+    finished = None if finished is None else jnp.array(finished)
+    draft = propose(drafters.suffix(**options).functions, None, row, limit, finished, gamma)
     if draft.parent is not None:
         real = np.asarray(draft.parent[0]) >= 0
         return np.asarray(draft.tokens[0])[real].tolist(), np.asarray(draft.parent[0])[real].tolist()
@@ -53,11 +58,7 @@ def draft_with(texts, row, **options):
     """The draft for one row that a drafter with stored texts makes."""
     drafter = drafters.suffix(texts=texts, **options)
     given = Prompt(jnp.array([[*row, 0]]), jnp.array([len(row)]))
-    state = drafter.functions.init(
-        DraftStart(None, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)), None, None)
-    )
-    context = DraftContext(None, given, jnp.array([4]), 4, False, None)
-    draft, _ = drafter.functions.propose(Weights(None, drafter.params), Caches(None, state), context)
+    draft = propose(drafter.functions, drafter.params, given, jnp.array([4]), None, 4)
     return draft.tokens[0, : draft.length[0]].tolist()
 
 

@@ -90,9 +90,31 @@ def test_its_own_target_accepts_the_most_probable_path(name):
     assert (committed >= (4 if name == "ragged" else 2)).all() and committed.max() == 4
 
 
-def context_of(row, limit, to_distribution=None):
+def context_of(row, limit, to_distribution=None, gamma=9):
     keys = row_keys(jax.random.key(0), len(row.length))
-    return DraftContext(keys, row, jnp.asarray(limit, jnp.int32), 9, False, to_distribution)
+    return DraftContext(keys, row, jnp.asarray(limit, jnp.int32), gamma, False, to_distribution)
+
+
+class Compiled:
+    """A drafter's functions, each of them one program: by itself every operation would be one."""
+
+    def __init__(self, functions, weights=None, to_distribution=None):
+        self.weights, self.commit = weights, jax.jit(functions.commit)
+        self._init = jax.jit(lambda weights, row, forward: functions.init(
+            DraftStart(weights, row, Room(row.tokens.shape[1] + 20, 20), forward)
+        ))  # fmt: skip
+        self._propose = jax.jit(
+            lambda weights, caches, row, limit, gamma: functions.propose(
+                weights, caches, context_of(row, limit, to_distribution, gamma)
+            ),
+            static_argnames="gamma",
+        )
+
+    def init(self, row, forward=None):
+        return Caches(None, self._init(self.weights, row, forward))
+
+    def propose(self, caches, row, limit, gamma=9):
+        return self._propose(self.weights, caches, row, jnp.asarray(limit, jnp.int32), gamma)
 
 
 # --- static shapes
@@ -128,12 +150,9 @@ def test_a_chain_and_a_branching_are_shapes():
 def test_the_children_of_a_ragged_tree_are_the_most_probable_tokens():
     """At temperature 0, node by node, against the table."""
     row = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
-    drafter = drafters.tree(TARGET, shape=RAGGED)
-    functions = drafter.functions
-    state = functions.init(DraftStart(Weights(None, TARGET.params), row, Room(row.tokens.shape[1] + 20, 20), None))
     greedy = lambda logits, *_: Distribution(tokens=jnp.argmax(logits, axis=-1), logits=logits)  # noqa: E731
-    context = context_of(row, [9], greedy)
-    draft, _ = functions.propose(Weights(None, TARGET.params), Caches(None, state), context)
+    drafter = Compiled(drafters.tree(TARGET, shape=RAGGED).functions, Weights(None, TARGET.params), greedy)
+    draft, _ = drafter.propose(drafter.init(row), row, [9])
     shape, table, texts = shapes.shape_of(tuple(RAGGED)), np.asarray(TARGET.params), {0: [1, 4]}
     for node, parent in enumerate(shape.parents):
         rank = list(shape.parents[:node]).count(parent)
@@ -148,11 +167,9 @@ def test_the_children_of_a_ragged_tree_are_the_most_probable_tokens():
 def test_what_follows_a_repeated_token_follows_its_twin():
     """Some of 16 rows draw twins; everything hangs on the first of them, and nothing on the others."""
     rows = Prompt(jnp.zeros((16, 2), jnp.int32), jnp.full(16, 2))
-    functions = drafters.sequences(BLEND, k=3, length=3).functions
-    weights = Weights(None, BLEND.params)
-    state = functions.init(DraftStart(weights, rows, Room(rows.tokens.shape[1] + 20, 20), None))
     softmax = lambda logits, *_: Distribution(jax.nn.log_softmax(logits))  # noqa: E731
-    draft, _ = functions.propose(weights, Caches(None, state), context_of(rows, [9] * 16, softmax))
+    drafter = Compiled(drafters.sequences(BLEND, k=3, length=3).functions, Weights(None, BLEND.params), softmax)
+    draft, _ = drafter.propose(drafter.init(rows), rows, [9] * 16)
     assert (draft.draws == Draw.WITH_REPLACEMENT).all()
     twins = 0
     for tokens, parent in zip(draft.tokens.tolist(), draft.parent.tolist(), strict=True):
@@ -182,9 +199,12 @@ def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
         assert parent.shape[1] == level * width
         return table[tokens], carry
 
-    context = context_of(row, [4, 2], lambda logits, *_: Distribution(logits))
-    reading = Reading(None, lambda carry: (table[row.tokens], carry), nodes_of)
-    draft, _, fed = grow(reading, context, nodes=nodes, depth=depth, width=width)
+    def grown(row):
+        context = context_of(row, [4, 2], lambda logits, *_: Distribution(logits))
+        reading = Reading(None, lambda carry: (table[row.tokens], carry), nodes_of)
+        return grow(reading, context, nodes=nodes, depth=depth, width=width)
+
+    draft, _, fed = jax.device_get(jax.jit(grown)(row))
     for b, limit in enumerate([4, 2]):
         seen, frontier = {}, {(): 0.0}
         for _ in range(min(depth, limit)):
@@ -211,9 +231,13 @@ def test_ties_do_not_separate_children_from_their_parents():
     """A drafter that is sure: a child's score is its parent's."""
     certain = jnp.log(jnp.eye(VOCAB))[jnp.array([1, 2, 3, 4, 5, 6, 0])]
     row = Prompt(jnp.array([[2]]), jnp.array([1]))
-    context = context_of(row, [9], lambda logits, *_: Distribution(logits))
-    reading = Reading(None, lambda carry: (certain[row.tokens], carry), lambda tokens, *_: (certain[tokens], None))
-    draft, _, _ = grow(reading, context, nodes=6, depth=4, width=2)
+
+    def grown(row):
+        context = context_of(row, [9], lambda logits, *_: Distribution(logits))
+        reading = Reading(None, lambda carry: (certain[row.tokens], carry), lambda tokens, *_: (certain[tokens], None))
+        return grow(reading, context, nodes=6, depth=4, width=2)
+
+    draft, _, _ = jax.jit(grown)(row)
     assert draft.tokens[0, :4].tolist() == [3, 4, 5, 6]
     assert draft.parent.tolist() == [[0, 1, 2, 3, -1, -1]]
     assert candidates(4, 2) == 14
@@ -224,22 +248,22 @@ def test_ties_do_not_separate_children_from_their_parents():
 
 @pytest.mark.slow
 def test_recycling_proposes_what_the_target_found_after_each_token():
-    functions = drafters.token_recycling([(0,), (1,), (0, 0)]).functions
+    drafter = Compiled(drafters.token_recycling([(0,), (1,), (0, 0)]).functions)
     row = Prompt(jnp.array([[4, 2, 4, 3]]), jnp.array([4]))
     prefilled = Forward(jnp.zeros((1, 1, VOCAB)), jnp.zeros((1, 4, 0)))
-    caches = Caches(None, functions.init(DraftStart(None, row, None, prefilled)))
-    draft, caches = functions.propose(None, caches, context_of(row, [9]))
+    caches = drafter.init(row, prefilled)
+    draft, caches = drafter.propose(caches, row, [9])
     assert draft.parent.tolist() == [[-1, -1, -1]]  # nothing followed 3 yet
     logits = jnp.full((1, 4, VOCAB), -9.0).at[0, 0, 5].set(2.0).at[0, 0, 4].set(1.0)
     verdict = Verdict(*[jnp.array([0])] * 3, jnp.zeros((1, 3), jnp.int32))
     row = Prompt(jnp.array([[4, 2, 4, 3, 5, 3]]), jnp.array([6]))
-    caches = functions.commit(RoundEnd(None, caches, row, verdict, Forward(logits, None)))
-    draft, caches = functions.propose(None, caches, context_of(row, [9]))
+    caches = drafter.commit(RoundEnd(None, caches, row, verdict, Forward(logits, None)))
+    draft, caches = drafter.propose(caches, row, [9])
     assert draft.tokens.tolist()[0][1] == 4 and draft.parent.tolist() == [[0, 0, -1]]  # after 3: 5, then 4
     assert draft.tokens.tolist()[0][0] == 5  # after which nothing is known
     # A token that was read twice has what came last; one that was no node is not entered.
     again = jnp.full((1, 4, VOCAB), -9.0).at[0, 1, 1].set(2.0).at[0, 2, 6].set(2.0).at[0, 3, 0].set(9.0)
-    caches = functions.commit(RoundEnd(None, caches, row, verdict, Forward(again, None)))
+    caches = drafter.commit(RoundEnd(None, caches, row, verdict, Forward(again, None)))
     assert caches.draft.table[0, 5, 0] == 1 and caches.draft.table[0, 4, 0] == 6
     assert caches.draft.table[0, 0].tolist() == [-1, -1]
 
@@ -247,48 +271,47 @@ def test_recycling_proposes_what_the_target_found_after_each_token():
 @pytest.mark.slow
 def test_lookahead_remembers_what_a_window_has_made():
     """Two columns of two levels, r s above t u: after r comes s, after r t, after s u."""
-    functions = drafters.lookahead(window=2, ngram=3, candidates=1, pool=3).functions
+    drafter = Compiled(drafters.lookahead(window=2, ngram=3, candidates=1, pool=3).functions)
     row = Prompt(jnp.array([[5, 3, 4, 0, 0]]), jnp.array([3]))
-    caches = Caches(None, functions.init(DraftStart(None, row, None, None)))
+    caches = drafter.init(row)
     assert caches.draft.window.tolist() == [[[5, 3], [3, 4]]]  # the prompt, from each place on
-    draft, caches = functions.propose(None, caches, context_of(row, [9]))
+    draft, caches = drafter.propose(caches, row, [9])
     assert draft.tokens.tolist() == [[0, 0, 5, 3, 3, 4]] and draft.parent.tolist() == [[-1, -1, 0, 3, 3, 4]]
     # One draft token was accepted, and after the window's columns the target would go on with 1 and 2.
     forward = Forward(jax.nn.one_hot(jnp.array([[0, 0, 0, 0, 0, 1, 2]]), VOCAB), None)
     verdict = Verdict(jnp.array([1]), jnp.array([3]), jnp.array([1]), jnp.full((1, 6), 2, jnp.int32))
-    caches = functions.commit(RoundEnd(None, caches, row, verdict, forward))
+    caches = drafter.commit(RoundEnd(None, caches, row, verdict, forward))
     assert caches.draft.pool[0, :2].tolist() == [[5, 3, 1], [3, 4, 2]]
     assert caches.draft.window.tolist() == [[[4, 3], [2, 1]]]  # a level up, and one column on
     row = Prompt(jnp.array([[5, 3, 4, 5, 3]]), jnp.array([5]))
-    draft, caches = functions.propose(None, caches, context_of(row, [2]))
+    draft, caches = drafter.propose(caches, row, [2])
     assert draft.tokens[0, :2].tolist() == [4, 2] and draft.parent[0, :2].tolist() == [0, 1]  # of the n-gram 3 4 2
     # At most 2 deep were verified: the second column's end was not.
-    caches = functions.commit(RoundEnd(None, caches, row, verdict._replace(num_accepted=jnp.array([0])), forward))
+    caches = drafter.commit(RoundEnd(None, caches, row, verdict._replace(num_accepted=jnp.array([0])), forward))
     assert caches.draft.pool[0].tolist() == [[-1, -1, -1], [3, 4, 2], [4, 2, 1]]
     assert caches.draft.window.tolist() == [[[2, 1], [1, 1]]]
 
 
 def test_jacobi_drafts_what_the_target_found_further_ahead():
-    functions = drafters.jacobi(longest=4).functions
+    drafter = Compiled(drafters.jacobi(longest=4).functions)
     row = Prompt(jnp.array([[5, 3]]), jnp.array([2]))
-    caches = Caches(None, functions.init(DraftStart(None, row, None, None)))
-    draft, caches = functions.propose(None, caches, context_of(row, [2])._replace(gamma=3))
+    caches = drafter.init(row)
+    draft, caches = drafter.propose(caches, row, [2], gamma=3)
     assert draft.tokens.tolist() == [[5, 3, 5]] and draft.length.tolist() == [2]
     forward, ones = Forward(jax.nn.one_hot(jnp.array([[1, 2, 4, 6]]), VOCAB), None), jnp.array([1])
-    caches = functions.commit(RoundEnd(None, caches, row, Verdict(ones, 2 * ones, ones), forward))
+    caches = drafter.commit(RoundEnd(None, caches, row, Verdict(ones, 2 * ones, ones), forward))
     assert caches.draft.tokens.tolist() == [[4, 6, 6, 6]]  # after the accepted 5 and the 2 that came instead of 3
 
 
 def test_jacobi_after_draft_tokens_goes_on_at_their_end():
     """In a horizontal cascade: the iterate 4 6 1 2 is of the positions after the row, and the first one is drafted."""
-    functions = drafters.jacobi(longest=4).functions
+    drafter = Compiled(drafters.jacobi(longest=4).functions)
     row, ones = Prompt(jnp.array([[5, 3, 0, 0, 0, 0, 0]]), jnp.array([2])), jnp.array([1])
-    caches = Caches(None, functions.init(DraftStart(None, row, None, None)))
+    caches = drafter.init(row)
     forward = Forward(jax.nn.one_hot(jnp.array([[1, 4, 6, 1, 2]]), VOCAB), None)
-    caches = functions.commit(RoundEnd(None, caches, row, Verdict(0 * ones, 2 * ones, ones), forward))
+    caches = drafter.commit(RoundEnd(None, caches, row, Verdict(0 * ones, 2 * ones, ones), forward))
     for drafted, expected in ((0, [4, 6, 1]), (1, [6, 1, 2]), (2, [1, 2]), (4, []), (5, [])):
-        context = context_of(row._replace(length=row.length + drafted), [3])._replace(gamma=3)
-        draft, _ = functions.propose(None, caches, context)
+        draft, _ = drafter.propose(caches, row._replace(length=row.length + drafted), [3], gamma=3)
         assert draft.tokens[0, : draft.length[0]].tolist() == expected
 
 
@@ -296,9 +319,8 @@ def test_jacobi_after_draft_tokens_goes_on_at_their_end():
 def test_lookups_of_several_continuations():
     text = [1, 2, 3, 0, 1, 2, 4, 5, 1, 2, 3, 6, 1, 2]
     row = Prompt(jnp.array([text]), jnp.array([len(text)]))
-    functions = drafters.prompt_lookup(candidates=2, length=2).functions
-    context, first = context_of(row, [2])._replace(gamma=2), Prompt(row.tokens[:, :1], row.length * 0 + 1)
-    draft, _ = functions.propose(None, Caches(None, functions.init(DraftStart(None, first, None, None))), context)
+    drafter = Compiled(drafters.prompt_lookup(candidates=2, length=2).functions)
+    draft, _ = drafter.propose(drafter.init(Prompt(row.tokens[:, :1], row.length * 0 + 1)), row, [2], gamma=2)
     paths = {0: ()}
     for node, parent in enumerate(draft.parent[0].tolist()):
         paths[node + 1] = (*paths[parent], int(draft.tokens[0, node]))

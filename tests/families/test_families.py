@@ -13,6 +13,7 @@ from jaxspec import rules
 from jaxspec.nets import decoder
 from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.hf_families import FAMILIES, FamilyError, decoders
+from tests.small import random_params
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
 LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -247,7 +248,7 @@ def test_a_shape_like_lamdas_is_sampled_with_top_40():
     shape = {"activation": "gelu", "tied_head": True, "positions": "relative"}
     configs = [decoder.decoder_config(96, dim, 64, 1, 2, 2, 8, **shape) for dim in (24, 16)]
     target, draft = (
-        jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(i)), None, config, "lamda")
+        jaxspec.Model(decoder.language_model(config), random_params(decoder.init, config, i), None, config, "lamda")
         for i, config in enumerate(configs)
     )
     prompt = jaxspec.Prompt(jnp.array([[3, 1, 4], [1, 5, 0], [9, 2, 6]]), jnp.array([3, 2, 3]))

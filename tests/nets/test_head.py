@@ -12,6 +12,7 @@ from jaxspec.core import Room
 from jaxspec.nets import decoder, t5
 from jaxspec.nets.attention import softcap
 from tests.marks import marked
+from tests.small import random_params
 
 SIZES = dict(dim=16, ff_dim=24)
 T5 = t5.T5Config(13, **SIZES, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
@@ -30,27 +31,33 @@ PROMPT = jaxspec.Prompt(jnp.array([[3, 1, 4], [1, 5, 0]], jnp.int32), jnp.array(
 
 def model(name: str) -> jaxspec.Model:
     net, config = NETS[name]
-    params = jax.tree.map(lambda x: 4 * x, net.init(config, jax.random.key(1)))
-    return jaxspec.Model(net.language_model(config), params)
+    return jaxspec.Model(net.language_model(config), random_params(net.init, config, 1))
 
 
 @pytest.mark.parametrize("name", marked(NETS, slow={*NETS} - {"t5 scaled"}))
 def test_the_head_gives_what_a_pass_gives(name):
     """A pass over a prompt gives the features of all tokens, and the logits of the last token of each row."""
     lm, params = model(name)[:2]
-    forward, cache = lm.prefill(params, PROMPT, Room(8))
-    wide, _ = lm.extend(params, cache, jnp.array([[2, 7], [1, 8]], jnp.int32))
-    ends = jnp.zeros(2, jnp.int32) if lm.limits.start_token is not None else PROMPT.length - 1
-    of_last = jnp.take_along_axis(forward.features, ends[:, None, None], axis=1)
-    for features, logits in ((of_last, forward.logits), (wide.features, wide.logits)):
-        np.testing.assert_allclose(lm.inside.head(params, features), logits, rtol=1e-5, atol=1e-5)
-    assert float(jnp.ptp(wide.logits)) > 0.1
+
+    @jax.jit
+    def run(params):
+        forward, cache = lm.prefill(params, PROMPT, Room(8))
+        wide, _ = lm.extend(params, cache, jnp.array([[2, 7], [1, 8]], jnp.int32))
+        ends = jnp.zeros(2, jnp.int32) if lm.limits.start_token is not None else PROMPT.length - 1
+        of_last = jnp.take_along_axis(forward.features, ends[:, None, None], axis=1)
+        heads = [lm.inside.head(params, features) for features in (of_last, wide.features)]
+        return heads, (forward.logits, wide.logits)
+
+    heads, passes = run(params)
+    for of_head, logits in zip(heads, passes, strict=True):
+        np.testing.assert_allclose(of_head, logits, rtol=1e-5, atol=1e-5)
+    assert np.ptp(passes[1]) > 0.1
 
 
 def test_raw_logits_are_those_before_the_scale_and_the_cap():
     """A trimmed model's head leaves them out, too."""
     config = dataclasses.replace(DECODER, logits_cap=2.0, logits_scale=3.0)
-    target = jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(1)), config=config)
+    target = jaxspec.Model(decoder.language_model(config), random_params(decoder.init, config, 1), config=config)
     features = jax.random.normal(jax.random.key(2), (1, 2, 16))
     for net in (target, jaxspec.trim_vocabulary(target, ids=[2, 5, 7])):
         raw, logits = (net.lm.inside.head(net.params, features, raw=raw) for raw in (True, False))

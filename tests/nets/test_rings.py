@@ -21,9 +21,9 @@ from jaxspec.draft_heads import block
 from jaxspec.nets import decoder
 from jaxspec.testing import certify, word_tokenizer
 from jaxspec.vocab.remap import map_vocabulary
-from tests.draft_heads.test_drafters import noisy
 from tests.marks import marked
 from tests.nets.test_trees import CONFIGS
+from tests.small import random_params
 
 VOCAB, WINDOW, SLACK, CAPACITY = 11, 4, 8, 64
 FULL = None  # no cache is a ring
@@ -39,7 +39,7 @@ DEEP = nets.replace(MISTRAL, layers=3, window=16)  # the last position depends o
 
 @functools.cache
 def params_of(config, seed=0):
-    return noisy(decoder.init(config, jax.random.key(seed)), seed + 1, 0.2)
+    return random_params(decoder.init, config, seed, 0.2)
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_a_block_drafters_rings(model_with):
     shape = nets.replace(MISTRAL, window=None, local=())
     layer = nets.replace(shape, layers=2, window=3, local=(True, False))
     config = block.BlockConfig(layer, shape.dim, taps=(0, 1), block=4, mask_token=3)
-    params = noisy(block.init(config, jax.random.key(2)), 3, 0.2)
+    params = random_params(block.init, config, 3, 0.2)
 
     def run(slack):
         target = model_with(shape, slack, chunk=6)

@@ -23,6 +23,8 @@ from jaxspec.nets.decoder import decoder_config, gpt_config
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import quantisation
 from tests.marks import marked
+from tests.nets.test_layer_shapes import CONFIGS as LAYER_SHAPES
+from tests.small import random_params
 
 VOCAB, CAPACITY, WIDTH = 37, 20, 12
 T5_GATED = T5Config(VOCAB, 24, 32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=2, buckets=6, max_distance=8)
@@ -60,10 +62,11 @@ CONFIGS: dict[str, Any] = {
     "Gemma bfloat16": dataclasses.replace(GEMMA, dtype="bfloat16"),
 }
 FUNCTION = "a function"
-NAMES = (*CONFIGS, FUNCTION)
+NAMES = (*CONFIGS, *LAYER_SHAPES, FUNCTION)
 # Rounded weights: a network of each number format. Of level by level none: it is the arithmetic of positions and masks.
 ROUNDED = ("T5 int8", "GPT int8", "T5 bfloat16")
 LONG = ("T5 gated", "T5 1.0", "GPT", "T5 int8", "Gemma int8", "T5 bfloat16", "Gemma bfloat16")
+SLOW = (*LONG, *LAYER_SHAPES)
 
 ROWS = np.random.RandomState(0).randint(1, VOCAB, (4, WIDTH))
 ROWS[:, 0] = T5_GATED.start_token
@@ -93,8 +96,7 @@ def net_of(config):
 
 
 def params_of(config, seed=0):
-    params = net_of(config).init(config, jax.random.key(seed))
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
+    return random_params(net_of(config).init, config, seed, 0.1)
 
 
 def attend(params, cache, tokens, positions, *, length, parent):
@@ -132,7 +134,7 @@ def networks(compiled):
         if name == FUNCTION:
             lm, params = function()
             return Network(compiled(lm), params, None, 1e-5)
-        config = CONFIGS[name]
+        config = (CONFIGS | LAYER_SHAPES)[name]
         params = params_of(config)
         params = quantisation.quantise(params) if "int8" in name else params
         return Network(compiled(net_of(config).language_model(config)), params, config, 0.1 if "16" in name else 3e-5)
@@ -201,7 +203,9 @@ def test_a_node_is_what_its_path_is_as_a_chain(network):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "network", marked(NAMES, exhaustive=(*ROUNDED, "T5 1.0", "Llama", "LaMDA", "Gemma int8")), indirect=True
+    "network",
+    marked(NAMES, exhaustive=(*ROUNDED, *LAYER_SHAPES, "T5 1.0", "Llama", "LaMDA", "Gemma int8")),
+    indirect=True,
 )
 def test_a_tree_fed_level_by_level(network):
     """The nodes that were fed before lie at the end of the cache."""
@@ -215,7 +219,7 @@ def test_a_tree_fed_level_by_level(network):
     assert_logits(jnp.concatenate(said, axis=1), expected.logits, network)
 
 
-@pytest.mark.parametrize("network", marked(NAMES, slow=LONG, exhaustive=ROUNDED), indirect=True)
+@pytest.mark.parametrize("network", marked(NAMES, slow=SLOW, exhaustive=ROUNDED), indirect=True)
 def test_a_committed_path_is_a_fresh_row(network):
     """Each node in turn, so paths of all lengths, in rows that are shorter than the path and longer."""
     lm, params = network.lm, network.params
@@ -243,7 +247,7 @@ def test_a_committed_path_is_a_fresh_row(network):
     assert_logits(after, expected, network)
 
 
-@pytest.mark.parametrize("network", marked(NAMES, slow=LONG, exhaustive=ROUNDED), indirect=True)
+@pytest.mark.parametrize("network", marked(NAMES, slow=LONG, exhaustive=(*ROUNDED, *LAYER_SHAPES)), indirect=True)
 def test_rows_may_be_permuted_and_replaced(network):
     """A model's state has the batch first: taken out, carried on and put back, rows are what they were."""
     lm, params = network.lm, network.params
@@ -344,7 +348,7 @@ def test_taps_and_features(name, networks):
         close(np.asarray(features(early), np.float32), np.asarray(truncated.features, np.float32))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked(NAMES, slow=LAYER_SHAPES))
 def test_prefill_gives_features_of_every_position_and_logits_of_the_last(name, networks):
     """Features of position i are those that the row gives when it ends there."""
     network = networks(name)
