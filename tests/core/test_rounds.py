@@ -19,11 +19,12 @@ CONFIG = decoder.decoder_config(VOCAB, dim=8, ff_dim=8, layers=1, heads=2, kv_he
 RING = nets.replace(CONFIG, window=3, local=(True,))
 
 
-def small(config):
+@functools.cache
+def small(name):
+    if name == "recurrent":
+        return test_recurrent_family.model()
+    config = {"whole": CONFIG, "ring": RING}[name]
     return Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
-
-
-MODELS = {"whole": small(CONFIG), "ring": small(RING), "recurrent": test_recurrent_family.model()}
 
 
 def begun(prepared):
@@ -36,9 +37,9 @@ def goes_on(prepared, state):
     jax.eval_shape(functools.partial(loop.advance, prepared.decoder), prepared.weights, state)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["whole", "ring", "recurrent"])
 def test_rows_that_another_decoder_began_with_less_room(name):
-    target = MODELS[name]
+    target = small(name)
     few, many = (prepare(target, PROMPTS, drafter=drafters.prompt_lookup(), gamma=gamma) for gamma in (2, 4))
     goes_on(few, begun(few))
     goes_on(few, begun(many))  # there is room to spare
@@ -49,20 +50,20 @@ def test_rows_that_another_decoder_began_with_less_room(name):
 
 
 def test_the_drafting_model_of_a_cascade_is_a_target_too():
-    cascade = drafters.cascade(MODELS["ring"], drafters.prompt_lookup(), gamma=6)
+    cascade = drafters.cascade(small("ring"), drafters.prompt_lookup(), gamma=6)
     silent = cascade._replace(functions=cascade.functions._replace(spare=0))
     for drafter, gamma in ((cascade, 1), (silent, 5)):
-        prepared = prepare(MODELS["ring"], PROMPTS, drafter=drafter, gamma=gamma)
+        prepared = prepare(small("ring"), PROMPTS, drafter=drafter, gamma=gamma)
         goes_on(prepared, begun(prepared))
-    prepared = prepare(MODELS["ring"], PROMPTS, drafter=silent, gamma=1)
+    prepared = prepare(small("ring"), PROMPTS, drafter=silent, gamma=1)
     with pytest.raises(ValueError, match=r"takes back at most 3 tokens .* up to 7: .* Drafter\.spare"):
         goes_on(prepared, begun(prepared))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["whole", "ring", "recurrent"])
 def test_a_drafter_that_gives_the_target_another_cache(name):
     """One that takes back less, or that holds less."""
-    target, lookup = MODELS[name], drafters.prompt_lookup().functions
+    target, lookup = small(name), drafters.prompt_lookup().functions
 
     def propose(room, weights, caches, context):
         draft, caches = lookup.propose(weights, caches, context)

@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxspec
@@ -23,7 +24,10 @@ def model(seed, words=WORDS):
 
 TARGET, ONE = model(0), Prompt(jnp.array([[1, 2]]), jnp.array([2]))
 SMALL = tiny_gpt(6, max_positions=8)
-SHORT = jaxspec.Model(decoder.language_model(SMALL), decoder.init(SMALL, jax.random.key(0)), config=SMALL)
+ZEROS = jax.tree.map(
+    lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: decoder.init(SMALL, jax.random.key(0)))
+)
+SHORT = jaxspec.Model(decoder.language_model(SMALL), ZEROS, config=SMALL)
 
 
 def rollout(target, prompts, **options):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 import jaxspec
 from jaxspec.core import Limits
@@ -79,10 +80,11 @@ def test_scores_are_the_log_probs_that_generate_reports(encoder):
 def test_long_texts_are_read_in_chunks_with_few_logits_at_a_time(head, monkeypatch):
     config = tiny_gpt(11, max_positions=2048)
     lm = decoder.language_model(config)
-    model = jaxspec.Model(lm if head else lm._replace(inside=None), decoder.init(config, jax.random.key(0)))
+    params = jax.jit(decoder.init, static_argnums=0)(config, jax.random.key(0))
+    model = jaxspec.Model(lm if head else lm._replace(inside=None), params)
     row = np.random.default_rng(0).integers(0, 11, 1200)
-    whole = decoder.DecoderNet(config).apply({"params": model.params}, jnp.asarray(row)[None])[0]
-    expected = jax.nn.log_softmax(whole)[np.arange(1199), row[1:]]
+    whole = jax.jit(decoder.DecoderNet(config).apply)({"params": params}, row[None])[0]
+    expected = log_softmax(whole, axis=-1)[np.arange(1199), row[1:]]
     monkeypatch.setattr(scoring, "LOGITS", 2 * 11 * 100)  # of a hundred positions of two rows: no divisor of a chunk
     for score in jaxspec.score(model, [row, row[:700]], batch_size=2):
         np.testing.assert_allclose(score.log_probs, expected[: len(score.tokens)], atol=1e-4)
