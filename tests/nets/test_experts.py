@@ -20,6 +20,7 @@ from jaxspec.nets.dense import FEW
 from jaxspec.nets.experts import ExpertsShape
 from jaxspec.weights import parameters, quantisation
 from tests.marks import marked
+from tests.small import random_params
 
 DIM = 16
 MIXTURES = {
@@ -38,9 +39,7 @@ def config(name, dtype="float32"):
 @functools.cache
 def model(name, seed=0, dtype="float32"):
     shape = config(name, dtype)
-    params = decoder.init(shape, jax.random.key(seed))
-    noisy = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)  # biases, too
-    return Model(decoder.language_model(shape), noisy, config=shape)
+    return Model(decoder.language_model(shape), random_params(decoder.init, shape, seed, 0.3), config=shape)
 
 
 def one_by_one(shape, params, x):
