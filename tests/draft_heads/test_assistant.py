@@ -23,6 +23,7 @@ from jaxspec.weights.hf_families import gemma4
 from jaxspec.weights.tensors import CheckpointError
 from tests.families.test_gemma4 import COMMON, GLOBAL, LOCAL, TABLES, peer
 from tests.marks import marked
+from tests.small import random_params
 
 PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3  # as in conftest.py
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [59]]  # longer than the window, shorter, and one token
@@ -61,22 +62,17 @@ def gemma(name, **changes):
     """A random Gemma 4 of ours, whose norms and scalars are not one."""
     changes = {key: list(x) if isinstance(x, tuple) else x for key, x in changes.items()}
     config = gemma4.read(TABLES[name] | words(name) | changes)
-    params = noisy(decoder.init(config, jax.random.key(0)), 1)
+    params = random_params(decoder.init, config, 1, 0.3)
     return Model(decoder.language_model(config), params, None, config, "gemma")
-
-
-def noisy(params, seed):
-    """Parameters with noise; tokens of centroids in a random order."""
-    keys = iter(jax.random.split(jax.random.key(seed), 1000))
-    ids, params = params.get("vocabulary"), {name: x for name, x in params.items() if name != "vocabulary"}
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
-    return params if ids is None else params | {"vocabulary": jax.random.permutation(next(keys), ids)}
 
 
 def bound(config, goal, seed=0):
     """A random assistant of ours, for a target, of a config.json."""
     config = assistant.read(config, {}, formats.target_shape(goal))
-    params = noisy(assistant.init(config, jax.random.key(seed)), seed + 1)
+    params = random_params(assistant.init, config, seed + 1, 0.3)
+    if "vocabulary" in params:  # tokens of centroids in a random order
+        ids = np.random.default_rng(seed).permutation(params["vocabulary"].size)
+        params["vocabulary"] = jnp.asarray(ids.reshape(params["vocabulary"].shape), params["vocabulary"].dtype)
     return drafters.assistant(DraftHead(assistant.head(config), params), goal)
 
 
@@ -236,7 +232,7 @@ TINY |= {"sliding_window": 2, "head_dim": 4, "global_head_dim": 8}
 def tiny(ordered=True):
     """A target with four tokens, and an assistant that gives two of them, or all, a logit."""
     config = gemma4.read(TINY | {"num_kv_shared_layers": 0})
-    params = noisy(decoder.init(config, jax.random.key(0)), 1)
+    params = random_params(decoder.init, config, 1, 0.3)
     goal = Model(decoder.language_model(config), params, None, config, "tiny")
     table = {"model_type": "gemma4_assistant", "text_config": TINY, "backbone_hidden_size": 8, "num_centroids": 2}
     return bound(table | {"use_ordered_embeddings": ordered, "centroid_intermediate_top_k": 1}, goal, seed=3)

@@ -11,6 +11,7 @@ from jaxspec import nets
 from jaxspec.core import Prompt, Room
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import decoder_config
+from tests.small import random_params
 
 SHAPE = decoder_config(61, dim=32, ff_dim=48, layers=3, heads=4, kv_heads=2, head_dim=8, max_positions=32)
 LOCAL = nets.replace(
@@ -40,8 +41,7 @@ def config(request):
 
 
 def params_of(config, seed=0):
-    params = decoder.init(config, jax.random.key(seed))
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
+    return random_params(decoder.init, config, seed, 0.1)
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ from jaxspec.core import Prompt, Room
 from jaxspec.nets import decoder
 from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families.gpt import SIZES
+from tests.small import random_params
 
 CONFIG = decoder.gpt_config(61, dim=32, ff_dim=64, layers=2, heads=4, max_positions=16)
 TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 61)
 
 
 def params_of(config, seed=0):
-    params = decoder.init(config, jax.random.key(seed))
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
+    return random_params(decoder.init, config, seed, 0.1)
 
 
 @pytest.mark.slow

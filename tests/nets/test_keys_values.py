@@ -11,6 +11,7 @@ from jaxspec.core import kv_cache as kv
 from jaxspec.nets import decoder, t5
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
+from tests.small import random_params
 
 RING = AttentionShape(heads=2, kv_heads=1, head_dim=4, window=3, rotary=Rotary(10.0))
 WHOLE = AttentionShape(heads=4, kv_heads=2, head_dim=8, rotary=Rotary(100.0), head_norms=True)
@@ -25,7 +26,7 @@ LENGTH = jnp.array([12, 1, 5], jnp.int32)
 def test_reading_what_a_layer_has_cached_is_the_layers_own_attention():
     """Ragged rows, after a rewind, in rings that have gone round: of a window, of all, and of layers that share."""
     lm, module = decoder.language_model(CONFIG), decoder.DecoderNet(CONFIG)
-    params = decoder.init(CONFIG, jax.random.key(1))
+    params = random_params(decoder.init, CONFIG)
 
     def attended(net, layer, source, cache, x, y):
         """The layer's output for one token, x [B, 1, M], of keys that another layer may have, which has read y."""
@@ -99,7 +100,7 @@ def test_a_layer_with_a_state_has_no_keys():
 
 def test_keys_of_an_encoder_decoder_are_its_decoders():
     config = t5.T5Config(11, 8, 8, 2, 4, encoder_layers=1, decoder_layers=2)
-    lm, params = t5.language_model(config), t5.init(config, jax.random.key(1))
+    lm, params = t5.language_model(config), random_params(t5.init, config)
 
     @jax.jit
     def cached(params, rows, length):

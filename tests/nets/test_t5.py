@@ -9,6 +9,7 @@ import pytest
 
 from jaxspec.core import Prompt, Room, layer_caches
 from jaxspec.nets import t5
+from tests.small import random_params
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
 V10 = t5.T5Config(61, 32, 48, 4, 8, encoder_layers=2, decoder_layers=2, activation="relu", gated=False, tied_head=True)
@@ -23,7 +24,7 @@ def config(request):
 
 
 def params_of(config, seed=0):
-    return t5.init(config, jax.random.key(seed))
+    return random_params(t5.init, config, seed)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import jaxspec
 from jaxspec.core import Prompt, Room
 from jaxspec.nets import encoder_decoder, whisper
 from jaxspec.weights import huggingface
+from tests.small import random_params
 
 SPEECH = whisper.Speech(("en", "de"), (42, 43), ("transcribe",), (45,), 47, (3, 5), (7,), 20)
 CONFIG = whisper.WhisperConfig(
@@ -22,10 +23,7 @@ TOKENS = np.random.RandomState(1).randint(0, 61, (2, 7))
 
 @pytest.fixture(scope="module")
 def params():
-    drawn = whisper.init(CONFIG, jax.random.key(0))
-    noise = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(drawn))))
-    # Biases and norms, too, are other than 0 and 1.
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), drawn)
+    return random_params(whisper.init, CONFIG, noise=0.1)  # biases and norms, too, are other than 0 and 1
 
 
 @pytest.mark.slow
