@@ -1,4 +1,4 @@
-"""Loading draft heads, published ones and those that were trained here: EAGLE, Medusa, Kangaroo, PaSS, MTP, DFlash.
+"""Loading drafters of a target, published ones and those that were trained here: EAGLE, Medusa, MTP, DFlash, PARD.
 
 What a folder's config.json means, and what its tensors are called, the kinds say (`jaxspec.draft_heads.KINDS`).
 """
@@ -22,6 +22,7 @@ from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.drafters.parallel import parallel
 from jaxspec.nets import decoder_layers, stack
 from jaxspec.weights import huggingface, orbax, parameters, quantised_files, tensors, tokenizers
 from jaxspec.weights import loading as models
@@ -50,6 +51,7 @@ def load_drafter(
     - EAGLE, EAGLE-3 and P-EAGLE, in the spelling of their authors, SGLang and vLLM
     - the `speculators` format: eagle3, peagle, dflash, dflash2, dspark, mtp
     - Medusa, DFlash, DFlash 2, DSpark, Kangaroo, PaSS
+    - PARD, whole models that draft in parallel (`drafters.parallel`)
     - modules for multi-token prediction in a model's own folder; `source` is then the target's
 
     `generate` runs the target with the taps that the drafter reads; you need not ask for them.
@@ -78,10 +80,19 @@ def load_drafter(
     Warns:
         UserWarning: the folder names another model than this target, one of the same shapes.
     """
-    network = read_head(source, target=target, taps=taps, revision=revision)
-    drafter = bound(*network, target, head)
+    folder = _folder_of(source, target, revision)
+    if (mask_token := _mask_token(folder)) is not None:
+        for option, value in (("taps", taps), ("head", head)):
+            if value is not None:
+                raise ValueError(f"{option} is of draft heads, and {folder} is a whole model: leave it out")
+        mesh, dtype = sharding.mesh_of(target.params), nets.dtype_of(target.config)
+        network, drafter = None, parallel(models.load(folder, dtype=dtype, mesh=mesh), mask_token)
+    else:
+        network = read_head(folder, target=target, taps=taps)
+        drafter = bound(*network, target, head)
     if check is not False:
-        check_acceptance(drafter, None if check is True else check, name=str(source), network=lambda: network)
+        again = None if network is None else lambda: network
+        check_acceptance(drafter, None if check is True else check, name=str(source), network=again)
     return drafter._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
 
 
@@ -92,11 +103,9 @@ def read_head(
 
     Arguments and errors as those of `load_drafter`. `draft_heads.save.save` writes them.
     """
-    if not isinstance(target, Model):
-        raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
     if taps is not None:
         stack.check_numbers(taps)
-    folder = find(source, revision)
+    folder = _folder_of(source, target, revision)
     tokenizer = tokenizers.load(folder)
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:
@@ -110,6 +119,24 @@ def read_head(
     if taps is not None and not kind_of(config).head(config).requirements.taps:
         raise ValueError(f"taps is {list(taps)}, and {folder} reads the last layer's output only: leave it out")
     return config, params
+
+
+def _folder_of(source: str | Path, target: Model, revision: str | None) -> Path:
+    if not isinstance(target, Model):
+        raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
+    return find(source, revision)
+
+
+def _mask_token(folder: Path) -> int | None:
+    """Returns the mask token of a whole model that drafts in parallel (PARD's); None of other drafters."""
+    try:
+        table = common.read_object(folder / CONFIG)
+    except (OSError, ValueError):  # `describe` says so
+        return None
+    if not isinstance(mask_token := table.get("pard_token"), int):
+        return None
+    names = {name for file in tensors.shards(folder, tensors.OF_DRAFTERS) for name in file.shapes}
+    return None if any("mask_hidden" in name for name in names) else mask_token  # P-EAGLE's heads have both
 
 
 def _check_name(folder: Path, target: Model) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, nets
+from jaxspec import Model, drafters, nets
 from jaxspec.draft_heads import kangaroo, lookahead_embeddings
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
@@ -16,9 +16,10 @@ from jaxspec.nets import decoder
 from jaxspec.nets.decoder import decoder_config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
-from jaxspec.weights import orbax
+from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.loading import shipped
 from jaxspec.weights.orbax import CheckpointError
+from tests.small import tiny_llama
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -230,3 +231,20 @@ def test_there_is_no_such_drafter(target):
 def test_a_model_without_layers_has_no_taps():
     with pytest.raises(ValueError, match="no layers to tap"):
         jaxspec.with_taps(table_model(jax.random.key(0), 3), (0,))
+
+
+def test_a_whole_model_with_a_mask_token_drafts_in_parallel(tmp_path):
+    """PARD's folders are those of models, with one number more in config.json."""
+    config = tiny_llama(24, max_positions=64)
+    model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(3)), None, config, "it")
+    folder = huggingface.save(model, tmp_path / "pard")
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | {"pard_token": 7}))
+    drafter = jaxspec.load_drafter(folder, target=model)
+    given = drafters.parallel(jaxspec.load(folder), 7)
+    options = dict(gamma=3, max_new_tokens=9, eos_ids=())
+    out, expected = (jaxspec.generate(model, [[5, 6, 9]], drafter=x, **options) for x in (drafter, given))
+    assert (out.tokens == expected.tokens).all() and (out.stats.rounds == expected.stats.rounds).all()
+    assert drafter.name == "pard" and drafter.functions == given.functions
+    with pytest.raises(ValueError, match=r"taps is of draft heads, and .*pard is a whole model"):
+        jaxspec.load_drafter(folder, target=model, taps=(0,))

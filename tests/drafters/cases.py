@@ -79,6 +79,13 @@ CASES = {
         drafters.without_backoff(TRIGRAM), drafters.without_backoff(LARGE_TABLES), policies=ALL
     ),
     "argmax without back-off": Case(drafters.greedy(drafters.without_backoff(TRIGRAM)), policies=ALL),
+    "a model in parallel": Case(
+        drafters.parallel(MODEL, mask_token=2),
+        drafters.parallel(LARGE_MODEL, mask_token=5),
+        slow=False,
+        policies=ALL,
+        usual_policies=("adaptive",),
+    ),
     "uniform": Case(uniform(), uniform(), policies=ALL),
     "prompt_lookup": Case(
         drafters.prompt_lookup(2), drafters.prompt_lookup(2), policies=ALL, usual_policies=("adaptive",)

@@ -1,0 +1,74 @@
+"""A draft model that drafts at mask tokens, beside passes over whole rows of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Model, drafters, policies, trace
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
+from jaxspec.nets import decoder
+
+MASK, GAMMA, NEW = 3, 4, 14
+SIZES = dict(dim=16, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, max_positions=96)
+SHAPE = decoder.decoder_config(24, **SIZES, window=5, local=(True, False))  # a ring, and a layer that sees all
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 4]]
+
+
+@functools.cache
+def model(seed):
+    return Model(decoder.language_model(SHAPE), decoder.init(SHAPE, jax.random.key(seed)), config=SHAPE)
+
+
+@functools.cache
+def plain():
+    return np.asarray(jaxspec.generate(model(1), PROMPTS, max_new_tokens=NEW, eos_ids=()).tokens)
+
+
+def test_drafts_are_those_of_a_pass_over_the_row_and_masks():
+    """Ragged rows, round by round: a greedy draft token is the argmax at its place of [row, mask, mask, ...]."""
+    target, draft = model(1), model(2)
+    prepared = prepare(
+        target, PROMPTS, drafter=drafters.parallel(draft, MASK), gamma=GAMMA, max_new_tokens=NEW, eos_ids=()
+    )
+    outcome = loop.run(prepared)
+    net = jax.jit(decoder.NETWORK.teach(SHAPE).apply)
+    for row, prompt in enumerate(PROMPTS):
+        text = np.asarray(outcome.tokens)[row, :NEW].tolist()
+        assert text == plain()[row].tolist()
+        rounds = trace.of_row(text, jax.device_get(outcome.trace), row)[1:]
+        assert len(rounds) > 3
+        for step in rounds:
+            committed = [*prompt, *step.before]
+            ids = np.full((1, 32), MASK)
+            ids[0, : len(committed)] = committed
+            best = np.asarray(net({"params": draft.params}, jnp.asarray(ids)))[0].argmax(axis=-1)
+            assert step.draft == best[len(committed) - 1 :][: len(step.draft)].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [dict(gamma=1), dict(gamma=6, policy=policies.heuristic(start=1, grow=1))], ids=str)
+def test_text_is_plain_text_whatever_is_drafted(options):
+    """The target drafts for itself; with a policy, rounds without a draft leave tokens to be caught up with."""
+    drafter = drafters.fallback(drafters.prompt_lookup(), drafters.parallel(model(1), MASK, longest=3))
+    out = jaxspec.generate(model(1), PROMPTS, drafter=drafter, max_new_tokens=NEW, eos_ids=(), **options)
+    np.testing.assert_array_equal(out.tokens, plain())
+
+
+def test_the_first_token_of_a_target_that_drafts_for_itself_is_always_accepted():
+    """It is the model's own: what masks do begins behind it."""
+    out = jaxspec.generate(
+        model(1), PROMPTS, drafter=drafters.parallel(model(1), MASK), gamma=2, max_new_tokens=NEW, eos_ids=()
+    )
+    assert (np.asarray(out.stats.rounds) <= (NEW - 1 + 1) // 2).all()
+
+
+def test_a_mask_token_that_the_model_lacks_is_refused():
+    with pytest.raises(ValueError, match="mask_token is 24"):
+        drafters.parallel(model(1), 24)
+    with pytest.raises(ValueError, match="longest is 0"):
+        drafters.parallel(model(1), MASK, longest=0)
