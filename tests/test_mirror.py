@@ -13,6 +13,7 @@ TESTED_BY = {
     "optional_imports.py": "test_packaging.py",  # the hints name extras that there are
     "analysis/chips.py": "analysis/test_aot.py",
     "analysis/memory.py": "analysis/test_table.py",
+    "analysis/published.py": "cli/test_plan.py",
     "analysis/random_model.py": "analysis/test_aot.py",
     "cli/drafter_names.py": "cli/test_options.py",
     "cli/entries.py": "cli/test_chat.py",

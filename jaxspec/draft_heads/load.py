@@ -91,8 +91,8 @@ def load_drafter(
         network = read_head(folder, target=target, taps=taps)
         drafter = bound(*network, target, head)
     if check is not False:
-        again = None if network is None else lambda: network
-        check_acceptance(drafter, None if check is True else check, name=str(source), network=again)
+        read = None if network is None else lambda: network
+        check_acceptance(drafter, None if check is True else check, name=str(source), network=read)
     return drafter._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
 
 

@@ -70,8 +70,8 @@ def _parallel(lm: core.LanguageModel, mask_token: int, longest: int) -> core.Dra
             # A round commits at most count + 1 tokens, so the last of them and count - 1 masks are among 2 count.
             start = jnp.clip(before.num_cached, row.length - 1 - count, row.length - 1)
             position = start[:, None] + jnp.arange(2 * count, dtype=start.dtype)[None, :]
-            held = jnp.take_along_axis(row.tokens, jnp.minimum(position, row.tokens.shape[1] - 1), axis=1)
-            tokens = jnp.where(position < row.length[:, None], known(lm, held), mask_token)
+            in_row = jnp.take_along_axis(row.tokens, jnp.minimum(position, row.tokens.shape[1] - 1), axis=1)
+            tokens = jnp.where(position < row.length[:, None], known(lm, in_row), mask_token)
             forward, cache = lm.extend(params, lm.rewind(before.cache, start), tokens)
             drafting = (row.length - 1 - start)[:, None] + jnp.arange(count, dtype=start.dtype)[None, :]
             if lm.inside is None:
