@@ -16,6 +16,7 @@ from jaxspec.cli.prompts import prepared_pair
 if TYPE_CHECKING:
     from jaxspec.analysis.plan import Plan
     from jaxspec.analysis.result import BenchResult
+    from jaxspec.analysis.roofline import Machine
     from jaxspec.decode.request import Prepared
 
 _COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
@@ -86,11 +87,11 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
             alpha = row.alpha
             note = f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: {row.source}, {row.url}"
         plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
-        basis = "by memory, bandwidth and peak; real passes are slower"
-        if roofline.machine(inputs.device).kernel:
+        device, basis = roofline.machine(inputs.device), "by memory, bandwidth and peak; real passes are slower"
+        if device.kernel:
             basis = "estimates from bytes and kernels, as measured on an H100"
         heading = f"{target} with {inputs.draft or draft} on {inputs.device}, {basis}"
-        note = "\n".join([*filter(None, [note]), *map(_times, plans)])
+        note = "\n".join([*filter(None, [note]), *(_times(plan, device) for plan in plans if plan.fits)])
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=inputs.c_hat)]
         heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
@@ -128,13 +129,15 @@ def _check(inputs: Inputs, context: typer.Context) -> None:
         raise ValueError(f"--v is {inputs.v:g}: expected 0 or more")
 
 
-def _times(plan: Plan) -> str:
+def _times(plan: Plan, device: Machine) -> str:
     """Says in milliseconds what a plan for a device rests on."""
     assert plan.plain_seconds is not None
     plain, draft, verify = (1e3 * plan.plain_seconds * passes for passes in (1, plan.c, plan.v))
-    drafts = f"; with γ = {plan.chain.gamma} a draft token takes {draft:.2f} ms, the verify pass {verify:.2f}"
-    speed = plan.batch / plan.plain_seconds
-    return f"Batch {plan.batch}: a plain step takes {plain:.2f} ms ({speed:.0f} tokens/s){drafts}."
+    least = "" if device.kernel else "at least "
+    return (
+        f"Batch {plan.batch}: a plain step takes {least}{plain:.2f} ms; with γ = {plan.chain.gamma} a draft token takes "
+        f"{draft:.2f}, the verify pass {verify:.2f}."
+    )
 
 
 def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult]) -> None:
