@@ -134,10 +134,8 @@ def _times(plan: Plan, device: Machine) -> str:
     assert plan.plain_seconds is not None
     plain, draft, verify = (1e3 * plan.plain_seconds * passes for passes in (1, plan.c, plan.v))
     least = "" if device.kernel else "at least "
-    return (
-        f"Batch {plan.batch}: a plain step takes {least}{plain:.2f} ms; with γ = {plan.chain.gamma} a draft token takes "
-        f"{draft:.2f}, the verify pass {verify:.2f}."
-    )
+    drafts = f"with γ = {plan.chain.gamma} a draft token takes {draft:.2f}, the verify pass {verify:.2f}"
+    return f"Batch {plan.batch}: a plain step takes {least}{plain:.2f} ms; {drafts}."
 
 
 def _show(heading: str, plans: Sequence[Plan], note: str, speeds: Sequence[BenchResult]) -> None:
