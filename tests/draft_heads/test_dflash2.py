@@ -18,8 +18,9 @@ from jaxspec.rules.catalogue import RULES
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify
 from jaxspec.weights.tensors import CheckpointError
-from tests.draft_heads.test_drafters import DFLASH, V, noisy, second, target_of
+from tests.draft_heads.test_drafters import DFLASH, V, second, target_of
 from tests.marks import marked
+from tests.small import random_params
 
 CONFIG = second(DFLASH)  # two candidates of three tokens
 PROMPT = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
@@ -29,7 +30,7 @@ RULES_ALL = [name for name, entry in RULES.items() if entry.rule.exact]
 
 @functools.cache
 def drafter():
-    params = noisy(dflash2.init(CONFIG, jax.random.key(3)), 4, 0.6)
+    params = random_params(dflash2.init, CONFIG, 4, 0.6)
     network = jaxspec.DraftHead(dflash2.head(CONFIG), params)
     return drafters.block(network, target_of("decoder", CONFIG.taps))
 

@@ -17,6 +17,7 @@ from jaxspec.testing import word_tokenizer
 from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.hf_families import FamilyError, gemma4
 from tests.marks import marked
+from tests.small import random_params
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 KINDS = [LOCAL] * 2 + [GLOBAL] + [LOCAL] * 2 + [GLOBAL]
@@ -74,9 +75,7 @@ def folders(tmp_path_factory):
 def random(name, seed=0):
     """A random model of ours, whose norms and scalars are not one."""
     config = gemma4.read(TABLES[name])
-    params = decoder.init(config, jax.random.key(seed))
-    keys = iter(jax.random.split(jax.random.key(seed + 1), 1000))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+    params = random_params(decoder.init, config, seed, 0.3)
     return jaxspec.core.Model(decoder.language_model(config), params, config=config)
 
 

@@ -23,6 +23,7 @@ from jaxspec.testing import certify
 from jaxspec.weights import hf_families, orbax, parameters
 from jaxspec.weights.hf_families import FamilyError, qwen3_5
 from tests.marks import marked
+from tests.small import random_params
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 16}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
@@ -136,10 +137,7 @@ DRAFTERS = {
 
 def random_model(table, seed, scale=0.3):
     config = hf_families.of(table).read(table)
-    params = jax.tree.map(
-        lambda x: x + scale * jax.random.normal(jax.random.key(x.size + seed), x.shape),
-        decoder.init(config, jax.random.key(seed)),
-    )
+    params = random_params(decoder.init, config, seed, scale)
     return Model(decoder.language_model(config), params, config=config, name=f"qwen3.5-{seed}")
 
 
