@@ -39,6 +39,8 @@ TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
     "positions": None,
     "experts": MODEL,
     "stack": None,
+    "outputs": MODEL,
+    "hidden": None,
 }
 LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are all but the last
     "embedding": ("vocab", "dim"),
@@ -54,7 +56,8 @@ LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its b
     "ff/wi": ("ff", "dim"),
     "ff/out": ("dim", "ff"),
     "experts/inwards": ("stack", "ff", "dim"),  # a part of every expert: all devices work, whichever are chosen
-    "experts/outwards": ("stack", "dim", "ff"),
+    # Not by hidden units: few columns that are no multiple of 128 lanes would be copied, wider, for a TPU's loop.
+    "experts/outwards": ("stack", "outputs", "hidden"),
 }
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
