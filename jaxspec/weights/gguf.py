@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ __all__ = ["FORMAT", "is_file", "name_of", "open_file", "package", "read"]
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 COMPARED, ALIKE = 1024, 0.2  # rows of both, and how far they may be apart, each quantised in its way: 4 bits lose 0.1
 ROPE = "rope_freqs.weight"  # what each frequency is divided by, of models whose positions are scaled
+FACTORS = (ROPE, llama_cpp.LONGROPE, "rope_factors_long.weight")  # no tensors of the network
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -39,6 +43,8 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
             raise FamilyError(f"it has the tensor {ROPE} and keys rope.scaling.*: expected one of them")
         if ROPE in header.tensors:
             table["rope_scaling"] = _llama3(header, table)
+        if (short := llama_cpp.LONGROPE) in header.tensors:
+            table["rope_scaling"]["short_factor"] = np.asarray(_stored(short, header.tensors[short])).tolist()
         if table["model_type"] == "t5" and HEAD in header.tensors:
             # Tied, so that `huggingface.assemble` leaves out an exact copy; one quantised otherwise it keeps as a head.
             table["tie_word_embeddings"] = table["scale_decoder_outputs"] = _repeats_embedding(header)
@@ -77,7 +83,12 @@ def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
 def _shard(path: Path, header: Header, family: Family, config: Any, head_counts: tuple[int, int]) -> Shard:
     architecture = header.metadata["general.architecture"]
     called = _names(architecture, family, config)
-    by_name = {called.get(name, name): name for name in header.tensors if name != ROPE}
+    experts = _experts(header, family, config)
+    by_name = {
+        called.get(name, name): name
+        for name in header.tensors
+        if name not in FACTORS and not (experts and EXPERTS.fullmatch(name))
+    }
     transposed = {x.name for x in family.names(config).values() if x.transposed}
     heads = dict(zip((".attn_q.", ".attn_k."), head_counts, strict=True))
 
@@ -97,8 +108,54 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
         for canonical, shape in ((canonical, header.tensors[name].shape) for canonical, name in by_name.items())
     }
     stored = {canonical: _stored(name, header.tensors[name]) for canonical, name in by_name.items()}
+    shapes |= {canonical: x.shape for canonical, x in experts.items()}
 
-    return Shard(path, shapes, lambda names: ((name, convert(name, stored[name])) for name in names))
+    def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
+        return ((name, experts[name] if name in experts else convert(name, stored[name])) for name in names)
+
+    return Shard(path, shapes, load)
+
+
+def _experts(header: Header, family: Family, config: Any) -> dict[str, Stored]:
+    """Presents stacks of experts as folders have them: each matrix apart, or pairs of one layer in one stack."""
+    named = {
+        tuple(match.groups()): _stored(name, entry)
+        for name, entry in header.tensors.items()
+        if (match := EXPERTS.fullmatch(name))
+    }
+    blocks = {name.split(".")[3] for name in (x.name for x in family.names(config).values()) if ".experts." in name}
+    prefix = f"model.layers.{{}}.{min(blocks, default='')}.experts"
+    if family.apart:
+        return {
+            f"{prefix.format(layer)}.{expert}.{called}.weight": _entry(x, expert)
+            for (layer, part, _), x in named.items()
+            for expert in range(x.shape[0])
+            for called in [dict[str, str](zip(("gate", "up", "down"), family.apart, strict=True))[part]]
+        }
+    stacks = {}
+    for (layer, part, kind), x in named.items():
+        name = f"{prefix.format(layer)}.{{}}{'_bias' if kind == 'bias' else ''}"
+        if part == "down":
+            stacks[name.format("down_proj")] = _turned([x])
+        elif part == "gate":
+            stacks[name.format("gate_up_proj")] = _turned([x, named[layer, "up", kind]])
+    return stacks
+
+
+def _entry(stack: Stored, expert: int) -> Stored:
+    return Stored(stack.shape[1:], stack.dtype, lambda start, stop: stack[expert : expert + 1][0, start:stop])
+
+
+def _turned(parts: list[Stored]) -> Stored:
+    """Makes one stack [experts, in, parts * out], whose columns belong to each part in turn; of biases without "in"."""
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        x = np.stack([part[start:stop] for part in parts], axis=2)  # [n, out, parts, ...]
+        x = x.reshape(len(x), -1, *x.shape[3:])
+        return x.swapaxes(1, -1) if x.ndim == 3 else x
+
+    count, out, *inwards = parts[0].shape
+    return Stored((count, *inwards, out * len(parts)), parts[0].dtype, rows)
 
 
 def _halves(x: np.ndarray, heads: int) -> np.ndarray:
@@ -119,7 +176,9 @@ def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     hf_names = {tensor.name for tensor in family.names(config).values()}
     named = {tensor_names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in hf_names}
     output = {HEAD: "lm_head.weight"}  # a head of its own, or a copy of the embedding
-    return output | {name: canonical for name, canonical in named.items() if name is not None}
+    named = {name: canonical for name, canonical in named.items() if name is not None}
+    # Vectors that transformers calls without ".weight" have it here.
+    return output | {name if name.endswith((".weight", ".bias")) else f"{name}.weight": x for name, x in named.items()}
 
 
 @functools.lru_cache

@@ -18,6 +18,7 @@ from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import FamilyError
 
 Shape = tuple[int, ...]
+_WINDOW, _LOGITS = {"sliding_window": "attention.sliding_window"}, {"logit_scale": "logit_scale"}
 
 UNREAD = {  # by llama.cpp, when it generates text with these architectures
     *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "embedding_length_out"),
@@ -64,9 +65,10 @@ def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dic
     # What the architecture took is gone from `keys`; of the rest each has to be without effect.
     for key in sorted(keys.keys() - UNREAD):
         _only(keys, key, *NEUTRAL.get(key, ()))
+    nulls = table.pop("nulls", ())
     table |= {"vocab_size": shapes["token_embd.weight"][0], "tie_word_embeddings": "output.weight" not in shapes}
     table["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")  # a T5's rows begin with it by default
-    return {key: value for key, value in table.items() if value is not None}
+    return {key: value for key, value in table.items() if value is not None or key in nulls}
 
 
 def _take(keys: dict[str, Any], key: str, otherwise: Any = None) -> Any:
@@ -91,7 +93,7 @@ def _only(keys: dict[str, Any], key: str, *expected: Any) -> None:
         raise FamilyError(f"{key} is {value!r}: {only}")
 
 
-def _attention(keys: dict[str, Any]) -> tuple[int, int, int]:
+def _attention(keys: dict[str, Any], rotates_part: bool = False) -> tuple[int, int, int]:
     """Takes the model's width, its number of heads, and their width, which is the same for queries, keys and values."""
     dim, heads = _need(keys, "embedding_length"), _need(keys, "attention.head_count")
     common.check({"hidden_size": dim, "num_attention_heads": heads})
@@ -99,7 +101,7 @@ def _attention(keys: dict[str, Any]) -> tuple[int, int, int]:
     width = _take(keys, "attention.key_length", dim // heads)
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         _only(keys, key, width)
-    for key in ("rope.dimension_count", "rope.dimension_count_swa"):  # llama.cpp rotates a part of the heads
+    for key in ("rope.dimension_count_swa",) if rotates_part else ("rope.dimension_count", "rope.dimension_count_swa"):
         _only(keys, key, width)
     return dim, heads, width
 
@@ -140,9 +142,28 @@ def _t5(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     }
 
 
-def _decoder(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    dim, heads, width = _attention(keys)
+def _decoder(
+    model_type: str,
+    keys: dict[str, Any],
+    shapes: Mapping[str, Shape],
+    *,
+    epsilon: str = "rms_norm_eps",
+    rotates_part: bool = False,
+    read_from: Mapping[str, str] | None = None,
+    **fixed: Any,
+) -> dict[str, Any]:
+    """Reads a network of Llama's kind.
+
+    Args:
+        epsilon: its key; all but "rms_norm_eps" are of norms that subtract a mean.
+        rotates_part: whether `rope.dimension_count` may be less than a head's width.
+        read_from: keys of config.json, and those of the file that they come from.
+        fixed: keys of config.json, and the values that llama.cpp's code has for the architecture.
+    """
+    dim, heads, width = _attention(keys, rotates_part)
     longest = _take(keys, "context_length")
+    norm = "attention.layer_norm_rms_epsilon" if epsilon == "rms_norm_eps" else "attention.layer_norm_epsilon"
+    part = {"partial_rotary_factor": _take(keys, "rope.dimension_count", width) / width} if rotates_part else {}
     return {
         "model_type": model_type,
         "hidden_size": dim,
@@ -151,13 +172,88 @@ def _decoder(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape])
         "num_attention_heads": heads,
         "num_key_value_heads": _take(keys, "attention.head_count_kv"),
         "head_dim": width,
-        "rms_norm_eps": _need(keys, "attention.layer_norm_rms_epsilon"),
+        epsilon: _need(keys, norm),
         "rope_theta": _take(keys, "rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(keys, longest),
         "max_position_embeddings": longest,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+        **part,
+        **{name: _take(keys, key) for name, key in (read_from or {}).items()},
+        **fixed,
     }
+
+
+EXPERTS = {"num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length"}
+
+
+def _mixture(model_type: str, count: str, keys: dict[str, Any], shapes: Mapping[str, Shape], **fixed: Any) -> dict:
+    """Reads a network with experts, whose number has the key `count` in config.json."""
+    if "expert_used_count" not in keys:
+        raise FamilyError(f"expert_count is {keys.get('expert_count')!r}, and it lacks 'expert_used_count'")
+    return _decoder(model_type, keys, shapes, read_from=EXPERTS | _WINDOW | {count: "expert_count"}, **fixed)
+
+
+def _llama(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    if not keys.get("expert_count"):
+        return _decoder("llama", keys, shapes)
+    _only(keys, "attention.sliding_window", 0)
+    return _mixture("mixtral", "num_local_experts", keys, shapes)
+
+
+def _gpt_oss(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    table = _mixture("gpt_oss", "num_local_experts", keys, shapes)
+    return table | {"rope_scaling": {**(table["rope_scaling"] or {"rope_type": "default"}), "truncate": False}}
+
+
+def _qwen3moe(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    _only(keys, "attention.sliding_window", 0)
+    return _mixture("qwen3_moe", "num_experts", keys, shapes, norm_topk_prob=True)
+
+
+def _granite(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    for key in [key for key in keys if key.startswith("ssm.")]:  # a dense Granite 4 has sizes of layers that it lacks
+        keys.pop(key)
+    _only(keys, "rope.scaling.finetuned", True)  # else llama.cpp rotates nothing
+    names = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale"}
+    names |= {"residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
+    table = _decoder("granite", keys, shapes, read_from=names)
+    return table | {"attention_multiplier": table["attention_multiplier"] or table["head_dim"] ** -0.5}
+
+
+def _exaone4(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    table = _decoder("exaone4", keys, shapes, read_from=_WINDOW)
+    layers = _layer_types(keys, table, pattern=4)
+    # Without a window all layers have positions, and a config.json says so by null.
+    return table | ({"layer_types": layers} if table["sliding_window"] else {"nulls": ["sliding_window"]})
+
+
+def _phi3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    magnitude = _take(keys, "rope.scaling.attn_factor", 1.0)
+    table = _decoder("phi3", keys, shapes, rotates_part=True, read_from=_WINDOW)
+    original = _take(keys, "rope.scaling.original_context_length", table["max_position_embeddings"])
+    if LONGROPE in shapes:  # `gguf.open_file` adds the factors, which are a tensor
+        table["rope_scaling"] = {"type": "longrope", "attention_factor": magnitude}
+        table["original_max_position_embeddings"] = original
+    return table | {"sliding_window": table["sliding_window"] or None}
+
+
+def _stablelm(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    _take(keys, "use_parallel_residual")  # llama.cpp goes by the second norm
+    table = _decoder("stablelm", keys, shapes, epsilon="layer_norm_eps", rotates_part=True)
+    has_bias, is_parallel = table.pop("attention_bias"), "blk.0.ffn_norm.weight" not in shapes
+    return table | {"use_qkv_bias": has_bias, "use_parallel_residual": is_parallel}
+
+
+def _command_r(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    has_norms = "blk.0.attn_q_norm.weight" in shapes
+    return _decoder("cohere", keys, shapes, epsilon="layer_norm_eps", read_from=_LOGITS, use_qk_norm=has_norms)
+
+
+def _biased(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape], **options: Any) -> dict[str, Any]:
+    """Reads one whose config.json has keys of its own for biases of all projections, and of the last one."""
+    has_out, has_bias = "blk.0.attn_output.bias" in shapes, "blk.0.attn_q.bias" in shapes
+    return _decoder(model_type, keys, shapes, attention_out_bias=has_out, use_bias=has_bias, **options)
 
 
 def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
@@ -222,12 +318,31 @@ def _layer_types(keys: dict[str, Any], table: dict[str, Any], pattern: int) -> l
     return ["sliding_attention" if x else "full_attention" for x in local]
 
 
+_plain = functools.partial(functools.partial, _decoder)
 ARCHITECTURES = {
     "gpt2": _gpt2,
     "t5": _t5,
-    **{name: functools.partial(_decoder, name) for name in ("llama", "qwen2", "qwen3")},
+    "llama": _llama,
+    **{name: _plain(name) for name in ("qwen2", "qwen3", "olmo2", "smollm3", "arcee", "gemma")},
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "phi3": _phi3,
+    "granite": _granite,
+    "exaone4": _exaone4,
+    "stablelm": _stablelm,
+    "hunyuan-dense": _plain("hunyuan_v1_dense"),
+    "glm4": _plain("glm4", rotates_part=True),
+    "nemotron": _plain("nemotron", epsilon="norm_eps", rotates_part=True),
+    "command-r": _command_r,
+    "cohere2": _plain("cohere2", epsilon="layer_norm_eps", read_from=_LOGITS | _WINDOW),
+    "starcoder2": functools.partial(_biased, "starcoder2", epsilon="norm_epsilon"),
+    "seed_oss": functools.partial(_biased, "seed_oss"),
+    "ernie4_5": functools.partial(_biased, "ernie4_5"),
+    "qwen3moe": _qwen3moe,
+    "gpt-oss": _gpt_oss,
 }
-NORMS_FROM_ONE = ("gemma2", "gemma3")  # whose norms are stored as what they multiply by; transformers subtracts 1
-INTERLEAVED = ("llama",)  # whose queries and keys are stored for rotations of dimensions 2i and 2i + 1
+# Norms that are stored as what they multiply by; transformers subtracts 1.
+NORMS_FROM_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+# Queries and keys that are stored for rotations of dimensions 2i and 2i + 1, where transformers rotates halves.
+INTERLEAVED = ("llama", "smollm3", "arcee", "granite")
+LONGROPE = "rope_factors_short.weight"
