@@ -18,6 +18,7 @@ from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.testing import certify
 from tests.families.test_qwen3_5 import model, options, peer, rows_of
 from tests.marks import marked
+from tests.small import random_params
 
 PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3  # as in conftest.py
 NORMS = {"pre_fc_norm_embedding": "embedding", "pre_fc_norm_hidden": "hidden", "norm": "last"}
@@ -112,8 +113,7 @@ def module(small=False, seed=3):
     """A random module of a random target, both ours."""
     target = model(0, small=small)
     config = mtp.read({}, {"qwen.fc.weight": (target.config.dim, 0)}, formats.target_shape(target))
-    keys = iter(jax.random.split(jax.random.key(seed), 100))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), mtp.init(config, next(keys)))
+    params = random_params(mtp.init, config, seed, 0.3)
     return drafters.mtp(DraftHead(mtp.head(config), params), target)
 
 
