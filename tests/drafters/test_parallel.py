@@ -51,7 +51,9 @@ def test_drafts_are_those_of_a_pass_over_the_row_and_masks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [dict(gamma=1), dict(gamma=6, policy=policies.heuristic(start=1, grow=1))], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(gamma=1), dict(gamma=6, policy=policies.heuristic(start=1, grow=1))], ids=["constant", "heuristic"]
+)
 def test_text_is_plain_text_whatever_is_drafted(options):
     """The target drafts for itself; with a policy, rounds without a draft leave tokens to be caught up with."""
     drafter = drafters.fallback(drafters.prompt_lookup(), drafters.parallel(model(1), MASK, longest=3))
