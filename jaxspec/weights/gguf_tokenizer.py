@@ -52,20 +52,30 @@ class Cut(NamedTuple):
 
 
 # The parts that patterns share: words, what is between them, and cased words.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_WITH_SHORT = "|".join(rf"(?:{cased}){_SHORT}?" for cased in _CASED.split("|"))  # gpt-oss: "it's" is one word
+_PUNCTUATED = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+)
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 CUTS = {
     "default": Cut((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mellum"), Cut((_GPT2,))),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), Cut((r"\p{N}", _GPT2))),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mellum", "exaone4"), Cut((_GPT2,))),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b", "command-r"), Cut((r"\p{N}", _GPT2))),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Cut((_LLAMA3,), True, True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut((_LLAMA3,))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Cut((rf"{_WORDS}|\p{{N}}|{_REST}",))),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Cut((_LLAMA3,))),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), Cut((rf"{_WORDS}|\p{{N}}|{_REST}",))
+    ),
+    "seed-coder": Cut((rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)),
+    "hunyuan-dense": Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _PUNCTUATED + r"|\s*[\r\n]+|\s+(?!\S)|\s+")),
+    "gpt-4o": Cut((rf"{_WITH_SHORT}|\p{{N}}{{1,3}}|{_SLASHED}",)),
     "tekken": Cut((rf"{_CASED}|\p{{N}}|{_SLASHED}",), True, True),
 }
 

@@ -71,6 +71,25 @@ def test_texts_are_cut_as_the_file_names_it():
         ids("a", BYTEWISE, pre="new")
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-4o", ["It's", " html", "Text", " ", "123", "45", "!/\n", "x"]),
+        ("hunyuan-dense", ["It", "'s", " htmlText", " ", "123", "45", "!/\n", "x"]),
+        ("seed-coder", ["It", "'s", " htmlText", " ", "1", "2", "3", "4", "5", "!/", "\n", "x"]),
+        ("glm4", ["It", "'s", " htmlText", " ", "123", "45", "!/\n", "x"]),
+        ("stablelm2", ["It", "'s", " htmlText", " ", "1", "2", "3", "4", "5", "!/\n", "x"]),
+        ("command-r", ["It", "'s", " htmlText", " ", "1", "2", "3", "4", "5", "!/", "\n", "x"]),
+        ("exaone4", ["It", "'s", " htmlText", " 12345", "!/", "\n", "x"]),
+    ],
+)
+def test_words_of_newer_models(pre, words):
+    """By hand, from the expressions that llama.cpp has for each name."""
+    backend = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(BYTEWISE, pre=pre)).backend_tokenizer
+    cut = backend.pre_tokenizer.pre_tokenize_str("It's htmlText 12345!/\nx")
+    assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == words
+
+
 def test_a_file_that_does_not_say_how_text_is_cut_warns(caplog):
     assert ids("hello ab1234", BYTEWISE, pre=None) == ids("hello ab1234", BYTEWISE, pre="default")
     assert "x.gguf does not say how its tokenizer cuts text (tokenizer.ggml.pre)" in caplog.text
