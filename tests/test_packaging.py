@@ -77,13 +77,13 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 MOST = {  # lines of each package's Python, blank ones and docstrings included; "top": the modules beside the packages.
     # Whoever cuts lowers a number; whoever needs more raises it in the same commit and says why. Comments count: core,
     # decode, rules, draft_heads and nets have some 200 more since a test holds their share.
-    "analysis": 4_737,  # costs of recurrent layers by the draft; published acceptance, times of kernels
+    "analysis": 4_740,  # costs of recurrent layers by the draft; published acceptance, times of kernels
     "audio": 789,  # features, files, Whisper's rules and windows
     "cli": 4_283,  # transcribe; times of a plan
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_487,
-    "draft_heads": 4_595,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, assistants, PARD
-    "drafters": 4_462,  # PARD
+    "draft_heads": 4_604,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, assistants, PARD
+    "drafters": 4_468,  # PARD
     "files": 649,
     "jobs": 1_991,
     "nets": 5_485,  # BART, Whisper, T5Gemma, and what encoder-decoders share; matrices by size

@@ -57,10 +57,13 @@ def of(drafter: str, target: str = "") -> Published:
     planned = {row.drafter: row for row in reversed(table()) if row.draft}
     if drafter not in planned:
         raise ValueError(
-            f"sizes do not tell the acceptance rate, and none is published of {drafter}: add an --alpha (the paper has "
+            f"no acceptance rate is published of {drafter}: give its size or shape and add an --alpha (the paper has "
             f"0.5 to 0.9), or give one of these as --draft: {', '.join(sorted(planned))}"
         )
     row = planned[drafter]
     if not row.target.rpartition("/")[2].lower().startswith(target.lower()):
-        raise ValueError(f"--target is {target}, but the acceptance of {drafter} is published with {row.target}")
+        raise ValueError(
+            f"--target is {target}, but the acceptance of {drafter} is published with {row.target}: give the shape of "
+            f"that, as `jaxspec models` lists it, or a size as --draft and an --alpha"
+        )
     return row

@@ -134,7 +134,7 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     number, has_layers, layers = size.partition(":")
     unit = UNITS.get(number[-1:].upper())
     try:
-        parameters, depth = float(number[:-1]) * unit if unit else float(number), int(layers or 0)
+        parameters, depth = float(number[:-1]) * unit if unit else float(number), int(layers) if has_layers else 0
     except ValueError:
         parameters = depth = 0
     if not 0 < parameters < float("inf") or depth < 0:

@@ -86,7 +86,11 @@ def load_drafter(
             if value is not None:
                 raise ValueError(f"{option} is of draft heads, and {folder} is a whole model: leave it out")
         mesh, dtype = sharding.mesh_of(target.params), nets.dtype_of(target.config)
-        network, drafter = None, parallel(models.load(folder, dtype=dtype, mesh=mesh), mask_token)
+        network, draft = None, models.load(folder, dtype=dtype, mesh=mesh)
+        try:
+            drafter = parallel(draft, mask_token)
+        except ValueError as error:
+            raise CheckpointError(f"{folder / CONFIG}, of whose pard_token: {error}") from None
     else:
         network = read_head(folder, target=target, taps=taps)
         drafter = bound(*network, target, head)
@@ -133,10 +137,15 @@ def _mask_token(folder: Path) -> int | None:
         table = common.read_object(folder / CONFIG)
     except (OSError, ValueError):  # `describe` says so
         return None
-    if not isinstance(mask_token := table.get("pard_token"), int):
+    mask_token = table.get("pard_token")
+    if mask_token is None:
         return None
     names = {name for file in tensors.shards(folder, tensors.OF_DRAFTERS) for name in file.shapes}
-    return None if any("mask_hidden" in name for name in names) else mask_token  # P-EAGLE's heads have both
+    if any("mask_hidden" in name for name in names):  # P-EAGLE's heads have both
+        return None
+    if type(mask_token) is not int:
+        raise CheckpointError(f"{folder / CONFIG}: pard_token is {mask_token!r}: expected the id of the mask token")
+    return mask_token
 
 
 def _check_name(folder: Path, target: Model) -> None:

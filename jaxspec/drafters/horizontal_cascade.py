@@ -75,7 +75,9 @@ def _horizontal_cascade(first: core.Drafter, then: core.Drafter, tokens: int) ->
         first_state, then_state = caches.draft
         gamma, row = context.gamma, context.row
         count = min(tokens, gamma)
-        early = context._replace(gamma=count, max_draft=jnp.minimum(context.max_draft, count))
+        # A round may commit more tokens than `first` drafts, which a model then has to catch up with.
+        adaptive, limit = context.adaptive or count < gamma, jnp.minimum(context.max_draft, count)
+        early = context._replace(gamma=count, max_draft=limit, adaptive=adaptive)
         draft, (target, first_state) = first.propose(first_weights, core.Caches(caches.target, first_state), early)
         length = jnp.minimum(draft.length, early.max_draft)
         if count == gamma:

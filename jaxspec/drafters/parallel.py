@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import core
 from jaxspec.core import token_rows
-from jaxspec.core.checks import at_least, in_range
-from jaxspec.drafters.common import no_commit
+from jaxspec.core.checks import in_range, integers
+from jaxspec.drafters.common import check_model, no_commit
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back
 from jaxspec.drafters.stepwise import at_once, chain
 
@@ -34,7 +34,8 @@ def parallel(draft: core.Model, mask_token: int, longest: int = 16) -> core.Boun
         longest: most draft tokens of a round; caches have room for as many masks.
 
     Raises:
-        ValueError: a mask token that the model does not have, or longest < 1.
+        TypeError: draft is no model.
+        ValueError: a mask token that the model does not have, longest < 1, or other numbers than integers.
 
     Example:
         >>> import jax, jaxspec
@@ -47,7 +48,8 @@ def parallel(draft: core.Model, mask_token: int, longest: int = 16) -> core.Boun
 
     Reference: An et al., 2025, arXiv 2504.18583.
     """
-    at_least(1, longest=longest)
+    check_model(draft, "draft")
+    (longest,), (mask_token,) = integers(1, longest=longest), integers(mask_token=mask_token)
     in_range(0, draft.lm.vocab_size, below=True, mask_token=mask_token)
     name = f"{draft.name or 'a model'}, in parallel"
     return core.BoundDrafter(_parallel(draft.lm, mask_token, longest), draft.params, (draft,), name=name)
@@ -69,6 +71,8 @@ def _parallel(lm: core.LanguageModel, mask_token: int, longest: int) -> core.Dra
                 before = catch_up(lm, params, before, row._replace(length=row.length - 1), drafts, count + 1)
             # A round commits at most count + 1 tokens, so the last of them and count - 1 masks are among 2 count.
             start = jnp.clip(before.num_cached, row.length - 1 - count, row.length - 1)
+            # Where nothing is drafted, nothing is written far ahead: layers with a window could not take it back.
+            start = jnp.where(drafts, start, jnp.minimum(start, before.num_cached))
             position = start[:, None] + jnp.arange(2 * count, dtype=start.dtype)[None, :]
             in_row = jnp.take_along_axis(row.tokens, jnp.minimum(position, row.tokens.shape[1] - 1), axis=1)
             tokens = jnp.where(position < row.length[:, None], known(lm, in_row), mask_token)

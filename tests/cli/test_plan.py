@@ -86,7 +86,9 @@ def test_published_acceptance_is_taken_with_its_source(run, report):
     given = report(*options, "--alpha", "0.5")
     assert given["plans"][0]["alpha"] == 0.5 and "2.56" not in given["note"] and "a plain step takes" in given["note"]
     result = run("--target", "qwen3-8b", *options[2:])
-    assert "is published with openai/gpt-oss-20b" in result.output
+    assert "is published with openai/gpt-oss-20b: give the shape of that" in result.output
+    unknown = run("--target", "8B", "--draft", "no/such", "--alpha", "0.5", *options[4:])
+    assert "is published of no/such: give its size or shape and add an --alpha" in unknown.output
     assert "drafting 3, with RedHatAI" in " ".join(run(*options).stdout.split())
 
 
@@ -153,6 +155,7 @@ def test_every_option_is_read_by_a_kind_of_plan():
         (["--nodes", "4"], "a plan for a pair does not read --nodes"),
         (["--tree", "--gamma", "4"], "--tree does not read --gamma"),
         (["--target", "11B", "--draft", "1M", "--device", "h200"], "add an --alpha"),
+        (["--target", "11B", "--draft", "1M:", "--alpha", "0.5", "--device", "h200"], "size is '1M:': expected param"),
         (["--alpha", ".5", "--target", "11X", "--draft", "1M", "--device", "h200"], "size is '11X'"),
         (["--alpha", ".5", "--target", "11B", "--draft", "-1M", "--device", "h200"], "size is '-1M'"),
         (["--alpha", ".5", "--target", "11B", "--draft", "1M", "--device", "h20"], "did you mean 'h200'"),

@@ -248,3 +248,10 @@ def test_a_whole_model_with_a_mask_token_drafts_in_parallel(tmp_path):
     assert drafter.name == "pard" and drafter.functions == given.functions
     with pytest.raises(ValueError, match=r"taps is of draft heads, and .*pard is a whole model"):
         jaxspec.load_drafter(folder, target=model, taps=(0,))
+    for token, complaint in (
+        (24, "mask_token is 24: expected a number from 0 to below 24"),
+        ("7", "'7': expected the"),
+    ):
+        (folder / "config.json").write_text(json.dumps(table | {"pard_token": token}))
+        with pytest.raises(CheckpointError, match=f"config.json.*pard_token.*{complaint}"):
+            jaxspec.load_drafter(folder, target=model)

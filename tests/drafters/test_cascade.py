@@ -64,6 +64,15 @@ def test_horizontal_drafts_are_one_after_the_other():
     assert _counts(jaxspec.generate(TARGET, ROWS, drafter=split, **OPTIONS)) == _counts(alone)
 
 
+def test_a_model_that_drafts_first_reads_all_that_its_rounds_commit():
+    """A round commits more tokens than it has drafted; a decoder's drafts depend on all of them."""
+    draft = NET._replace(params=decoder.init(SHAPE, jax.random.key(5)))
+    options = dict(prompts=ROWS, gamma=5, max_new_tokens=20, eos_ids=())
+    alone = jaxspec.generate(draft, drafter=draft, **options)
+    split = jaxspec.generate(draft, drafter=drafters.horizontal_cascade(draft, draft, tokens=1), **options)
+    assert _counts(split) == _counts(alone)
+
+
 def test_inner_rounds_are_told_which_rows_have_ended():
     """So `suffix(share=True)` has the same rows to search inside of a cascade as by itself."""
     inner, told = drafters.prompt_lookup(), []
