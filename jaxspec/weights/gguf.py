@@ -44,6 +44,8 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
         if ROPE in header.tensors:
             table["rope_scaling"] = _llama3(header, table)
         if (short := llama_cpp.LONGROPE) in header.tensors:
+            if table["model_type"] != "phi3":
+                raise FamilyError(f"it has the tensor {short}, which is supported only with phi3")
             table["rope_scaling"]["short_factor"] = np.asarray(_stored(short, header.tensors[short])).tolist()
         if table["model_type"] == "t5" and HEAD in header.tensors:
             # Tied, so that `huggingface.assemble` leaves out an exact copy; one quantised otherwise it keeps as a head.
@@ -83,7 +85,7 @@ def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
 def _shard(path: Path, header: Header, family: Family, config: Any, head_counts: tuple[int, int]) -> Shard:
     architecture = header.metadata["general.architecture"]
     called = _names(architecture, family, config)
-    experts = _experts(header, family, config)
+    experts = _experts(path, header, family, config)
     by_name = {
         called.get(name, name): name
         for name in header.tensors
@@ -116,7 +118,7 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
     return Shard(path, shapes, load)
 
 
-def _experts(header: Header, family: Family, config: Any) -> dict[str, Stored]:
+def _experts(path: Path, header: Header, family: Family, config: Any) -> dict[str, Stored]:
     """Presents stacks of experts as folders have them: each matrix apart, or pairs of one layer in one stack."""
     named = {
         tuple(match.groups()): _stored(name, entry)
@@ -137,8 +139,14 @@ def _experts(header: Header, family: Family, config: Any) -> dict[str, Stored]:
         name = f"{prefix.format(layer)}.{{}}{'_bias' if kind == 'bias' else ''}"
         if part == "down":
             stacks[name.format("down_proj")] = _turned([x])
-        elif part == "gate":
-            stacks[name.format("gate_up_proj")] = _turned([x, named[layer, "up", kind]])
+            continue
+        pair = [named[key] for half in ("gate", "up") if (key := (layer, half, kind)) in named]
+        if len({x.shape for x in pair}) != 1 or len(pair) != 2:
+            names, shapes = f"blk.{layer}.ffn_(gate|up)_exps.{kind}", [list(x.shape) for x in pair]
+            raise CheckpointError(
+                f"{path} has {names} of shapes {shapes}: expected two of one shape. Download it again"
+            )
+        stacks[name.format("gate_up_proj")] = _turned(pair)
     return stacks
 
 

@@ -195,3 +195,34 @@ def test_other_architectures_are_refused_by_name(architecture, tmp_path):
     path = write(tmp_path / "model.gguf", architecture, BASE, {"token_embd.weight": np.zeros((61, 32))})
     with pytest.raises(CheckpointError, match=f"the architecture is '{architecture}': expected one of gpt2, .*gpt-oss"):
         jaxspec.load(path)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "complaint"),
+    [
+        (
+            "gpt-oss",
+            {"blk.0.ffn_up_exps.weight": None},
+            r"_exps.weight have the shapes \[\[4, 48, 32\]\]: expected two",
+        ),
+        (
+            "gpt-oss",
+            {"blk.0.ffn_up_exps.weight": np.zeros((4, 44, 32))},
+            r"\[\[4, 48, 32\], \[4, 44, 32\]\]: exp",
+        ),
+        (
+            "gpt-oss",
+            {"rope_factors_short.weight": np.ones(4)},
+            "rope_factors_short.weight, which is supported only",
+        ),
+        ("glm4", {"rope_factors_short.weight": np.ones(2)}, "rope_factors_short.weight, which is supported only"),
+    ],
+)
+def test_damaged_files_are_refused(case, change, complaint, tmp_path):
+    table, keys = CASES[case]
+    family = hf_families.of(table)
+    named = huggingface._theirs(model_of(family.read(table)), family)
+    folder = huggingface.write_folder(tmp_path / "folder", {huggingface.CONFIG: table}, named)
+    tensors = {name: x for name, x in (renamed(folder, case) | change).items() if x is not None}
+    with pytest.raises(CheckpointError, match=complaint):
+        jaxspec.load(write(tmp_path / "model.gguf", case, keys, tensors))
