@@ -31,7 +31,7 @@ def jacobi(longest: int = 16) -> core.BoundDrafter:
 
     Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. The first
     draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it drafts what it found for the
-    positions behind the draft so far.
+    positions after the draft so far.
 
     Args:
         longest: the most draft tokens of a round, whatever gamma.
