@@ -143,9 +143,7 @@ def _experts(path: Path, header: Header, family: Family, config: Any) -> dict[st
         pair = [named[key] for half in ("gate", "up") if (key := (layer, half, kind)) in named]
         if len({x.shape for x in pair}) != 1 or len(pair) != 2:
             names, shapes = f"blk.{layer}.ffn_(gate|up)_exps.{kind}", [list(x.shape) for x in pair]
-            raise CheckpointError(
-                f"{path} has {names} of shapes {shapes}: expected two of one shape. Download it again"
-            )
+            raise CheckpointError(f"{path}: {names} have the shapes {shapes}: expected two alike. Download it again")
         stacks[name.format("gate_up_proj")] = _turned(pair)
     return stacks
 
