@@ -58,6 +58,15 @@ def between(target: Model, other: Model, share: float) -> Model:
     return table_model_from(share * target.params + (1 - share) * other.params)
 
 
+def near(target: Model, other: Model, share: float) -> Model:
+    """The target's network with parameters that are `share` of its own and the rest the other's: as `between`."""
+
+    def mixed(own: jax.Array, others: jax.Array) -> jax.Array:
+        return jnp.asarray(share * np.asarray(own) + (1 - share) * np.asarray(others), own.dtype)
+
+    return target._replace(params=jax.tree.map(mixed, target.params, other.params))
+
+
 CHARACTERS = ["<unk>", "</s>", *'{}[]",:0123456789.eE+-truefalsnx \\']
 CHARACTERS = [*dict.fromkeys(CHARACTERS), '":', ' "', "true", "null", '{"', "é"]
 

@@ -176,8 +176,7 @@ def test_a_rewind_of_every_length_forgets_exactly_that(name, passes, kinds):
     _, cache = start(kind)
     length = LENGTH.copy()
     for step in passes:
-        tokens = at(ROWS, length, LONG if step > 1 else 1)  # the widths of other tests, whose programs these are
-        _, cache = feed(kind, cache, tokens, real=[step] * len(ROWS))
+        _, cache = feed(kind, cache, at(ROWS, length, step))  # all of them real, as a round's are
         length += step
     for back in range(REWIND + 1):
         short = length - back

@@ -21,7 +21,7 @@ from jaxspec.rules.catalogue import RULES
 from jaxspec.testing import table_model, word_tokenizer
 from tests.drafters.cases import CASES, LARGE_TARGET, TARGET
 from tests.marks import marked
-from tests.small import between, tiny_gpt, tiny_t5
+from tests.small import between, near, random_params, tiny_gpt, tiny_t5
 
 NEAR = 1e-5
 TOP = 2
@@ -121,14 +121,13 @@ VOCAB = 11
 def network(kind):
     """A tiny network, and a drafter that is right at times: the same with other weights added."""
     if kind == "t5":
-        config = tiny_t5(VOCAB)
+        config, seed = tiny_t5(VOCAB), 2  # with which texts vary
         lm, init = t5.language_model(config), t5.init
     else:
-        config = tiny_gpt(VOCAB)
+        config, seed = tiny_gpt(VOCAB), 0
         lm, init = decoder.language_model(config), decoder.init
-    params, other = init(config, jax.random.key(0)), init(config, jax.random.key(1))
-    params = jax.tree.map(lambda x: 3 * x, params)  # far from uniform
-    return jaxspec.Model(lm, params), jaxspec.Model(lm, jax.tree.map(lambda x, y: 0.9 * x + 0.3 * y, params, other))
+    target, other = (jaxspec.Model(lm, random_params(init, config, number, 0.6)) for number in (seed, seed + 50))
+    return target, near(target, other, 0.95)
 
 
 @pytest.mark.slow
@@ -144,7 +143,7 @@ def test_log_probs_of_networks_equal_teacher_forcing(kind, draft):
     target, other = network(kind)
     drafter = {"none": None, "tree": drafters.tree(other, (2, 1))}.get(draft, other)
     policy = jaxspec.policies.heuristic(start=1, grow=2) if draft == "adaptive chain" else None
-    options = dict(drafter=drafter, gamma=3, policy=policy, max_new_tokens=NEW, eos_ids=[0])
+    options = dict(drafter=drafter, gamma=3, policy=policy, max_new_tokens=NEW, eos_ids=[9])
     prepared = prepare(target, [[1, 2, 3], [4], [5, 6, 7, 8, 9]], top_log_probs=TOP, **options, **SAMPLING)
     out = complete(prepared)
     check(out, prepared)

@@ -90,10 +90,11 @@ def test_text_is_plain_text_whatever_is_drafted(options):
     np.testing.assert_array_equal(out.tokens, plain())
 
 
-def test_the_first_token_of_a_target_that_drafts_for_itself_is_always_accepted():
-    """It is the model's own: what masks do begins behind it."""
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_the_first_token_of_a_target_that_drafts_for_itself_is_always_accepted(gamma):
+    """It is the model's own: what masks do begins behind it. Where all are accepted, a pass reads the most tokens."""
     out = jaxspec.generate(
-        model(1), PROMPTS, drafter=drafters.parallel(model(1), MASK), gamma=2, max_new_tokens=NEW, eos_ids=()
+        model(1), PROMPTS, drafter=drafters.parallel(model(1), MASK), gamma=gamma, max_new_tokens=NEW, eos_ids=()
     )
     assert (np.asarray(out.stats.rounds) <= (NEW - 1 + 1) // 2).all()
 

@@ -28,7 +28,7 @@ TARGETS = {
     "gpt": (decoder, decoder.gpt_config(V, D, 8, layers=2, heads=2, max_positions=64)),
     "t5": (t5, t5.T5Config(V, D, 8, 2, 4, encoder_layers=1, decoder_layers=2, buckets=4, max_distance=6)),
 }
-SEEDS = {"decoder": 1, "gpt": 8, "t5": 1}  # with which some drafts are accepted and some are not
+SEEDS = {"decoder": 1, "gpt": 8, "t5": 9}  # with which texts vary, and some drafts are accepted and some are not
 
 
 @functools.cache
