@@ -71,6 +71,23 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
     np.testing.assert_array_equal(again.logits, fresh.logits)
 
 
+def test_a_node_of_a_tree_is_read_after_its_path():
+    """All nodes at once, and level by level."""
+    config, tables = count(ROWS, vocab_size=VOCAB, order=3)
+    lm, nodes, parent = compiled(config), np.array([[0, 1, 2, 3]]), np.array([[-1, 0, 0, 2]])
+    _, cache = lm.prefill(tables, Prompt(jnp.array([[1, 0]]), jnp.array([2])), Room(8))
+    at_once = np.asarray(lm.extend(tables, cache, nodes, parent)[0].logits)
+    for path in ([0], [0, 1], [0, 2], [0, 2, 3]):
+        chain = np.zeros_like(nodes)
+        chain[0, : len(path)] = nodes[0, path]
+        logits = np.asarray(lm.extend(tables, cache, chain)[0].logits)
+        np.testing.assert_array_equal(at_once[0, path[-1]], logits[0, len(path) - 1])
+    first, cache = lm.extend(tables, cache, nodes[:, :1], parent[:, :1])
+    rest, _ = lm.extend(tables, cache, nodes[:, 1:], parent)
+    np.testing.assert_array_equal(np.concatenate([first.logits, rest.logits], axis=1), at_once)
+    assert len(np.unique(at_once, axis=1)[0]) == 4  # nodes differ
+
+
 @pytest.mark.slow
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
     config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, begin=[0])
