@@ -76,8 +76,9 @@ def both(target, drafter, shared=SHARED, rows=ROWS, **options):
 
 
 def same(left, right):
-    """Compares texts and counts."""
+    """Compares texts and counts, and what was drafted on the way."""
     assert left.tokens.tolist() == right.tokens.tolist()
+    jax.tree.map(np.testing.assert_array_equal, tuple(left.trace), tuple(right.trace))
     assert jax.tree.map(np.ndarray.tolist, left.stats) == jax.tree.map(np.ndarray.tolist, right.stats)
 
 
