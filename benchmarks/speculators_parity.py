@@ -3,11 +3,11 @@
     pip install speculators==0.9.0 torch
     python -m benchmarks.speculators_parity --only DSpark
 
-Tiny random networks in float32 on a random Llama, every option that the format has: EAGLE-3 and MTP at the first draft
-token after each position, DFlash and DSpark over a whole block. Hidden states and tokens are random, the same for both.
+Tiny random networks in float32 on a random Llama, every option that the format has. EAGLE-3 and MTP are compared at
+the first draft token after each position, P-EAGLE at the first three, DFlash, DFlash 2 and DSpark over a whole block.
+Windows are of 3 positions, in the first of two layers. Hidden states and tokens are random, the same for both.
 EAGLE-1, Medusa, Kangaroo and PaSS have no class there; speculators puts its target's embedding in place of a block
-drafter's own. Exits with 1 if logits differ by more than 1e-5. A minute on two
-cores.
+drafter's own. Exits with 1 if logits differ by more than 1e-5. A minute on two cores.
 """
 
 import argparse
@@ -18,39 +18,38 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import Model, nets
-from jaxspec.core import Forward
+from benchmarks import parity
+from benchmarks.parity import ANCHOR, LLAMA, POSITIONS, QWEN, TOLERANCE, VOCAB, WIDTH, with_window
+from jaxspec import nets
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.block_config import BlockConfig
+from jaxspec.draft_heads.dflash2 import DFlash2Config
 from jaxspec.draft_heads.eagle import EagleConfig
 from jaxspec.draft_heads.mtp import MTPConfig
 from jaxspec.draft_heads.save import save
-from jaxspec.draft_heads.target import shared_with
-from jaxspec.draft_heads.training import DraftStarts, DraftStep
-from jaxspec.nets import decoder
-from jaxspec.weights import huggingface
 
 try:
     import torch
     from speculators import SpeculatorModel, SpeculatorModelConfig
     from speculators.models.dspark import core as dspark
+    from speculators.models.peagle import core as peagle
 except ImportError as error:
     sys.exit(f"{error}: this compares with speculators, install it with `pip install speculators==0.9.0 torch`")
 
-TOLERANCE = 1e-5
-VOCAB, WIDTH, POSITIONS, ANCHOR = 40, 16, 12, 5
-LLAMA = decoder.decoder_config(
-    VOCAB, WIDTH, ff_dim=24, layers=6, heads=4, kv_heads=2, head_dim=8, rope_base=100.0, epsilon=1e-5, max_positions=64
-)
-QWEN = nets.replace(LLAMA, head_norms=True)  # what blocks and modules have
+DEPTHS = 3  # P-EAGLE's draft tokens after each position
 EAGLE = EagleConfig(nets.replace(LLAMA, layers=1), WIDTH, taps=(0, 2, 3), own_head=True)
-DFLASH = BlockConfig(nets.replace(QWEN, layers=2), WIDTH, taps=(0, 3), block=4, mask_token=VOCAB - 1)
+PARALLEL = dataclasses.replace(
+    EAGLE, layer=nets.replace(QWEN, layers=2), mask_token=VOCAB - 1, norm_each_tap=True, own_embedding=True
+)
+BLOCK = dict(layer=nets.replace(QWEN, layers=2), hidden_size=WIDTH, taps=(0, 3), block=4, mask_token=VOCAB - 1)
+DFLASH = BlockConfig(**BLOCK)
+DFLASH2 = DFlash2Config(**BLOCK, causal_windows=False, group=4, rank=5, candidates=6)
 DSPARK = dataclasses.replace(DFLASH, markov_rank=5, from_anchor=True)
 SMALL = dict(own_head=True, draft_vocab=20)
+WINDOWED = with_window(nets.replace(QWEN, layers=2))
+
 
 FORMATS = {
     "EAGLE-3": EAGLE,
@@ -58,15 +57,23 @@ FORMATS = {
     "EAGLE-3, draft_vocab": dataclasses.replace(EAGLE, draft_vocab=20),
     "EAGLE-3, the target's head": dataclasses.replace(EAGLE, own_head=False),
     "EAGLE-3, two layers": dataclasses.replace(EAGLE, layer=nets.replace(LLAMA, layers=2)),
+    "EAGLE-3, windows": dataclasses.replace(EAGLE, layer=WINDOWED),
     "EAGLE-3, own_embedding": dataclasses.replace(EAGLE, own_embedding=True),
     **{
         f"EAGLE-3, {option}": dataclasses.replace(EAGLE, **{option: True})
         for option in ("norm_before_residual", "norm_before_fc", "norm_each_tap", "norm_output")
     },
+    "P-EAGLE": PARALLEL,
+    "P-EAGLE, draft_vocab": dataclasses.replace(PARALLEL, draft_vocab=20),
     "MTP": MTPConfig(nets.replace(QWEN, layers=1)),
     "DFlash": DFLASH,
     "DFlash, from_anchor": dataclasses.replace(DFLASH, from_anchor=True),
     "DFlash, draft_vocab": dataclasses.replace(DFLASH, **SMALL),
+    "DFlash, windows, causal": dataclasses.replace(DFLASH, layer=WINDOWED, causal_windows=True),
+    "DFlash, windows, not causal": dataclasses.replace(DFLASH, layer=WINDOWED, causal_windows=False),
+    "DFlash 2": DFLASH2,
+    "DFlash 2, windows, causal": dataclasses.replace(DFLASH2, layer=WINDOWED, causal_windows=True),
+    "DFlash 2, windows, not causal": dataclasses.replace(DFLASH2, layer=WINDOWED),
     **{
         f"DSpark, {markov}, {'from the anchor' if anchor else 'after the anchor'}": dataclasses.replace(
             DSPARK, markov=markov, from_anchor=anchor
@@ -78,39 +85,8 @@ FORMATS = {
 }
 
 
-def random_params(net, config, random):
-    """Parameters away from norms of one; a vocabulary of its own is some of the target's ids."""
-    shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
-    params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), jnp.float32), shapes)
-    if "vocabulary" in params:
-        ids = np.sort(random.choice(VOCAB, config.draft_vocab, replace=False))
-        params["vocabulary"] = jnp.asarray(ids, jnp.int32)
-    return params
-
-
-def ours(target, config, params, states, tokens):
-    """Logits of what follows some of the tokens, in the drafter's vocabulary: [draft tokens, vocabulary]."""
-    shared, block = shared_with(target.lm, target.params), isinstance(config, BlockConfig)
-    forward = Forward(jnp.zeros(0), jnp.asarray(states), jnp.asarray(states))
-    after, place = jnp.asarray(tokens[:, 1:]), jnp.array([ANCHOR - 1]) if block else jnp.arange(POSITIONS - 1)
-    depths = config.count if block else 1
-    if not block:
-        forward = jax.tree.map(lambda x: x[:, : POSITIONS - 1] if x.ndim else x, forward._replace(logits=None))
-    kind = kind_of(config).training
-    assert kind is not None
-    starts = DraftStarts(forward, after, place, depths, lambda *_: forward)
-    hidden = kind.hidden_states(config, params, shared, starts)[0]
-    ahead = jnp.asarray(tokens[:, ANCHOR : ANCHOR + depths]) if block else after[0][:, None]
-    by_depth, memory = [], None
-    for depth in range(depths):
-        logits, memory = kind.logits(config, params, shared, DraftStep(hidden, ahead, depth, memory))
-        by_depth.append(logits)
-    logits = np.concatenate(by_depth)
-    return logits[:, np.asarray(params["vocabulary"])] if "vocabulary" in params else logits
-
-
 def theirs(folder, config, states, tokens):
-    """The same, by the class that speculators chooses for the folder."""
+    """The logits by the class that speculators chooses for the folder, as `parity.logits_of` lists them."""
     settings = SpeculatorModelConfig.from_pretrained(folder)
     settings.transformer_layer_config._attn_implementation = "eager"
     model = SpeculatorModel.from_pretrained(folder, config=settings).eval().float()
@@ -119,23 +95,61 @@ def theirs(folder, config, states, tokens):
         overwritten = dict(overwrite_embed_tokens=not config.own_embedding, overwrite_lm_head=not config.own_head)
         model._load_verifier_weights(**overwritten)
     ids, states = torch.tensor(tokens).long(), torch.tensor(states)
-    zeros, caught = torch.zeros(1, POSITIONS, dtype=torch.long), []
     with torch.no_grad():
         if isinstance(config, MTPConfig):
             return model(ids, states)[0][0][0].numpy()
         if isinstance(config, EagleConfig):
-            model.lm_head.register_forward_hook(lambda module, _, logits: caught.append(logits))
-            model(states[:, :-1], ids[:, 1:], zeros[:, 1:], ttt_steps=1)
-            return caught[0][0].numpy()
-        anchors, last = zeros.float(), torch.zeros(1, POSITIONS, WIDTH)
-        anchors[0, ANCHOR] = 1
-        if not config.markov_rank:
-            logits = model._backbone_forward(states, ids, anchors, last, zeros, max_anchors=1)[1]
-        else:
-            with mock.patch.object(dspark, "compute_metrics", lambda logits, *_, **__: (caught.append(logits), {})):
-                model(states, ids, anchors, last, zeros, max_anchors=1)
-            logits = caught[0]
-    return logits[0, config.block - config.count :].numpy()
+            return logits_of_eagle(model, config, states[:, :-1], ids[:, 1:]).numpy()
+        return logits_of_block(model, config, states, ids)[0, config.block - config.count :].numpy()
+
+
+def logits_of_eagle(model, config, states, ids):
+    """Logits at every position, which its head makes on the way to a loss."""
+    caught, zeros = [], torch.zeros_like(ids)
+    model.lm_head.register_forward_hook(lambda module, _, logits: caught.append(logits))
+    if config.mask_token is None:
+        model(states, ids, zeros, ttt_steps=1)
+        return caught[0][0]
+    # Training draws where drafts begin: here they begin everywhere, as far as the text goes.
+    size = ids.shape[1]
+    pairs = torch.tensor([(start, depth) for depth in range(DEPTHS) for start in range(size - depth)])
+    fixed = dict(
+        generate_cod_sample_indices=lambda **_: (pairs[:, 0], pairs[:, 1]), compute_metrics=lambda **_: (None, {})
+    )
+    with mock.patch.multiple(peagle, **fixed):
+        model(states, ids, zeros, verifier_last_hidden_states=torch.zeros(1, size, WIDTH))
+    return caught[0][0]
+
+
+def logits_of_block(model, config, states, ids):
+    """Logits of a block at the anchor, given the text's tokens before each."""
+    zeros, last = torch.zeros(1, POSITIONS, dtype=torch.long), torch.zeros(1, POSITIONS, WIDTH)
+    anchors, caught = zeros.float(), []
+    anchors[0, ANCHOR] = 1
+    if config.markov_rank:
+        with mock.patch.object(dspark, "compute_metrics", lambda logits, *_, **__: (caught.append(logits), {})):
+            model(states, ids, anchors, last, zeros, max_anchors=1)
+        return caught[0]
+    hidden, logits, *_, place = model._backbone_forward(states, ids, anchors, last, zeros, max_anchors=1)
+    if not isinstance(config, DFlash2Config):
+        return logits
+    before = model._predecessor_ids(ids, place).reshape(1, -1)
+    candidates, scores = model.candidate_selector.select(logits, hidden, before)
+    return torch.full_like(logits, -torch.inf).scatter(-1, candidates, scores)
+
+
+def compared(target, config, folder, random):
+    """The largest difference of one drafter's logits, and their range."""
+    params = parity.random_params(kind_of(config), config, random)
+    save(config, params, folder, target=target)
+    states, tokens = parity.random_text(1 if isinstance(config, MTPConfig) else len(config.taps), random)
+    is_parallel = isinstance(config, EagleConfig) and config.mask_token is not None
+    actual = parity.logits_of(target, config, params, states, tokens, DEPTHS if is_parallel else 1)
+    if is_parallel:  # drafts that pass the end of the text are left out
+        actual = actual.reshape(DEPTHS, POSITIONS - 1, -1)
+        actual = np.concatenate([logits[: POSITIONS - 1 - depth] for depth, logits in enumerate(actual)])
+    expected = theirs(folder, config, states, tokens)
+    return parity.difference(actual[: len(expected)], expected)
 
 
 def main():
@@ -147,19 +161,11 @@ def main():
     print(f"speculators {importlib.metadata.version('speculators')}, torch {torch.__version__}\n")
     print("| format | largest difference of logits | their range |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
-        where = Path(temporary) / "target"
-        target = Model(decoder.language_model(LLAMA), random_params(decoder, LLAMA, random), None, LLAMA, str(where))
-        huggingface.save(target, where)
+        target = parity.random_target(Path(temporary) / "target", random)
         for number, (name, config) in enumerate(wanted.items()):
-            params = random_params(kind_of(config), config, random)
-            folder = save(config, params, Path(temporary) / str(number), target=target)
-            read = 1 if isinstance(config, MTPConfig) else len(config.taps)
-            states = random.standard_normal((1, POSITIONS, read * WIDTH)).astype(np.float32)
-            tokens = random.integers(0, VOCAB, (1, POSITIONS)).astype(np.int32)
-            expected = theirs(folder, config, states, tokens)
-            actual = ours(target, config, params, states, tokens)[: len(expected)]
-            worst = max(worst, float(np.abs(actual - expected).max()))
-            print(f"| {name} | {np.abs(actual - expected).max():.1e} | {np.ptp(expected):.1f} |", flush=True)
+            most, spread = compared(target, config, Path(temporary) / str(number), random)
+            worst = max(worst, float(most))
+            print(f"| {name} | {most:.1e} | {spread:.1f} |", flush=True)
     if worst > TOLERANCE:
         sys.exit(f"logits differ by {worst:.1e}: expected at most {TOLERANCE}")
 

@@ -262,7 +262,8 @@ def test_a_command_that_fails_ends_the_filling(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
 def test_every_script_begins_with_its_command(script):
-    if script.stem in ("__init__", "options", "best_acceptance", "divergence", "oracle", "quality", "samples"):
+    parts = ("__init__", "options", "best_acceptance", "divergence", "oracle", "parity", "quality", "samples")
+    if script.stem in parts:
         pytest.skip("no script")
     text = script.read_text(encoding="utf-8")
     assert f"    python -m benchmarks.{script.stem}" in text.split('"""')[1]
@@ -307,6 +308,7 @@ def test_examples_hold(path):
             *("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
             marks=pytest.mark.exhaustive,
         ),
+        ("zlab_parity", "--only windows", "DFlash 2, windows"),
     ],
 )
 def test_a_script_runs(script, arguments, shown):

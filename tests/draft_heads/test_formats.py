@@ -310,7 +310,7 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
     tokens, log_probs = draft_of(drafter)
     reference = REFERENCES.get(name) or REFERENCES[name.partition(",")[0]]
     expected = reference(case.tensors(), case.table, hidden, tokens, **case.reference).log_softmax(-1).numpy()
-    np.testing.assert_allclose(log_probs, expected, rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     assert np.ptp(log_probs[np.isfinite(log_probs)]) > 1.0
 
 
