@@ -30,6 +30,8 @@ from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
 
+SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp")  # its algorithms that are read here
+
 
 def load_drafter(
     source: str | Path,
@@ -264,6 +266,8 @@ def describe(
 
 def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[Format, dict[str, FileTensor]]:
     """Returns the first format that matches, and the tensors by its spelling of their names."""
+    if (algorithm := table.get("speculators_model_type", "eagle3")) not in SPECULATORS:
+        raise FamilyError(f"speculators_model_type is {algorithm!r}: expected one of {', '.join(SPECULATORS)}")
     for form in (kind.format for kind in KINDS):
         by_name: dict[str, FileTensor] = {}
         for name, shape in ((name, shape) for shard in files for name, shape in shard.shapes.items()):

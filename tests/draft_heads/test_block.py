@@ -117,6 +117,7 @@ REFUSED = {
     "dflash_config is of type list: expected an object": {"dflash_config": []},
     "output_multiplier is -1": {"nested": {"output_multiplier": -1}},
     "is_causal is True: only False is supported": {"speculators_model_type": "dflash", "is_causal": True},
+    "speculators_model_type is 'xpress': expected one of eagle, eagle3": {"speculators_model_type": "xpress"},
 }
 
 

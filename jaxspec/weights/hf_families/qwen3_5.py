@@ -1,4 +1,4 @@
-"""Qwen 3.5 and 3.6, dense: three layers of the gated delta rule to one of attention with an output gate."""
+"""Qwen 3.5, 3.6 and 3.8, dense: three layers of the gated delta rule to one of attention with an output gate."""
 
 from __future__ import annotations
 
@@ -138,4 +138,4 @@ SIZES = {
     "qwen3.5-9b": _size(4096, 12_288, 32, 16, 32, tied=False),
     "qwen3.5-27b": _size(5120, 17_408, 64, 24, 48, tied=False),
 }
-QWEN3_5 = Family("Qwen 3.5, Qwen 3.6, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)
+QWEN3_5 = Family("Qwen 3.5, 3.6 and 3.8, text", TYPES, read, _write, _names, decoders.canonical_text, SIZES)
