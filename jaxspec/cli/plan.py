@@ -68,7 +68,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --tree --nodes 32 --timed
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
-        jaxspec plan --target gemma-4-e4b --draft google/gemma-4-E4B-it-assistant --device tpu-v5e
+        jaxspec plan --target qwen3-8b --draft z-lab/Qwen3-8B-DFlash-b16 --device h100
     """
     from jaxspec.analysis import environment, published, roofline
     from jaxspec.analysis import plan as planning
