@@ -68,7 +68,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         jaxspec plan --tree --nodes 32 --timed
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target 11B --draft 60M --device tpu-v4
-        jaxspec plan --target qwen3-8b --draft z-lab/Qwen3-8B-DFlash-b16 --device h100
+        jaxspec plan --target qwen3-8b -d z-lab/Qwen3-8B-DFlash-b16 --device h100
     """
     from jaxspec.analysis import environment, published, roofline
     from jaxspec.analysis import plan as planning
@@ -83,6 +83,7 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
         if alpha is None or "/" in draft:  # a hub id
             row = published.of(draft, target)
             draft, sizes["at_once"] = row.reads, row.at_once
+            sizes["most"] = min(most, row.draft) if row.at_once else most  # a block drafts no more
         if alpha is None:
             alpha = row.alpha
             note = f"α is that of {row.figure}, drafting {row.draft}, with {row.drafter}: {row.source}, {row.url}"
