@@ -59,7 +59,7 @@ WIDTHS = (2, 4, 8, 16, 32, 64)  # tokens of the passes whose v is measured
 TREE = (4, 2, 1, 1, 1)  # children at each depth: 4 + 8 + 8 + 8 + 8 = 36 nodes
 DEFAULTS = {"cpu": ("gpt-97m", "gpt-6m", "float32", "1,4")}
 LARGE = ("llama-3.1-8b", "llama-3.2-1b", "bfloat16,int8", "1,8,32,128")
-# Of docs/pairs.md, measured with their targets in bfloat16 at batch 1; the first one's dynamic tree, too.
+# Of docs/pairs.md, measured with their targets in bfloat16 at batch 1; of EAGLE-3's a dynamic tree, too.
 HEADS = (
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
@@ -169,7 +169,7 @@ def measured_heads(settings: argparse.Namespace, name: str, tell: Callable[..., 
     rounds, _ = rate(chain, settings.repeats)
     tell("plain", tokens_per_second=plain, plain_ms=1e3 / plain)
     tell("head", gamma=pair.gamma, round_ms=1e3 / rounds, plain_steps=plain / rounds)
-    if left() and name == HEADS[0]:
+    if left() and "EAGLE-3" in pair.format and drafter.functions.steps is not None:
         tree = chain.replace(drafter=drafters.dynamic_tree(drafter, **DYNAMIC_TREE), gamma=DYNAMIC_TREE["depth"])
         rounds, _ = rate(tree, settings.repeats)
         tell("dynamic tree", nodes=DYNAMIC_TREE["nodes"], round_ms=1e3 / rounds, plain_steps=plain / rounds)
@@ -230,6 +230,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=None)
     settings = parser.parse_args(arguments)
     of_heads = [] if settings.heads == "none" else settings.heads.split(",")
+    if settings.encoder_decoders != "none" and settings.encoder_decoders.count(",") != 1:
+        parser.error(f"--encoder-decoders is {settings.encoder_decoders!r}: expected TARGET,DRAFT, or none")
     if unknown := [name for name in of_heads if name not in pairs.heads()]:
         parser.error(f"no published head {unknown[0]!r}: expected one of {', '.join(pairs.heads())}")
     out, began, lines, omitted = (

@@ -1,6 +1,7 @@
 """Tiny random drafters and their logits, which `speculators_parity` and `zlab_parity` compare with other packages'."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,18 @@ def logits_of(target, config, params, states, tokens, depths=1):
         by_depth.append(logits)
     logits = np.concatenate(by_depth)
     return logits[:, np.asarray(params["vocabulary"])] if "vocabulary" in params else logits
+
+
+def report(numbers, rows):
+    """Prints a line for each drafter: its name, the largest difference of `numbers`, and their range; exits with 1 if
+    one is above `TOLERANCE`."""
+    worst = 0.0
+    print(f"| drafter | largest difference of {numbers} | their range |\n|---|---|---|")
+    for name, most, spread in rows:
+        worst = max(worst, float(most))
+        print(f"| {name} | {most:.1e} | {spread:.1f} |", flush=True)
+    if worst > TOLERANCE:
+        sys.exit(f"{numbers} differ by {worst:.1e}: expected at most {TOLERANCE}")
 
 
 def difference(actual, expected):

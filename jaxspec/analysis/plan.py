@@ -318,7 +318,7 @@ def of_sizes(
 
     Args:
         alpha: acceptance rate.
-        target, draft: published shapes, or parameters that decode, as "11B".
+        target, draft: published shapes, or parameters that decode, as "11B", with layers "76M:4".
         batch, most: rows, and the largest gamma to consider.
         c, c_hat: in place of those that follow from bytes, and from parameters.
         at_once: whether one pass of the drafter drafts all tokens, as a block drafter's does: c is its share of one.

@@ -157,7 +157,7 @@ def _tree_start(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"]) 
 def entries(length: Int[Array, " B"], step: int, slots: int, window: int) -> Int[Array, "B S"]:
     """Says which entry is in each place of a ring that `step` tokens read, fed at `length`.
 
-    These are the slots, and behind them the new entries where they are more than slots beyond the window. A place that
+    These are the slots, and after them the new entries where they are more than slots beyond the window. A place that
     was never written counts as a later token, which no token attends to.
 
     >>> entries(jnp.array([1, 6]), 2, slots=5, window=3).tolist()

@@ -128,6 +128,7 @@ def read_head(
 
 
 def _folder_of(source: str | Path, target: Model, revision: str | None) -> Path:
+    """Returns the folder of a drafter, as `find`, once the target is known to be a model."""
     if not isinstance(target, Model):
         raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
     return find(source, revision)

@@ -408,7 +408,6 @@ def test_published_heads_are_measured_on_an_accelerator(monkeypatch):
     monkeypatch.setattr(pairs, "heads", lambda: {"a/head": pair})
     monkeypatch.setattr(pairs, "model", lambda name: Model(decoder.language_model(shape), {}, config=shape))
     monkeypatch.setattr(pairs, "describe", lambda pair, target: SimpleNamespace(config=config))
-    monkeypatch.setattr(accelerator, "HEADS", ("a/head",))
     monkeypatch.setattr(accelerator, "DYNAMIC_TREE", {"nodes": 4, "depth": 2, "width": 2})
     settings, lines = SimpleNamespace(new_tokens=5, prompt=8, repeats=1), {}
     accelerator.measured_heads(settings, "a/head", lambda name, **figures: lines.update({name: figures}), lambda: True)
