@@ -41,6 +41,8 @@ CASES = {  # entries of config.json, and of its dflash_config
     "DFlash, windows": (WINDOWS, {}),
     "DFlash, windows, causal layers": (WINDOWS | {"is_causal": True}, {}),
     "DFlash, windows, not causal": (WINDOWS | {"is_causal": False}, {}),
+    "DFlash, windows that are not used": (WINDOWS | {"use_sliding_window": False}, {}),
+    "DFlash, windows by number": ({"layer_types": None, "max_window_layers": 1}, {}),
     "DFlash, scales": ({}, SCALES),
     "DFlash, scales beside dflash_config": (SCALES, {}),
     "DFlash 2": ({}, SELECTOR),
@@ -56,8 +58,8 @@ def made(table, options, random):
         **dict(vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2, head_dim=8),
         **dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=False),
         **dict(rope_parameters={"rope_type": "default", "rope_theta": 100.0}, max_position_embeddings=64),
-        **dict(use_sliding_window=True, sliding_window=WINDOW, num_target_layers=len(LLAMA.layers)),
-        **{"layer_types": ["full_attention"] * 2, **table},
+        **dict(sliding_window=WINDOW, num_target_layers=len(LLAMA.layers)),
+        **{"use_sliding_window": True, "layer_types": ["full_attention"] * 2, **table},
         dflash_config={"block_size": BLOCK, "mask_token_id": VOCAB - 1, "target_layer_ids": list(TAPS), **options},
     )
     network = zlab.DFlash2DraftModel if "selector_rank" in options else zlab.DFlashDraftModel

@@ -82,7 +82,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "cli": 4_284,  # transcribe; times of a plan
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_487,
-    "draft_heads": 4_609,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, assistants, PARD
+    "draft_heads": 4_635,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, assistants, PARD
     "drafters": 4_468,  # PARD
     "files": 649,
     "jobs": 1_991,

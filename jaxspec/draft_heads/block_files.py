@@ -126,6 +126,9 @@ def usual_taps(target_layers: int, layers: int) -> list[int]:
 
 def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
     """Reads the shape of the layers."""
+    if "speculators_model_type" not in table:
+        # Whatever config.json calls it (gpt_oss, say), their code reads all of it as a Qwen 3.
+        table = {**table, "model_type": "qwen3"}
     key = next((x for x in ("rope_parameters", "rope_scaling") if "rope_dim" in (table.get(x) or {})), None)
     if key is None:
         return formats.layer_of(table, shapes, windows=True)
@@ -210,6 +213,7 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
     causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
     return {
         **formats.written_layer(config.layer),
+        "use_sliding_window": bool(config.layer.windows),
         "architectures": ["DFlashDraftModel"],
         "dflash_config": table,
         "base_model_name_or_path": verifier["name_or_path"],

@@ -16,6 +16,7 @@ from jaxspec.weights.hf_families.common import FamilyError, need, only
 
 Shapes = Mapping[str, tuple[int, ...]]
 IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's
+HIDES_NOTHING = 2**30  # a window wider than any row
 D2T = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
 
 
@@ -77,7 +78,7 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
 
     `windows`: whether its layers may attend to a window.
     """
-    table = table.get("transformer_layer_config") or table
+    table = with_windows(table.get("transformer_layer_config") or table)
     if "sliding_attention" in (table.get("layer_types") or ()):
         if not windows:
             raise FamilyError("layer_types has sliding_attention: only full_attention is supported in such a drafter")
@@ -100,6 +101,27 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.", *, windows:
         head_norms=has("self_attn.q_norm.weight"),
         **decoders.windows(table, []),
     )
+
+
+def with_windows(table: dict) -> dict:
+    """Completes the keys of windows as transformers' Qwen3Config does, through which such files go elsewhere.
+
+    Without `use_sliding_window` no window counts. The layers still are sliding ones, which may make them causal.
+
+    >>> with_windows({"model_type": "qwen3", "sliding_window": 8})["sliding_window"]
+    1073741824
+    >>> table = {"model_type": "qwen3", "use_sliding_window": True, "num_hidden_layers": 2, "max_window_layers": 1}
+    >>> with_windows(table)["layer_types"]
+    ['full_attention', 'sliding_attention']
+    """
+    if table.get("model_type") != "qwen3":
+        return table
+    width = table.get("sliding_window", 4096) if table.get("use_sliding_window") else None
+    if width is None:
+        return {**table, "sliding_window": HIDES_NOTHING}
+    first, count = table.get("max_window_layers", 28), need(table, "num_hidden_layers")
+    usual = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
+    return {**table, "sliding_window": width, "layer_types": table.get("layer_types") or usual}
 
 
 def layer_names(config: DecoderConfig) -> dict[str, str]:

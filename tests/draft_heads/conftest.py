@@ -288,26 +288,36 @@ CASES = {
         f"DFlash, z-lab's {name}": Published(
             QWEN3
             | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "sliding_window": 3}
-            | {"layer_types": ["sliding_attention", "full_attention"], **table}
+            | {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"], **table}
             | {"dflash_config": {"block_size": 5, "mask_token_id": 12, "target_layer_ids": [1, 4], **options}},
             dflash_shapes(),
-            dict(ids=(2, 5), slots=1, mask=12, window=3, from_anchor=False, causal=causal),
+            dict(ids=(2, 5), slots=1, mask=12, from_anchor=False, causal=causal, **{"window": 3, **windows}),
         )
-        for name, table, options, causal in (
-            ("windows", {}, {}, (True, False)),
-            ("causal layers", {"is_causal": True}, {"num_target_layers": LAYERS}, (True, True)),
+        for name, table, options, causal, windows in (
+            ("windows", {}, {}, (True, False), {}),
+            # transformers' Qwen3Config drops the window; the layer is still a sliding one, and causal
+            ("unused windows", {"use_sliding_window": False}, {}, (True, False), {"window": 99}),
+            (
+                "windows by number",
+                {"layer_types": None, "max_window_layers": 1, "model_type": "gpt_oss"},
+                {},
+                (True, False),
+                {"local": 1},
+            ),
+            ("causal layers", {"is_causal": True}, {"num_target_layers": LAYERS}, (True, True), {}),
             (
                 "scales",
                 {"is_causal": False, "input_embedding_scale": 9.0},
                 {"input_embedding_scale": 0.5, "output_multiplier": 0.7, "final_logit_softcapping": 4.0},
                 (False, False),
+                {},
             ),
         )
     },
     "DFlash 2": Published(
         QWEN3
         | {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 2, "is_causal": False, "sliding_window": 3}
-        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
         | {"dflash_config": {"block_size": 5, "mask_token_id": 12, "target_layer_ids": [1, 4], **SELECTOR}},
         dflash2_shapes(suffix=".weight"),
         dict(ids=(2, 5), slots=1, mask=12, window=3, from_anchor=False, causal=(False, False)),

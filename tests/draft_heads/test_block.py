@@ -84,7 +84,7 @@ def test_published_drafters_of_other_families_compute_what_their_code_does(name,
     table = QWEN3 | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "num_target_layers": 4}
     if gemma:
         options |= {"final_logit_softcapping": 3.0}
-        table |= {"layer_types": [LOCAL, FULL], "sliding_window": 3}
+        table |= {"layer_types": [LOCAL, FULL], "sliding_window": 3, "use_sliding_window": True}
     windows = dict(window=3, from_anchor=False) if gemma else {}
     case = Published(table | {"dflash_config": options}, dflash_shapes(), dict(ids=(1, 3), slots=1, mask=12, **windows))
     drafter = jaxspec.load_drafter(case.write(tmp_path / "it", None), target=target)
@@ -113,7 +113,6 @@ REFUSED = {
     "attention_value_scale is 0.6: only 1.0 is supported": {"attention_value_scale": 0.6},
     "attention_sink_bias is True: only False is supported": {"nested": {"attention_sink_bias": True}},
     "use_gemma_norm is True": {"use_gemma_norm": True},
-    "sliding_window is missing: expected a number": {"layer_types": [LOCAL, FULL], "sliding_window": None},
     "dflash_config is of type list: expected an object": {"dflash_config": []},
     "output_multiplier is -1": {"nested": {"output_multiplier": -1}},
     "is_causal is True: only False is supported": {"speculators_model_type": "dflash", "is_causal": True},

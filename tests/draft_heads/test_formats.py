@@ -231,17 +231,17 @@ def walked(t, table, logits, features, draft):
     return torch.stack(rows)
 
 
-def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=True, causal=(True, False)):
+def dflash(t, table, hidden, draft, ids, slots, mask, window=None, from_anchor=True, causal=(True, False), local=0):
     table = {**table, **table.get("dflash_config", {})}
     context = norm(hidden.layers(ids) @ t["fc.weight"].T, t["hidden_norm.weight"])
     tokens = torch.tensor([FIRST] + [mask] * (table["block_size"] - 1))
     x = t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
     x = x * table.get("input_embedding_scale", 1.0)
-    for i in range(2):  # of two layers the first may have a window
+    for i in range(2):  # of two layers one, `local`, may have a window
         name = f"layers.{i}"
         y = norm(x, t[f"{name}.input_layernorm.weight"])
         key, query = torch.arange(len(context) + len(x))[None] - len(context), torch.arange(len(x))[:, None]
-        here = window if i == 0 else None
+        here = window if i == local else None
         unseen = (key > query) & (causal[0] if here else causal[1])
         if here:  # its end is the block's first position, or it is each token's own
             unseen = unseen | (key < -here if from_anchor else (key - query).abs() >= here)
@@ -294,6 +294,7 @@ NAMES = [
     *("DFlash", "DFlash, windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
     *("DFlash 2", "DFlash 2, speculators"),
     *("DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
+    *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number"),
 ]
 FAST = {"P-EAGLE", "DFlash 2", "DSpark, a memory", "DFlash, windows", "DFlash, z-lab's scales"}
 
@@ -324,6 +325,7 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
             *("EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows"),
             *("EAGLE-3, windows", "P-EAGLE", "DFlash 2", "DFlash 2, speculators"),
             *("DSpark", "DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
+            *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number"),
         ],
         slow={"EAGLE-3, its authors'"},
     ),
