@@ -2,11 +2,11 @@
 
 Plain functions of numbers or arrays (they broadcast), computed in float64. The symbols are the paper's:
 
-    alpha   acceptance rate, E[sum_x min(p(x), q(x))]: `jaxspec.analysis.acceptance` measures it
-    gamma   draft tokens a round
-    c       time of a one-token pass of the drafter, in those of the target: `jaxspec.analysis.cost`
-    v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
-    c_hat   arithmetic operations per token of the drafter over those of the target
+    alpha   acceptance rate, E[sum_x min(p(x), q(x))], measured by `jaxspec.analysis.acceptance`.
+    gamma   draft tokens a round.
+    c       time of a one-token pass of the drafter over the target's, measured by `jaxspec.analysis.cost`.
+    v       time of the target's pass over gamma + 1 tokens over its pass over one. The paper takes 1.
+    c_hat   arithmetic operations per token of the drafter over those of the target.
 
 Equation 1 assumes an endless text, and draft tokens that are accepted independently of each other. `expected_rounds`
 takes a text that ends and the probabilities of its own positions (from `replay`). It computes the mean of a Markov

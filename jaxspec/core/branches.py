@@ -1,9 +1,9 @@
 """Branches that change a cache in place, which those of `jax.lax.cond` and `jax.lax.switch` do not.
 
-XLA gives the results of a conditional buffers of their own: every branch then copies all of a cache before it writes
-one token to it, and the loop around it copies it once more. What a loop carries, on the other hand, is updated in
-place. So a branch is here a loop that runs once or not at all, and what it updates has to be its carry: an array that
-it reads from outside, and updates, is copied. Loops have no gradients in reverse.
+XLA gives the results of a conditional buffers of their own. Every branch then copies the whole cache before it writes
+one token to it. The loop around it copies it once more. What a loop carries, on the other hand, is updated in
+place. So a branch is a loop here, which runs once or not at all. What it updates has to be its carry: an array that it
+reads from outside and updates is copied. Loops have no gradients in reverse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads long rows chunk by chunk through a model's own `extend`, in one loop with one compiled body.
 
-A pass over P tokens makes scores [batch, heads, P, P]; P / C passes over C tokens make scores [batch, heads, C, P], one
-after the other in the same memory. What a pass of a network holds besides, such as the hidden layer of its
-feed-forward blocks, is C tokens wide, too.
+A pass over P tokens makes scores [batch, heads, P, P]. P / C passes over C tokens make scores [batch, heads, C, P], one
+after the other in the same memory. The other intermediate arrays of a pass, such as the hidden layers of feed-forward
+blocks, are C tokens wide, too.
 
 Shapes: B batch, P prompt, C chunk.
 """

@@ -1,7 +1,7 @@
 """The cache of a row's tokens, layer by layer: fixed shape, one length per row, free rewind.
 
-Each layer has a cache of its own kind (`core.layer_caches`), a value with a few methods: what a pass reads of it, how
-it goes on from there, how the path of a tree is kept. A family of models is free to mix kinds and sizes.
+Each layer has a cache of its own kind (`core.layer_caches`). Its methods say what a pass reads, how the cache goes on
+from there, and how it keeps the path of a tree. A family of models is free to mix kinds and sizes.
 
 A row's length says how many of its tokens count. Entries at or past it are garbage: they are masked on read
 (`core.passes`) and overwritten on write. Keys and values are separate arrays per layer (a stacked array would be copied

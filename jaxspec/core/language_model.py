@@ -261,9 +261,9 @@ class Inside(NamedTuple):
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
         layers: its decoder layers, to be run in part; None if they cannot be.
         encoder: an encoder-decoder's encoder; None: it gives no `Forward.encoded`.
-        keys_values: (cache, layer) -> the layer's cached keys [B, K, S, D], values [B, K, S, D], and the position
-            [B, S] of each (-1 where the row's next token reads none). A drafter that attends to its target's cache
-            calls it. A layer with a state in place of keys raises a ValueError. None: the network has no such keys.
+        keys_values: (cache, layer) -> the layer's cached keys and values [B, K, S, D] each, and their positions [B, S],
+            -1 at slots that the row's next token does not read. Drafters that attend to their target's cache call
+            it. A layer with a state in place of keys raises a ValueError. None: the network has no such keys.
     """
 
     width: int

@@ -1,8 +1,8 @@
 """Randomness addressed by (row, position), so that text depends on the key, the row and the position alone.
 
 A row key is `fold_in(key, row)`: adding rows never changes the earlier ones. Within a row, every draw is keyed by a
-position, which only grows, and by a purpose; so each draw of each round is fresh and independent of all others,
-whatever else is in the batch, however it is padded and wherever it runs.
+position, which only grows, and by a purpose. So each draw is independent of all others. Neither the other rows of the
+batch, nor padding, nor the device changes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Beam search, and speculative beam search: the same hypotheses in fewer passes (appendix A.4 of arXiv 2211.17192).
 
-All beams of a prompt lie in one row of the cache, as a tree: beams share what they have in common, the keys and values
-of an encoder's prompt are there once, and no entry of the cache is ever copied when beams are reordered. A round, with
+All beams of a prompt lie in one row of the cache, as a tree. They share their common tokens, and an encoder's keys and
+values are there once. Reordering beams copies no entry of the cache. A round, with
 two beams `a b` and `a c` (the cache holds a) and a drafter:
 
     feed    b c              the beams' last tokens, which follow a

@@ -73,7 +73,7 @@ class Chat:
         from the first difference on. An answer that is not read to its end is kept as far as it was read.
 
         Raises:
-            ValueError: as `jaxspec.stream`; the conversation is too long for the model.
+            ValueError: the reasons of `jaxspec.stream`; the conversation is too long for the model.
         """
         self._end_answer()
         return self._answer_to([*self.messages, {"role": "user", "content": content}], 0)
@@ -221,7 +221,7 @@ def chat(
             it and the number of the turn, from 0 on.
 
     Raises:
-        ValueError, TypeError: as `generate`; also for a model without a template.
+        ValueError, TypeError: the reasons of `generate`; also a model without a template.
 
     Example:
         >>> import jax, jaxspec

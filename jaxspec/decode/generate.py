@@ -164,8 +164,8 @@ def prefix(
         chat_template_kwargs: values for the template of a conversation.
 
     Raises:
-        ValueError, TypeError: as `generate`; also for an encoder-decoder, several rows, or a drafter that cannot go
-            on from a prefix.
+        ValueError, TypeError: the reasons of `generate`; also an encoder-decoder, several rows, or a drafter that
+            cannot go on from a prefix.
 
     Example:
         >>> import jax, jaxspec
@@ -210,8 +210,8 @@ def stream(
     yielded once no later token can extend it or change how it is decoded.
 
     Raises:
-        ValueError, FloatingPointError: as `generate`; also for more than one prompt, and in the end for a tokenizer of
-            an unknown kind that has changed text which was yielded.
+        ValueError, FloatingPointError: the reasons of `generate`; also more than one prompt. At the end, a tokenizer of
+            an unknown kind that changed text which was yielded.
 
     Example:
         >>> import jax, jaxspec

@@ -2,12 +2,12 @@
 
 Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the embedding of a token
 with the target's hidden state of the position before, or with its own output in place of that. Its layers project
-queries only: they attend to the keys and values of the target's last local and last global layer that have any. So it
-reads no prompt, has no cache and takes nothing back; all draft tokens of a round attend to the same entries, from the
-same position.
+queries only. They attend to the keys and values of the target's last local and last global layer that have any. So an
+assistant reads no prompt, has no cache and takes nothing back. All draft tokens of a round attend to the same entries,
+from the same position.
 
-Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit, and the others -inf,
-so that the distribution that is sampled from is known and the text exact. (transformers fills in the least logit minus
+Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit; the others get -inf.
+The distribution of the drafts is then known, and the text exact. (transformers fills in the least logit minus
 1, and drafts the argmax.)
 
 Shapes: B batch, T tokens, S slots of a cache, F fed draft tokens, K key-value heads, D head dimension, H the target's
@@ -363,9 +363,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
 
 
 def _source(attention: AttentionShape, target: TargetShape, number: int | None) -> int:
-    """Returns the target's last layer with keys, among those that have a window as this one, or none.
+    """Returns the target's last layer with keys that is local, or global, as this layer is.
 
-    With a `number` it is that layer; it must be one of these.
+    A `number` chooses another of these layers.
     """
     if nets.find(target.config) != decoder.NETWORK:
         raise FamilyError("its layers attend to the keys of a Gemma 4, and the target is another kind of network")

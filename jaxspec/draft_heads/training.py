@@ -115,8 +115,8 @@ class Training(NamedTuple):
     """The functions that training asks of a kind of draft head.
 
     Attributes:
-        hidden_states: (configuration, parameters, shared, starts) -> the hidden states from which the logits of each
-            draft's tokens are made [B, A, _, D]; the third axis is 1 if all draft tokens share one.
+        hidden_states: (configuration, parameters, shared, starts) -> hidden states [B, A, _, D], from which the logits
+            of each draft's tokens are made. The third axis is 1 if all draft tokens share one.
         logits: (configuration, parameters, shared, step) -> the logits that a step's tokens are drafted with, in the
             target's vocabulary [N, V], and the memory for the next ones.
         longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.

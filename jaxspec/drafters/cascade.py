@@ -68,9 +68,9 @@ def cascade(
 
     Raises:
         TypeError: draft is no model, inner no drafter or rule none of `jaxspec.rules`.
-        ValueError: levels with different vocabularies or of different kinds; a drafter that reads hidden states of
-            another model; a drafter whose state cannot go back; trees where `draft` or the rule takes chains only;
-            gamma < 1; inner_temperature <= 0.
+        ValueError: the levels differ in vocabulary, or a decoder meets an encoder-decoder. `inner` reads hidden states
+            of another model, or its state cannot go back. It drafts trees, and `draft` or the rule takes chains only.
+            gamma < 1. inner_temperature <= 0.
 
     Example:
         >>> import jaxspec

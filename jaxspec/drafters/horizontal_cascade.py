@@ -28,7 +28,7 @@ def horizontal_cascade(
 
     A draft token counts only if all before it are accepted, so the first ones are worth a better drafter, and the later
     ones no more than a cheap one: a small model and then n-gram tables, for example. `then` may be such a cascade
-    again. Where `first` has nothing, `then` drafts at once.
+    again. If `first` drafts nothing, `then` drafts at once.
 
     Args:
         first: a drafter of chains, which may read hidden states or run the target's own layers.

@@ -111,8 +111,8 @@ def skip_layers(
 
     Raises:
         TypeError: the target or the head is no model.
-        ValueError: no layer is skipped, or every layer; an unknown layer, or one named twice; a number that is no
-            integer; a target whose layers cannot be run in part.
+        ValueError: no layer is skipped, or every layer is. A layer does not exist, is named twice, or is not an
+            integer. The target's layers cannot be run in part.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec

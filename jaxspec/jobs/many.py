@@ -224,7 +224,7 @@ def generate_many(
             count its tokens as theirs, and are cut after it.
 
     Raises:
-        ValueError, TypeError: as `generate`; also for a prompt, if `on_error` is "raise".
+        ValueError, TypeError: the reasons of `generate`; also a prompt, if `on_error` is "raise".
         FloatingPointError: a row has failed, and `on_error` is "raise".
 
     Example:

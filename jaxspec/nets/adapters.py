@@ -14,8 +14,8 @@ Two kinds of function will do, and the same two as a module's `__call__`:
 The latter can take token trees, too. It is then given with `select`, and called with two arguments more, by name:
 
     apply(params, cache, tokens, positions, *, length, parent) -> (logits, cache)
-        The nodes of a tree are written one after the other, at entry `length[b] + t`, though siblings share a
-        position. `jaxspec.core.kv_cache.mask(length, step, capacity, parent)` says which entries each token attends to,
+        writes the nodes of a tree one after the other, at entry `length[b] + t`, though siblings share a position.
+        `jaxspec.core.kv_cache.mask(length, step, capacity, parent)` says which entries each token attends to,
         for trees and for chains (parent None); windows count `jaxspec.core.kv_cache.key_positions`.
 
     select(cache, start, path) -> cache

@@ -181,8 +181,7 @@ def chunked(
     v_i - exp(G_i) S^T k_i - sum_{j < i} exp(G_i - G_j) (k_j k_i) w_j: a triangular system.
 
     Args:
-        tokens: five arrays: queries and keys [B, N, H, K], values [B, N, H, V], logarithms of decays [B, N, H, 1], and
-            rates beta [B, N, H, 1].
+        tokens: queries and keys [B, N, H, K], values [B, N, H, V], logarithms of decays and rates beta [B, N, H, 1].
         memory: the state S before them.
         count: the number of tokens of each row after which the state is wanted.
 

@@ -1,7 +1,7 @@
 """Products with matrices that stay int8 or int4 in memory, so that no float copy of a whole one is ever made.
 
-A quantised matrix is a dict of arrays. Its entries q, "int8", "int4" or "float4" (mxfp4's numbers, of one bit after the
-point), and its scales s, "scale", stand for w = s q; with zero points z, "zero", for w = s (q - z):
+A quantised matrix is a dict of arrays. Its entries q ("int8", "int4", or "float4" for mxfp4's numbers) and its scales s
+("scale") stand for w = s q. With zero points z ("zero") they stand for w = s (q - z):
 
     a scale per output      entries [out, in]         scale [out, 1]        zero [out, 1]
     a scale per group       entries [G, out, width]   scale [out, G]        zero [out, G]
@@ -10,10 +10,10 @@ Stacks of matrices, experts', have one more axis in front of entries, scales and
 one by one.
 
 A group is `width` neighbouring columns of a row, so a matrix of G groups is G matrices of one scale per output, side by
-side. A scale belongs to an output, so x @ (s q)^T = s (x @ q^T): the entries are widened where they are multiplied, to
-the dtype of x, sums are float32, and the product is scaled before it is rounded; of groups, the sum of the scaled
-products of each. Entries have at most 7 bits and bfloat16 has 8, so widening them is exact in either. Scales are
-float32; those of "float4" are powers of two, in bfloat16. Two habits of XLA would bring the copies back:
+side. A scale belongs to an output, so x @ (s q)^T = s (x @ q^T). The entries are widened to the dtype of x where they
+are multiplied. Sums are float32. The product is scaled before it is rounded; the scaled products of groups are added
+up. Entries have at most 7 bits and bfloat16 has 8, so widening them is exact in either. Scales are float32; those of
+"float4" are powers of two, in bfloat16. Two habits of XLA would bring the copies back:
 
 Widened weights are the same in every round of a generation, so they are moved out of its loop: all matrices, as
 floats, for as long as it runs. Tying the entries to the activations by a barrier prevents that (`apart_from_loops`).
@@ -22,10 +22,10 @@ On CPU, factors are made one type in memory before they are multiplied, each mat
 a product is a loop over blocks of rows, whose buffer is small, stays in cache and is shared by all products
 (`by_blocks`).
 
-A TPU's compiler does neither: it widens inside of the product, a tile at a time, where it multiplies, and leaves that
-in the loop (tests/test_tpu.py). A barrier would cost it a third, of two layers of Llama 8B in bfloat16: 0.85 million
-estimated cycles of a v5p in place of 0.64 for a token. Of groups that holds as long as each is a matrix of its own, as
-they lie here: scaled first, as [out, in], the whole matrix would be written to memory.
+A TPU's compiler does neither. It widens inside the product, a tile at a time, and leaves that in the loop
+(tests/test_tpu.py). A barrier would make two layers of Llama 8B in bfloat16 a third slower: 0.85 million estimated
+cycles of a v5p in place of 0.64 for a token. Groups are widened so, too, because each is a matrix of its own here.
+Scaled first, as [out, in], the whole matrix would be written to memory.
 
 Shapes: B batch, T step, N = B T, G groups of `width` columns.
 """

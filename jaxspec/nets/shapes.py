@@ -247,8 +247,8 @@ class DecoderConfig:
         buckets, max_distance: options of relative biases.
         max_positions: longest row to accept, and the size of a table of positions; None if nothing limits it.
         end_tokens: ids that end a row; empty for the tokenizer's end-of-sequence token.
-        side: the input of each layer's last block beside the stream (Gemma 4's embeddings per layer), (ids
-            [B, T], embedded ids [B, T, M]) -> [B, T, layers, P]; None for nothing.
+        side: (ids [B, T], embedded ids [B, T, M]) -> a further input [B, T, layers, P] of each layer's last block
+            (Gemma 4's embeddings per layer). None: the blocks read the stream alone.
         dtype: the dtype of the computation, "float32" or "bfloat16". Logits are float32 always.
     """
 

@@ -126,7 +126,7 @@ def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
     after the final norm, which is `Forward.features` here.
 
     Raises:
-        ValueError: these are no numbers, there is no such layer, or one is named twice.
+        ValueError: a tap that is not a number, a layer that does not exist, or one named twice.
 
     >>> check_taps([2, 0], layers=4)
     (2, 0)

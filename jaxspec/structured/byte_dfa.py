@@ -1,7 +1,7 @@
 """Deterministic automata over bytes, made from regular expressions as Python's `re` reads them, or from choices.
 
 `re`'s own parser reads an expression. What is not regular in it (back references, look-around) is refused by name.
-outlines-core was tried in place of this file: its automata lose ways past a text that matches already, and some
+We tried outlines-core in place of this file. Its automata lose ways past a text that matches already, and some
 expressions keep it busy for ever.
 """
 

@@ -3,8 +3,8 @@
 A mask is a row of bits, one for each token. So a position reads vocabulary / 8 bytes, and looks up no token by itself.
 The states of all automata of a batch have one numbering, and their tables are shared by its rows.
 
-A row must end within its limit. From a state the tokens are told apart by how far the text is from an end after them;
-each such distance has a mask of its own, and the row's tokens that are left choose among these.
+A row must end within its limit. After each allowed token the text has some distance from an end. A state has a mask for
+each such distance. The number of tokens that the row has left chooses among these masks.
 
 Axis letters as in `jaxspec.core`; S states, L distances that are told apart, M masks, W words of a mask, E edges.
 """

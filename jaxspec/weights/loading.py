@@ -98,9 +98,9 @@ def load(
         source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
             hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.weights.hf_families` lists what can be loaded from there).
-        dtype: the matrices' in memory: "float32", "bfloat16", "int8" or "int4", or as jnp.bfloat16; norm scales,
-            biases and logits are float32 always. The computation is of the same dtype; int8 matrices have a scale per
-            output, int4 ones per 128 columns of it (embeddings and heads are then int8), and they stay what they are
+        dtype: dtype of matrices in memory and of the computation: "float32", "bfloat16", "int8" or "int4", or as
+            jnp.bfloat16. Norm scales, biases and logits are float32 always. int8 matrices have a scale per output;
+            int4 ones have one per 128 columns of it, with int8 embeddings and heads. They stay so in memory
             (`jaxspec.nets.quantised`). What is rounded away is lost: the model is another one. Files that hold such
             matrices are taken as they are (`jaxspec.weights.quantised_files`).
         compute: with int8 or int4 matrices, the dtype of activations and caches: "float32" or "bfloat16". By default
@@ -116,17 +116,17 @@ def load(
         **others: none; those of other libraries are refused with what they are here.
 
     Returns:
-        The model; each matrix of its parameters has the given dtype, and its config says that of the computation. Its
-        tokenizer is None where a Hugging Face folder has none, or beside a T5X checkpoint lies none: it is then
-        prompted with token ids. What a T5X checkpoint does not say of its network is in `jaxspec.weights.t5x`.
-        A drafter's checkpoint may say which tokens it drafts (`weights.orbax.save`): its head is then trimmed to these
-        (`jaxspec.trim_vocabulary`, which `jaxspec.vocab.trim.untrimmed` undoes).
+        The model. Each matrix of its parameters has the given dtype; its config says the dtype of the computation. Its
+        tokenizer is None if the folder holds none; prompt it with token ids. `jaxspec.weights.t5x` says what a T5X
+        checkpoint leaves open about its network. A drafter's checkpoint may say which tokens it drafts
+        (`weights.orbax.save`). Its head is then trimmed to these (`jaxspec.trim_vocabulary`, which
+        `jaxspec.vocab.trim.untrimmed` undoes).
 
     Raises:
         CheckpointError: the model is missing, damaged, or of a family that jaxspec does not have.
         ValueError: the dtype is none of these. There is no such mesh. The chat template cannot be read. `revision` is
             given for a source that is not on the hub, or `compute` without matrices of int8 or int4.
-        TypeError: the source is no path, or an option is none.
+        TypeError: the source is not a path, or there is no such option.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
@@ -263,7 +263,7 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
         taps: layers; 0 is the output of the first one. See `nets.stack.check_taps`.
 
     Raises:
-        ValueError: the model is none of jaxspec's networks, or has no such layer.
+        ValueError: the model has a network of your own, or no such layer.
 
     >>> target = with_taps(load("debian-t5-base"), (0, 1))
     >>> target.lm.inside.taps

@@ -1,20 +1,20 @@
 """Matrices as int8 or int4, with float32 scales: pure functions on parameter trees.
 
 A network computes with such matrices as they are (`jaxspec.nets.quantised`, which has their form), and checkpoints may
-store them. A channel is a row of a weight [out, in] or of an embedding [vocab, dim]; every leaf that is no matrix (norm
-scales, biases, tables of position biases) is small and stays as it is.
+store them. A channel is a row of a weight [out, in] or of an embedding [vocab, dim]. Norm scales, biases and tables of
+position biases are small and stay as they are.
 
 int8: a channel w becomes q = round(w / s) with s = max|w| / 127, and is read back as s * q: no entry moves by more than
 s / 2.
 
-int4: the same for groups of a row, `GROUPS` columns each, with s = r m / -8, where m is the entry of largest magnitude:
-its sign has the longer side of the grid from -8 to 7. r is that of `RATIOS` with the least squared error: below 1 few
-large entries are cut off, and all others are nearer (of normal weights, 0.89 of the error of r = 1). Embeddings and
-heads are int8, as most published files of 4 bits keep these wider.
+int4: the same for groups of a row, `GROUPS` columns each, with s = r m / -8. m is the entry of largest magnitude, so
+that its sign has the longer side of the grid from -8 to 7. r is the one of `RATIOS` with the least squared error. An r
+below 1 cuts off a few large entries and brings all others nearer (normal weights have 0.89 of the error of r = 1).
+Embeddings and heads are int8, as in most published files of 4 bits.
 
-A scale keeps 17 of float32's 24 significant bits. |q| needs 7, so s * q is exact: reading back gives the same
-bits on every backend, fused or not, and quantising what was read back gives the same q and s again. (With all
-24 bits, s * 127 / 127 misses s by a rounding for one s in 129.)
+A scale keeps 17 of float32's 24 significant bits. |q| needs 7, so s * q is exact. Reading back gives the same bits on
+every backend, fused or not. Quantising the result gives the same q and s again. (With all 24 bits, s * 127 / 127 misses
+s by a rounding for one s in 129.)
 """
 
 from __future__ import annotations

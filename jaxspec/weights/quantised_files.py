@@ -11,17 +11,17 @@ of b bits less 2**(b - 1) and G groups of neighbouring columns:
                          [G, out]; .qzeros int32 [G, out / 8], packed alike
     compressed-tensors,  .weight_packed int32 [out, in b / 32], lowest bits first, 2**(b - 1) added; .weight_scale
     "pack-quantized"     [out, G]; .weight_shape; perhaps .weight_zero_point int32 [out b / 32, G], packed alike
-    fp8; compressed-     .weight float8_e4m3fn [out, in] with one scale, one per output, or one per block of (as a rule)
-    tensors, "float-     128 x 128 entries: .weight_scale_inv, by whose entries, its name notwithstanding, one
-    quantized"           multiplies, or .weight_scale
-    mxfp4 (experts)      _blocks uint8 [E, out, in / 32, 16], two numbers of 4 bits a byte, the lower one first, and
+    fp8; compressed-     .weight float8_e4m3fn [out, in]; .weight_scale or .weight_scale_inv, which both multiply: one
+    tensors, "float-     scale, one per output, or one per block of (as a rule) 128 x 128 entries
+    quantized"
+    mxfp4 (experts)      _blocks uint8 [E, out, in / 32, 16], two numbers of 4 bits a byte, the lower one first;
                          _scales uint8 [E, out, in / 32], powers of two with 127 added
 
-Integers of 4 bits are taken as they are in int4 and int8, those of 8 bits in int8, and mxfp4's numbers in both. In
-another dtype the matrix is that which they stand for. Matrices of fp8 are always read as such: in bfloat16 they take
-twice the file's bytes. Matrices that the maker left in full are rounded to int8 at most, also in int4. Activations are
-never rounded here: a file whose maker rounds them, too (fp8, as a rule), is read as its weights say. Integer formats
-that round activations are refused, and so is whatever else has another arithmetic, by name.
+Loading as int4 or int8 keeps integers of 4 bits and mxfp4's numbers as they are; int8 keeps integers of 8 bits, too. In
+every other dtype the matrix becomes the floats that they stand for, and fp8 always does: in bfloat16 it takes twice the
+file's bytes. Matrices that the maker left in full are rounded to int8 at most, also in int4. Activations are never
+rounded here, even if the maker rounds them beside fp8 weights. Integer formats that round activations are refused by
+name, and so is every other arithmetic.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def jacobi(longest: int = 16) -> core.BoundDrafter:
     not trained for it gain next to nothing (`lookahead` remembers what iterations have seen, and gains more).
 
     Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. The first
-    draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it drafts what it found for the
-    positions after the draft so far.
+    draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it continues the draft from the iterate
+    at the next positions.
 
     Args:
         longest: the most draft tokens of a round, whatever gamma.

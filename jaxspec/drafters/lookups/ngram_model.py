@@ -2,8 +2,8 @@
 
 A context is looked up from its last token backwards, in a tree: the children of "c" are the contexts "b c", theirs
 are "a b c". The deepest one found is used (back-off to the longest context that was seen), and gives its
-most frequent followers. As a `LanguageModel` it drafts through `drafters.model`, so it is sampled from, warped and
-coupled as any model is, and through `drafters.greedy`; its cache is the row itself. `drafters.ngram` counts texts.
+most frequent followers. `drafters.model` and `drafters.greedy` draft from it as from any `LanguageModel`. Its cache is
+the row itself. `drafters.ngram` counts texts.
 
 Shapes: B batch, T step, S capacity, V vocabulary, N contexts of one length, F followers stored.
 """

@@ -1,8 +1,8 @@
 """Prompt lookup decoding: copy the tokens after the last occurrence of the row's last tokens.
 
 The n-gram matching of Saxena's prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and of LLMA
-(Yang et al., arXiv 2304.04487): where the output repeats the input (edits, summaries, quotations, code) it drafts for
-nothing, and elsewhere its draft is empty.
+(Yang et al., arXiv 2304.04487). Where the output repeats the input (edits, summaries, quotations, code) its drafts
+cost nothing. Elsewhere its draft is empty.
 
 Shapes: B batch, P prompt, S capacity of a row, N = P + 1 + S, K longest match, C matches, G gamma.
 """

@@ -50,7 +50,7 @@ def retrieval(
 
     Args:
         store: the result of `datastore.load`, or the folder.
-        target: the model to draft for, if it is to be compared with the datastore's vocabulary. Where either has no
+        target: the model to draft for, whose vocabulary is compared with the datastore's. If one of them has no
             tokenizer, the datastore may not have more ids than the target.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
             draft better.

@@ -50,9 +50,9 @@ def suffix(
 ) -> BoundDrafter:
     """Proposes, as point masses, what followed the row's last tokens most often, for as long as that is likely.
 
-    `prompt_lookup` copies gamma tokens after the longest match. This one makes a draft for every length of match. The
-    `places` where so many of the last tokens occur vote for the next token, those that agree with the winner vote for
-    the one after, and so on; the share of the votes is the token's probability. A draft ends when the product of these
+    `prompt_lookup` copies gamma tokens after the longest match. This one makes a draft for every length of match. At
+    most `places` matches of that length vote for the next token. The places that agree with the winner vote for the
+    token after it, and so on. A token's share of the votes is its probability. A draft ends when the product of these
     falls below `least_probability`, or after `factor` tokens for each token that matched: long matches draft far, short
     ones little. The score of a draft is the sum of its tokens' probabilities, which is how many are expected to be
     accepted. The best draft is proposed. If its score is below `least_score` there is no draft, and the next drafter

@@ -47,8 +47,9 @@ def tree(
             acceptance for what it drafts).
 
     Raises:
-        ValueError: no nodes; a node with more children than the vocabulary has tokens; a node of a shape without its
-            parent or its elder sibling; both a branching and a shape; an unknown draw; a model without trees.
+        ValueError: there are no nodes. A node has more children than the vocabulary has tokens. A node of a shape lacks
+            its parent or its elder sibling. Both a branching and a shape are given. The draw is unknown. The model
+            takes no trees.
 
     Example:
         >>> import jax, jaxspec

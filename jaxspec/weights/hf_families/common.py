@@ -36,7 +36,7 @@ class Family(NamedTuple):
             something else.
         write: configuration -> config.json; of a configuration that the family cannot express, anything.
         names: configuration -> {path of our parameter: where it lies}.
-        canonical: name of a tensor -> that name as `names` has it; None for one that is no parameter.
+        canonical: name of a tensor -> its name in `names`; None if the tensor is not a parameter.
         sizes: {name: configuration} of what was published.
         unwritten: fields of a configuration that config.json has no place for: `weights.huggingface.save` writes the
             end tokens beside it, and dtypes are those of the tensors.
