@@ -106,12 +106,14 @@ def generate(
         return _search(texts, prepared, settings, search, as_json, as_lines, out)
     with err.status("measuring what passes cost"):
         prepared = _with_costs(prepared, settings)
-    decoded = _decoded(prepared, settings, as_json, shown.stats, err)
+    # What is timed afterwards is decoded by the same program: streaming would compile two more.
+    is_timed = shown.compare or (is_example and prepared.drafter is not None)
+    decoded = _decoded(prepared, settings, shown.stats, settings.batch == 1 and not as_json and not is_timed, err)
     if as_json:
         reports, records = _reported(texts, decoded, shown.trace, as_lines)
     else:
         records = _printed(texts, decoded, prepared, pair, shown, out)
-    if is_example and not as_json and prepared.drafter is not None:
+    if is_timed and not shown.compare and not as_json:
         with err.status("timing plain decoding beside it"):
             sentence = comparing.in_a_sentence(prepared, pair, settings.batch)
         out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")
@@ -155,20 +157,16 @@ def _refuse(
 
 
 def _decoded(
-    prepared: Prepared, settings: GenerateSettings, as_json: bool, stats: bool, err: Console
+    prepared: Prepared, settings: GenerateSettings, stats: bool, streamed: bool, err: Console
 ) -> Iterator[Iterable[dict[str, Any]]]:
-    """Compiles what decoding runs, and decodes a batch of prompts at a time; one prompt round by round, for a reader.
+    """Compiles what decoding runs, and decodes a batch of prompts at a time, or one prompt round by round (`streamed`).
 
     Yields:
         For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds. Where reading
         is timed apart, also "prefill_seconds", which are some of these, and "read_tokens". Of a prompt that is decoded
         round by round there is a record after each round, of others the last one alone.
     """
-    streamed, stop, prefill = (
-        settings.batch == 1 and not as_json,
-        settings.pair.stop or (),
-        WatchedPrefill(prepared, err),
-    )
+    stop, prefill = settings.pair.stop or (), WatchedPrefill(prepared, err)
     begin = prefill if stats or prefill.is_watched else None
     with err.status("compiling (stored for the next call)"):
         _warm_up(prepared, settings, streamed, begin and begin.quietly)
