@@ -35,6 +35,7 @@ CHIPS = {"v5e-1": "tpu-v5e", "v6e-1": "tpu-v6e", "v5p": "tpu-v5p", "H100": "h100
 ROW, PROMPT = 2048, 512  # tokens in the caches of one row, and of a T5's prompt
 TEMPORARIES = 1e9  # bytes that a program takes beside weights and caches
 GB = 1e9
+MODELS = ("model", "PARD")  # formats of drafters that are whole models
 CONFIGS = tuple(kind.config for kind in KINDS)  # of draft heads
 
 Shapes = dict[str, tuple[int, ...]]
@@ -177,9 +178,14 @@ def peagle(table: dict, pair: Pair) -> Shapes:
 
 
 def speculators(table: dict, pair: Pair) -> Shapes:
-    """Lists the tensors of EAGLE-3 in the format of `speculators`: an embedding, too."""
+    """Lists the tensors of EAGLE-3 and P-EAGLE in the format of `speculators`: an embedding, too."""
     layer = {**table["transformer_layer_config"], "draft_vocab_size": table["draft_vocab_size"]}
-    return {"embed_tokens.weight": (layer["vocab_size"], layer["hidden_size"]), **eagle3(layer, pair, "layers.0.")}
+    dim, taps = layer["hidden_size"], len(table.get("eagle_aux_hidden_state_layer_ids") or range(3))
+    shapes = {"embed_tokens.weight": (layer["vocab_size"], dim), **eagle3(layer, pair, "layers.0.", taps)}
+    for i in range(1, layer["num_hidden_layers"]):
+        shapes |= layer_shapes(layer, f"layers.{i}.")
+    shapes |= {"input_norm.weight": (taps * dim,)} if table.get("norm_before_fc") else {}
+    return shapes | ({"mask_hidden": (1, 1, taps * dim)} if "mask_token_id" in table else {})
 
 
 def deepspec(table: dict, pair: Pair) -> Shapes:
@@ -194,9 +200,29 @@ def dflash(table: dict, pair: Pair) -> Shapes:
     """Lists DFlash's tensors: layers as Qwen 3's, with neither an embedding nor a head."""
     dim, taps = table["hidden_size"], (table.get("dflash_config") or table)["target_layer_ids"]
     shapes: Shapes = {"fc.weight": (dim, len(taps) * dim), "hidden_norm.weight": (dim,), "norm.weight": (dim,)}
+    bias = table.get("attention_bias", False)
     for i in range(table["num_hidden_layers"]):
-        shapes |= layer_shapes(table, f"layers.{i}.", norms=True)
+        shapes |= layer_shapes(table, f"layers.{i}.", norms=True, bias=bias)
+        shapes |= {f"layers.{i}.self_attn.o_proj.bias": (dim,)} if bias else {}
     return shapes
+
+
+def flat(table: dict) -> dict:
+    """Brings a config.json of `speculators` into the form of z-lab's."""
+    options = table | {"target_layer_ids": table["aux_hidden_state_layer_ids"]}
+    return table["transformer_layer_config"] | {"dflash_config": options}
+
+
+def speculators_dflash(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of DFlash in the format of `speculators`: a head for a vocabulary of its own."""
+    plain, drafts = flat(table), table["draft_vocab_size"]
+    head = {"lm_head.weight": (drafts, plain["hidden_size"]), "d2t": (drafts,), "t2d": (plain["vocab_size"],)}
+    return dflash(plain, pair) | head
+
+
+def speculators_dflash2(table: dict, pair: Pair) -> Shapes:
+    """Lists the tensors of DFlash 2 in the format of `speculators`, which are z-lab's."""
+    return dflash2(flat(table), pair)
 
 
 def dflash2(table: dict, pair: Pair) -> Shapes:
@@ -271,6 +297,9 @@ FORMATS: dict[str, Callable[[dict, Pair], Shapes]] = {
     "EAGLE-3.1": eagle31,
     "P-EAGLE": peagle,
     "speculators, EAGLE-3": speculators,
+    "speculators, P-EAGLE": speculators,
+    "speculators, DFlash": speculators_dflash,
+    "speculators, DFlash 2": speculators_dflash2,
     "DFlash": dflash,
     "DFlash 2": dflash2,
     "DSpark": dspark,
@@ -339,7 +368,7 @@ def sizes(pair: Pair, dtypes: Sequence[str] = ("bfloat16", "int8")) -> list[Size
     """Computes what a pair takes in several dtypes; draft heads compute in that of their target."""
     target = model(pair.target).config
     weights, drafts, shape = _weight_bytes(pair.target), dict.fromkeys(dtypes, 0), None
-    if pair.format == "model":
+    if pair.format in MODELS:
         drafts, shape = _weight_bytes(pair.drafter), model(pair.drafter).config
     elif pair.format in FORMATS:
         config = describe(pair).config

@@ -20,7 +20,8 @@ from jaxspec.weights import hf_families, huggingface
 from jaxspec.weights.tensors import CheckpointError
 
 PAIRS, INDEX = pairs.pairs(), pairs.index()
-MODELS = sorted({pair.target for pair in PAIRS} | {pair.drafter for pair in PAIRS if pair.format == "model"})
+SIBLINGS = [pair for pair in PAIRS if pair.format in pairs.MODELS]
+MODELS = sorted({pair.target for pair in PAIRS} | {pair.drafter for pair in SIBLINGS})
 HEADS = [pair for pair in PAIRS if pair.format in pairs.FORMATS]
 TINY = "openai-community/gpt2-large"  # a target that no head was made for
 PADDED = 256  # by how many ids vocabularies of a family may differ
@@ -48,6 +49,9 @@ def drafter_of(pair: pairs.Pair) -> tuple[jaxspec.Model, jaxspec.Model | jaxspec
     """A shallow target, and its drafter, reading as many layers of it as the real one does."""
     if pair.format == "model":
         return shallow(pair.target), shallow(pair.drafter)
+    if pair.format == "PARD":
+        mask_token = pairs.table_of(pair.drafter)["pard_token"]
+        return shallow(pair.target), drafters.parallel(shallow(pair.drafter), mask_token)
     if pair.format == "LayerSkip":
         target = shallow(pair.target, (int(pair.drafter.partition("=")[2]),))
         return target, drafters.early_exit(target, int(pair.drafter.partition("=")[2]))
@@ -70,7 +74,7 @@ def test_every_configuration_is_used_and_has_a_source():
 
 
 def test_every_format_has_a_pair():
-    assert {pair.format for pair in PAIRS} == {"model", "LayerSkip", *pairs.FORMATS}
+    assert {pair.format for pair in PAIRS} == {"LayerSkip", *pairs.MODELS, *pairs.FORMATS}
 
 
 @pytest.mark.parametrize("tokens", sorted({pair.tokens for pair in PAIRS} - {"–"}))
@@ -87,7 +91,19 @@ SAME = {  # fine-tuned ones, and the library's size of the same shape
     "facebook/layerskip-llama3.2-1B": "llama-3.2-1b",
     "lmsys/vicuna-7b-v1.3": "llama-2-7b",
     "lmsys/vicuna-13b-v1.3": "llama-2-13b",
+    "Qwen/Qwen3.6-27B": "qwen3.5-27b",
     "Qwen/Qwen3.8-27B": "qwen3.5-27b",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "its positions are not those of qwen3-30b-a3b",
+    "allenai/OLMo-2-0425-1B-Instruct": "olmo-2-1b",
+    "allenai/OLMo-2-1124-7B-Instruct": "olmo-2-7b",
+    "amd/PARD-Qwen3-0.6B": "qwen3-0.6b",
+    "mistralai/Ministral-3-3B-Instruct-2512": "ministral-3-3b",
+    "mistralai/Ministral-3-14B-Instruct-2512": "ministral-3-14b",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+    "stabilityai/stablelm-2-1_6b-chat": "stablelm-2-1.6b",
+    "stabilityai/stablelm-2-12b-chat": "stablelm-2-12b",
+    "swiss-ai/Apertus-8B-Instruct-2509": "apertus-8b",
+    "swiss-ai/Apertus-70B-Instruct-2509": "apertus-70b",
     "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2",
     "facebook/nllb-200-1.3B": "nllb-200-distilled-1.3b",
     "facebook/m2m100_1.2B": "m2m100-1.2b",
@@ -95,7 +111,8 @@ SAME = {  # fine-tuned ones, and the library's size of the same shape
 }
 UNLISTED = (
     *("XiaomiMiMo/MiMo-7B-RL", "distilbert/distilgpt2", "lmsys/vicuna-33b-v1.3"),
-    "sshleifer/distilbart-cnn-12-6",
+    *("sshleifer/distilbart-cnn-12-6", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+    "Qwen/Qwen3-235B-A22B-Instruct-2507",
 )
 
 
@@ -115,7 +132,7 @@ def test_model_is_as_the_library_has_its_size(name: str):
     assert family.model_types
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.format == "model"], ids=id_of)
+@pytest.mark.parametrize("pair", SIBLINGS, ids=id_of)
 def test_models_of_a_pair_have_one_vocabulary_but_for_padding(pair: pairs.Pair):
     target, draft = (pairs.model(name).lm.vocab_size for name in (pair.target, pair.drafter))
     assert abs(target - draft) <= PADDED
@@ -148,6 +165,12 @@ PARAMETERS = {  # as cards, papers and the sizes of files have them, in millions
     "google/gemma-4-E2B-it-assistant": 78,
     "z-lab/Qwen3-4B-DFlash-b16": 500,
     "z-lab/Qwen3-8B-DFlash-b16": 1000,
+    "z-lab/Qwen3.5-4B-DFlash": 634.425856,
+    "z-lab/Qwen3.5-9B-DFlash": 2.41 * 2**30 / 2e6,
+    "z-lab/Qwen3-Coder-30B-A3B-DFlash": 473.9,
+    "z-lab/gpt-oss-120b-DFlash": 1570 / 2,
+    "RedHatAI/Qwen3-8B-speculator.eagle3": 2044.116968 / 2,
+    "RedHatAI/Qwen3-14B-speculator.eagle3": 2775.244776 / 2,
 }
 
 
@@ -173,7 +196,7 @@ def test_published_assistant_has_the_shape_of_its_name():
 ROUNDS = {  # one of each format, and of each family of models: the smallest
     (pair.format, pairs.model(pair.target).config.__class__): pair
     for pair in sorted(PAIRS, key=lambda pair: -pairs.model(pair.target).config.dim)
-    if pair.format != "model" or len({pairs.model(n).lm.vocab_size for n in (pair.target, pair.drafter)}) == 1
+    if pair.format not in pairs.MODELS or len({pairs.model(n).lm.vocab_size for n in (pair.target, pair.drafter)}) == 1
 }
 
 
