@@ -30,9 +30,9 @@ from jaxspec import core
 from jaxspec.core import chunks, token_rows
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import block_files, formats
-from jaxspec.draft_heads.block_config import WINDOWS, BlockConfig
+from jaxspec.draft_heads.block_config import BlockConfig
 from jaxspec.draft_heads.formats import Format
-from jaxspec.draft_heads.kind import Kind, sizes_of
+from jaxspec.draft_heads.kind import Kind, WindowedSizes, sizes_of
 from jaxspec.draft_heads.target import HeadParts, PartlyShared, SharedWithTarget, bind, requirements_of, zeros
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, on_path
@@ -516,7 +516,7 @@ def confidence_lesson(
 KIND = Kind(
     name="block",
     config=BlockConfig,
-    sizes=sizes_of(BlockConfig, without=WINDOWS),
+    sizes=sizes_of(BlockConfig, layers=WindowedSizes),
     init=init,
     head=head,
     drafter=block,

@@ -12,7 +12,6 @@ from jaxspec.draft_heads import formats
 from jaxspec.nets.decoder import DecoderConfig
 
 MARKOV = ("vanilla", "gated", "rnn")
-WINDOWS = ("causal_windows", "causal_full", "windows_from_anchor")  # of files alone: recipes have no windows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -213,7 +213,6 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
     causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
     return {
         **formats.written_layer(config.layer),
-        "use_sliding_window": bool(config.layer.windows),
         "architectures": ["DFlashDraftModel"],
         "dflash_config": table,
         "base_model_name_or_path": verifier["name_or_path"],

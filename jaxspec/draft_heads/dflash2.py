@@ -25,9 +25,9 @@ from jaxspec import core
 from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import block, block_files, formats
 from jaxspec.draft_heads.block import BlockDrafter, BlockHead
-from jaxspec.draft_heads.block_config import WINDOWS, BlockConfig
+from jaxspec.draft_heads.block_config import BlockConfig
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, sizes_of
+from jaxspec.draft_heads.kind import Kind, WindowedSizes, sizes_of
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.draft_heads.training import DraftStarts, DraftStep, Training
 from jaxspec.nets import stack
@@ -300,7 +300,7 @@ def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="dflash2",
     config=DFlash2Config,
-    sizes=sizes_of(DFlash2Config, without=WINDOWS),
+    sizes=sizes_of(DFlash2Config, layers=WindowedSizes),
     init=init,
     head=head,
     drafter=block.block,

@@ -23,7 +23,7 @@ from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.core.checks import in_range
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
-from jaxspec.draft_heads.kind import Kind, sizes_of
+from jaxspec.draft_heads.kind import Kind, WindowedSizes, sizes_of
 from jaxspec.draft_heads.recurrent import RecurrentHead, RecurrentNetwork
 from jaxspec.draft_heads.target import SharedWithTarget, bind, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
@@ -346,7 +346,7 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="eagle",
     config=EagleConfig,
-    sizes=sizes_of(EagleConfig),
+    sizes=sizes_of(EagleConfig, layers=WindowedSizes),
     init=init,
     head=head,
     drafter=eagle,

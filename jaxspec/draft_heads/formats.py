@@ -204,7 +204,12 @@ def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
 
 def written_layer(layer: DecoderConfig) -> dict[str, Any]:
     """Writes the shape of the layers as transformers has it."""
-    return describe(dataclasses.replace(layer, tied_head=False))[1]
+    table = describe(dataclasses.replace(layer, tied_head=False))[1]
+    if not layer.windows:
+        return table
+    # A family whose layers all have the window does not list them; drafters' readers go by the list.
+    kinds = ["full_attention" if x.attention.window is None else "sliding_attention" for x in layer.layers]
+    return table | {"layer_types": kinds, "use_sliding_window": True}
 
 
 def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Key
 
 from jaxspec.core import BoundDrafter, Model, Params
+from jaxspec.core.checks import at_least
 from jaxspec.draft_heads.formats import Format
 from jaxspec.draft_heads.training import Training
 from jaxspec.drafters.hidden_states import DraftHead, inside_of
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
+from jaxspec.nets.uniform import period
 
 OF_TARGET = ("layer", "vocab_size", "dim", "hidden_size", "dtype")  # fields of configurations that a target says
 
@@ -81,13 +83,37 @@ class LayerSizes:
             head_norms=self.head_norms,
             rope_base=self.rope_base,
             max_positions=target.lm.limits.max_positions,
+            **self._windows(),
         )
 
+    def _windows(self) -> dict[str, Any]:
+        return {}
 
-def sizes_of(config: type, without: Collection[str] = (), **defaults: Any) -> type:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WindowedSizes(LayerSizes):
+    """Layers that may attend to a window."""
+
+    window: int = 0  # positions that a layer attends to; 0: all
+    full_layers: tuple[int, ...] = ()  # layers, counted from 0, that attend to all in spite of `window`
+
+    def __post_init__(self):
+        at_least(0, window=self.window)
+        if unknown := [i for i in self.full_layers if not (self.window and 0 <= i < self.layers)]:
+            raise ValueError(f"full_layers has {unknown[0]}: expected a window, and layers from 0 to {self.layers - 1}")
+
+    def _windows(self) -> dict[str, Any]:
+        if not self.window:
+            return {}
+        return {"window": self.window, "local": period([i not in self.full_layers for i in range(self.layers)])}
+
+
+def sizes_of(
+    config: type, without: Collection[str] = (), layers: type[LayerSizes] = LayerSizes, **defaults: Any
+) -> type:
     """Makes the type of a recipe's [head] table: the fields of a configuration that a target does not say.
 
-    It has those of `LayerSizes` where the configuration has layers, with `defaults` of its own, and lacks the fields
+    It has those of `layers` where the configuration has layers, with `defaults` of its own, and lacks the fields
     `without`. A draft_vocab of 0 is the target's, as None is.
     """
     hints, named = typing.get_type_hints(config), {field.name: field for field in dataclasses.fields(config)}
@@ -103,6 +129,6 @@ def sizes_of(config: type, without: Collection[str] = (), **defaults: Any) -> ty
         values |= {"draft_vocab": values["draft_vocab"] or None} if "draft_vocab" in values else {}
         return config(**{name: value for name, value in of_target.items() if name in named}, **values)
 
-    bases, methods = (LayerSizes,) if "layer" in named else (), {"config": of_target}
+    bases, methods = (layers,) if "layer" in named else (), {"config": of_target}
     name, options = f"{config.__name__}Sizes", {"frozen": True, "kw_only": True}
     return dataclasses.make_dataclass(name, members, bases=bases, namespace=methods, **options)

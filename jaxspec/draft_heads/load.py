@@ -30,6 +30,7 @@ from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
 
+PARD = "pard_token"  # the key of the mask token of whole models that draft in parallel
 SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp")  # its algorithms that are read here
 
 
@@ -92,7 +93,7 @@ def load_drafter(
         try:
             drafter = parallel(draft, mask_token)
         except ValueError as error:
-            raise CheckpointError(f"{folder / CONFIG}, of whose pard_token: {error}") from None
+            raise CheckpointError(f"{folder / CONFIG}, of whose {PARD}: {error}") from None
     else:
         network = read_head(folder, target=target, taps=taps)
         drafter = bound(*network, target, head)
@@ -140,14 +141,14 @@ def _mask_token(folder: Path) -> int | None:
         table = common.read_object(folder / CONFIG)
     except (OSError, ValueError):  # `describe` says so
         return None
-    mask_token = table.get("pard_token")
+    mask_token = table.get(PARD)
     if mask_token is None:
         return None
     names = {name for file in tensors.shards(folder, tensors.OF_DRAFTERS) for name in file.shapes}
     if any("mask_hidden" in name for name in names):  # P-EAGLE's heads have both
         return None
     if type(mask_token) is not int:
-        raise CheckpointError(f"{folder / CONFIG}: pard_token is {mask_token!r}: expected the id of the mask token")
+        raise CheckpointError(f"{folder / CONFIG}: {PARD} is {mask_token!r}: expected the id of the mask token")
     return mask_token
 
 

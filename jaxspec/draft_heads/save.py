@@ -14,7 +14,9 @@ from jaxspec.core import Model, Params
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.formats import FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import shape_of
+from jaxspec.draft_heads.load import PARD
 from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.drafters.parallel import parallel
 from jaxspec.files import folders
 from jaxspec.weights import huggingface, parameters
 from jaxspec.weights.hf_families import describe
@@ -52,6 +54,25 @@ def save(
         raise CheckpointError(f"the drafter cannot be written: {error}") from error
     tables = {CONFIG: table | {"torch_dtype": shape.dtype}}
     return huggingface.write_folder(folder, tables, _theirs(config, params, form))
+
+
+def save_parallel(draft: Model, mask_token: int, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes a model that `drafters.parallel` drafts with, as PARD's are published: with `pard_token` in config.json.
+
+    vLLM reads such a folder, and so does `load_drafter`.
+
+    Args:
+        draft: the model.
+        mask_token: the id of its mask token.
+        folder: where to.
+        overwrite: whether a Hugging Face folder that is there already may be replaced.
+
+    Raises:
+        CheckpointError: as `jaxspec.weights.huggingface.save`.
+        ValueError: as `drafters.parallel`.
+    """
+    parallel(draft, mask_token)  # checks both
+    return huggingface.save(draft, folder, overwrite=overwrite, keys={PARD: int(mask_token)})
 
 
 def _verifier(target: Model) -> dict[str, Any]:

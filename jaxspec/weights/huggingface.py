@@ -12,7 +12,8 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Collection, Container, Iterable, Iterator
+import types
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,9 @@ def _generation(
     return path, (starts if any(x is not None for x in starts.values()) else {}), tuple(ends), named
 
 
-def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
+def save(
+    model: Model, folder: str | Path, *, overwrite: bool = False, keys: Mapping[str, Any] = types.MappingProxyType({})
+) -> Path:
     """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
     Tensors are written in the model's dtype, quantised matrices as float32. A model that was loaded in the dtype of its
@@ -280,6 +283,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         model: a model of one of the families in `hf_families`.
         folder: where to.
         overwrite: whether a Hugging Face folder that is there already may be replaced.
+        keys: further entries of config.json.
 
     Raises:
         CheckpointError: there is something at `folder` already, no room, or transformers has no such model.
@@ -297,7 +301,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     # transformers takes these from config.json, and the tokenizer knows them.
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype}
+    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype, **keys}
     tables, ends = {CONFIG: table}, model.config.end_tokens
     if ends or options:
         # transformers then reads no config.json.

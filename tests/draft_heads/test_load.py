@@ -11,12 +11,12 @@ import jaxspec
 from jaxspec import Model, drafters, nets
 from jaxspec.draft_heads import kangaroo, lookahead_embeddings
 from jaxspec.draft_heads.load import read_head
-from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.save import save, save_parallel
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import decoder_config
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.vocab import trim
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import orbax
 from jaxspec.weights.loading import shipped
 from jaxspec.weights.orbax import CheckpointError
 from tests.small import tiny_llama
@@ -178,6 +178,13 @@ def say(where: Path, **keys):
     (where / "config.json").write_text(json.dumps(table))
 
 
+def layer(where: Path):
+    return json.loads((where / "config.json").read_text())["transformer_layer_config"]
+
+
+# what speculators makes of a target whose heads are rotated in part: the drafter's are rotated whole
+SHARE = "partial_rotary_factor"
+MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 0], SHARE: 1.0}
 BAD = {
     "truncated": (damaged_file, "damaged"),
     "no weights": (lambda where: (where / "model.safetensors").unlink(), "has no weights"),
@@ -202,6 +209,14 @@ BAD = {
         lambda where: say(where, transformer_layer_config={"layer_types": ["sliding_attention"]}),
         "sliding_window is missing: expected a number",
     ),
+    "a share of each head is rotated": (
+        lambda where: say(where, transformer_layer_config=layer(where) | {"partial_rotary_factor": 0.5}),
+        "partial_rotary_factor is 0.5: only 1.0 is supported",
+    ),
+    "a share of each head is rotated, with positions of images": (
+        lambda where: say(where, transformer_layer_config=layer(where) | {"rope_parameters": MROPE | {SHARE: 0.5}}),
+        "partial_rotary_factor is 0.5: only 1.0 is supported",
+    ),
     "an unknown format": (lambda where: change(where, **{"fc.weight": None}), "match no known format: expected"),
 }
 
@@ -213,6 +228,13 @@ def test_damaged_and_unknown_drafters(name, folder, target, tmp_path, published)
     spoil(where)
     with pytest.raises(CheckpointError, match=complaint):
         jaxspec.load_drafter(where, target=target)
+
+
+def test_a_drafter_for_a_target_with_a_partial_rotation_is_rotated_whole(folder, target, tmp_path, published):
+    where = published["EAGLE-3, speculators"].write(tmp_path / "it", folder)
+    config, _ = read_head(where, target=target)
+    say(where, transformer_layer_config=layer(where) | {"rope_parameters": MROPE})
+    assert read_head(where, target=target)[0] == config
 
 
 def test_a_drafter_with_another_tokenizer(folder, target, tmp_path, published):
@@ -237,9 +259,14 @@ def test_a_whole_model_with_a_mask_token_drafts_in_parallel(tmp_path):
     """PARD's folders are those of models, with one number more in config.json."""
     config = tiny_llama(24, max_positions=64)
     model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(3)), None, config, "it")
-    folder = huggingface.save(model, tmp_path / "pard")
+    folder = save_parallel(model, 7, tmp_path / "pard")
     table = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(table | {"pard_token": 7}))
+    assert table["pard_token"] == 7
+    assert jaxspec.load(folder).config == config
+    with pytest.raises(ValueError, match="mask_token is 24"):
+        save_parallel(model, 24, tmp_path / "no")
+    with pytest.raises(CheckpointError, match="give overwrite to replace it"):
+        save_parallel(model, 7, folder)
     drafter = jaxspec.load_drafter(folder, target=model)
     given = drafters.parallel(jaxspec.load(folder), 7)
     options = dict(gamma=3, max_new_tokens=9, eos_ids=())

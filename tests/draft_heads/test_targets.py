@@ -1,4 +1,4 @@
-"""Every published kind of draft head on every kind of target: the drafted text is the plain one, in chains and trees."""
+"""Every published kind of draft head on every kind of target: drafted text is plain text, in chains and trees."""
 
 import dataclasses
 import functools
@@ -89,4 +89,3 @@ def test_drafted_text_is_plain_text(kind, name, shape, target_of, tmp_path):
         out = jaxspec.generate(target, rows, drafter=drafters.tree(drafter, (2, 1)), **LIMITS)
     assert out.tokens.tolist() == plain
     assert out.stats.drafted.sum() > 0
-

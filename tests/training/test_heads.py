@@ -52,7 +52,7 @@ KINDS = {  # family, sizes, what is learnt
     ),
     "dflash 2": (
         "dflash2",
-        LAYER | dict(taps=[0, 2], block=3, mask_token=1, group=4, rank=4, candidates=4),
+        LAYER | dict(taps=[0, 2], block=3, mask_token=1, group=4, rank=4, candidates=4, window=6, causal_windows=False),
         dict(kl=1.0, hard=True),
     ),
     "p-eagle": (
@@ -310,6 +310,14 @@ def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_p
             run.check_run(same, tmp_path)
         with pytest.raises(ValueError, match=f"draft_vocab is {text} there and 9 here.* --work, or remove it"):
             run.check_run(other, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["eagle 3", "dspark", "dflash 2"])
+def test_a_window_is_that_of_all_layers_but_some(kind, target):
+    family, sizes, _ = KINDS[kind]
+    sizes = sizes | dict(layers=3, window=4, full_layers=[1])
+    config = recipes.parse(TABLE | {"family": family, "head": sizes}).head.config(target)
+    assert [layer.attention.window for layer in config.layer.layers] == [4, None, 4]
 
 
 def test_a_run_that_is_older_than_a_field_goes_on_with_its_default(tmp_path):

@@ -86,6 +86,12 @@ def test_a_whole_number_will_do_for_a_float():
         ),
         (HEAD | {"train": HEAD["train"] | {"dropout": 0.1}}, "train.dropout is 0.1, which would change"),
         (HEAD | {"train": HEAD["train"] | {"stored": "int4"}}, "train.stored is 'int4', which would change"),
+        (
+            HEAD | {"head": HEAD["head"] | {"full_layers": [0]}},
+            "full_layers has 0: expected a window, and layers from 0",
+        ),
+        (HEAD | {"head": HEAD["head"] | {"window": 4, "full_layers": [1]}}, "full_layers has 1: .* from 0 to 0"),
+        (HEAD | {"head": HEAD["head"] | {"window": -4}}, "window is -4: expected at least 0"),
         (TABLE | {"model": 3}, "must be a table"),
         (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
         (COUNTED | {"tables": dict(target="a", order=2, leest=1)}, r"\[tables\] .* 'leest': did you mean 'least'"),
