@@ -142,6 +142,8 @@ def test_configurations_that_cannot_be_are_refused(tmp_path, name, changes, mess
     [  # as the makers' model cards count them: all, and those of a token
         (mixtures.QWEN3_MOE, "qwen3-30b-a3b", 30_532_122_624, 3.3e9),
         (mixtures.MIXTRAL, "mixtral-8x7b", 46_702_792_704, 12.9e9),
+        (mixtures.QWEN3_MOE, "qwen3-235b-a22b", 235_093_634_560, 22.2e9),
+        (mixtures.MIXTRAL, "mixtral-8x22b", 140_630_071_296, 39.1e9),
         (mixtures.GPT_OSS, "gpt-oss-20b", 20_914_757_184, 3.61e9 + 201_088 * 2880),
         (mixtures.GPT_OSS, "gpt-oss-120b", 116_829_156_672, 5.13e9 + 201_088 * 2880),
     ],

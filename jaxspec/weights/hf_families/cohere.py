@@ -48,12 +48,17 @@ def _factors(config: DecoderConfig) -> dict[str, Any]:
     return {"logit_scale": config.logits_scale, "rope_theta": decoders.rotated(config).base}
 
 
-_R = {"model_type": "cohere", "vocab_size": 256_000, "hidden_size": 8192, "intermediate_size": 22_528}
-_R |= {"num_hidden_layers": 40, "num_attention_heads": 64, "num_key_value_heads": 64, "rope_theta": 8e6}
-_R |= {"max_position_embeddings": 131_072}
-_PLUS = {"hidden_size": 12_288, "intermediate_size": 33_792, "num_hidden_layers": 64, "num_attention_heads": 96}
-_PLUS |= {"num_key_value_heads": 8, "rope_theta": 75e6, "logit_scale": 0.8333333333333334, "use_qk_norm": True}
-SIZES = {"command-r": read_cohere(_R), "command-r-plus": read_cohere(_R | _PLUS)}
+_PLUS = {"rope_theta": 75e6, "logit_scale": 0.8333333333333334, "use_qk_norm": True}
+SIZES = decoders.sizes(
+    read_cohere,
+    {
+        "command-r": (256_000, 8192, 22_528, 40, 64, 64, 131_072, {"rope_theta": 8e6}),
+        "command-r-plus": (256_000, 12_288, 33_792, 64, 96, 8, 131_072, _PLUS),
+    },
+)
+SIZES_2 = decoders.sizes(
+    read_cohere2, {"command-r7b": (256_000, 4096, 14_336, 32, 32, 8)}, rope_theta=5e4, logit_scale=0.25
+)
 
 _KEYS = {"attention_bias": "qkv_bias", "layer_norm_eps": "epsilon", "rms_norm_eps": None}
 COHERE = decoders.family(
@@ -61,5 +66,6 @@ COHERE = decoders.family(
     more_keys=_factors,
 )
 COHERE2 = decoders.family(
-    "Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _KEYS | decoders.LAYERS, more_keys=_factors
+    *("Command R7B", ("cohere2",), "Cohere2ForCausalLM", read_cohere2, _KEYS | decoders.LAYERS, SIZES_2),
+    more_keys=_factors,
 )

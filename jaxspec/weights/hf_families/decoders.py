@@ -29,6 +29,10 @@ KEYS = {  # the network's fields: those of config.json
     "max_positions": "max_position_embeddings",
     "tied_head": "tie_word_embeddings",
 }
+SIZE = (  # of a row of published sizes
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+)
 ROPE = {"rope_factor": "factor"}
 LLAMA3 = {"rope_low": "low_freq_factor", "rope_high": "high_freq_factor"}
 YARN = {
@@ -61,6 +65,18 @@ def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderC
         return with_layers(decoder_config(**{**shape, **rotary, **options}), changed)
     except ValueError as error:
         raise FamilyError(str(error)) from error
+
+
+def sizes(
+    read: Callable[[dict], DecoderConfig], rows: Mapping[str, Sequence[Any]], **common: Any
+) -> dict[str, DecoderConfig]:
+    """Makes published sizes, each of a row with the numbers of `SIZE` and perhaps a table of its other keys.
+
+    >>> sizes(read, {"tiny": (96, 32, 64, 1, 4, 2, 128, {"head_dim": 16})}, rms_norm_eps=1e-5)["tiny"].norm.epsilon
+    1e-05
+    """
+    tables = {name: dict(zip(SIZE, row, strict=False)) | common | dict(*row[len(SIZE) :]) for name, row in rows.items()}
+    return {name: read(table) for name, table in tables.items()}
 
 
 def reader(*flags: str, changed: Change | None = None, **defaults: Any) -> Callable[[dict], DecoderConfig]:

@@ -33,19 +33,32 @@ def read_helium(table: dict) -> DecoderConfig:
     return decoders.read(table, _adjacent(), **biases)
 
 
+GLM_SIZES = decoders.sizes(read_glm, {"glm-4-9b": (151_552, 4096, 13_696, 40, 32, 2, 131_072)}, rope_theta=5e6)
+GLM4_SIZES = decoders.sizes(
+    read_glm4,
+    {
+        "glm-4-9b-0414": (151_552, 4096, 13_696, 40, 32, 2, 32_768),
+        "glm-4-32b-0414": (151_552, 6144, 23_040, 61, 48, 2, 32_768, {"attention_bias": False}),
+    },
+    rms_norm_eps=1e-5,
+)
+HELIUM_SIZES = decoders.sizes(read_helium, {"helium-1-preview-2b": (48_000, 2560, 7040, 24, 20, 20, 4096)})
 POST = {"ff_norm": "post_attention_layernorm", "attention_post_norm": "post_self_attn_layernorm"}
 POST |= {"ff_post_norm": "post_mlp_layernorm"}
 GLM = decoders.family(
-    *("GLM-4 9B", ("glm",), "GlmForCausalLM", read_glm, {"attention_bias": "qkv_bias"}),
+    *("GLM-4 9B", ("glm",), "GlmForCausalLM", read_glm, {"attention_bias": "qkv_bias"}, GLM_SIZES),
     more_keys=decoders.partial_key,
     renamed=FUSED,
 )
 GLM4 = decoders.family(
-    *("GLM-4-0414", ("glm4",), "Glm4ForCausalLM", read_glm4, {"attention_bias": "qkv_bias"}),
+    *("GLM-4-0414", ("glm4",), "Glm4ForCausalLM", read_glm4, {"attention_bias": "qkv_bias"}, GLM4_SIZES),
     more_keys=decoders.partial_key,
     renamed=FUSED | POST,
 )
 _ERNIE: dict[str, Any] = dict(head_dim=128, rms_norm_eps=1e-5, rope_theta=500_000.0, tie_word_embeddings=True)
 _ernie = decoders.reader("use_bias", changed=_adjacent(), **_ERNIE)
-ERNIE = decoders.family("Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", _ernie, {"use_bias": "qkv_bias"})
-HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, decoders.BIASES)
+ERNIE_SIZES = decoders.sizes(_ernie, {"ernie-4.5-0.3b": (103_424, 1024, 3072, 18, 16, 2, 131_072)})
+ERNIE = decoders.family(
+    "Ernie 4.5", ("ernie4_5",), "Ernie4_5ForCausalLM", _ernie, {"use_bias": "qkv_bias"}, ERNIE_SIZES
+)
+HELIUM = decoders.family("Helium", ("helium",), "HeliumForCausalLM", read_helium, decoders.BIASES, HELIUM_SIZES)

@@ -57,21 +57,41 @@ def _granite4_factors(config: DecoderConfig) -> dict[str, Any]:
     return _factors(config) | {"position_embedding_type": "rope" if rotates else None}
 
 
-_MICRO = {"vocab_size": 100_352, "hidden_size": 2560, "shared_intermediate_size": 8192, "num_hidden_layers": 40}
-_MICRO |= {"num_attention_heads": 40, "num_key_value_heads": 8, "num_local_experts": 0, "rms_norm_eps": 1e-5}
-_MICRO |= {"max_position_embeddings": 131_072, "position_embedding_type": "rope", "rope_theta": 1e7}
-_MICRO |= {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625}
-_MICRO |= {"logits_scaling": 10.0, "tie_word_embeddings": True}
+_OPTIONS: dict[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 1e7, "tie_word_embeddings": True}
 
 
-SIZES = {"granite-4.0-micro": read_granite4(_MICRO | {"layer_types": ["attention"] * 40})}
+def _sizes(rows: dict[str, tuple[Any, ...]]) -> dict[str, DecoderConfig]:
+    """Makes published sizes; after the numbers, factors of what blocks add, of scores, and of logits."""
+    names = ("residual_multiplier", "attention_multiplier", "logits_scaling")
+    tables = {
+        name: (*row[:6], 131_072, {"embedding_multiplier": 12.0, **dict(zip(names, row[6:], strict=True))})
+        for name, row in rows.items()
+    }
+    return decoders.sizes(read, tables, **_OPTIONS)
+
+
+SIZES_3 = _sizes(
+    {
+        "granite-3.3-2b": (49_159, 2048, 8192, 40, 32, 8, 0.22, 0.015625, 8.0),
+        "granite-3.3-8b": (49_159, 4096, 12_800, 40, 32, 8, 0.22, 0.0078125, 16.0),
+    }
+)
+SIZES_4 = _sizes(
+    {
+        "granite-4.0-350m": (100_352, 1024, 2048, 28, 16, 4, 0.263, 0.015625, 4.0),
+        "granite-4.0-1b": (100_352, 2048, 4096, 40, 16, 4, 0.22, 0.0078125, 8.0),
+        "granite-4.0-micro": (100_352, 2560, 8192, 40, 40, 8, 0.22, 0.015625, 10.0),
+    }
+)
 
 _KEYS_4 = {"shared_intermediate_size": "ff_dim", "intermediate_size": "ff_dim", "num_local_experts": 0}
 _KEYS_4 |= {"mamba_n_heads": 1}  # transformers checks that it divides hidden_size, though no layer is Mamba
 _KEYS_4 |= {"attention_bias": "qkv_bias", "layer_types": decoders.layer_types}
-GRANITE = decoders.family("Granite 3", ("granite",), "GraniteForCausalLM", read, decoders.BIASES, more_keys=_factors)
+GRANITE = decoders.family(
+    "Granite 3", ("granite",), "GraniteForCausalLM", read, decoders.BIASES, SIZES_3, more_keys=_factors
+)
 GRANITE4 = decoders.family(
-    *("Granite 4, dense", ("granitemoehybrid",), "GraniteMoeHybridForCausalLM", read_granite4, _KEYS_4, SIZES),
+    *("Granite 4, dense", ("granitemoehybrid",), "GraniteMoeHybridForCausalLM", read_granite4, _KEYS_4, SIZES_4),
     more_keys=_granite4_factors,
     # Both projections inwards are halves of one tensor.
     renamed=dict.fromkeys(("ff/gate", "ff/wi"), "shared_mlp.input_linear") | {"ff/out": "shared_mlp.output_linear"},

@@ -87,26 +87,43 @@ def _stablelm_layers(config: DecoderConfig) -> dict[str, Any]:
 
 NORMS = {"attention/query_norm": "self_attn.query_layernorm", "attention/key_norm": "self_attn.key_layernorm"}
 WINDOWS = decoders.LAYERS | {"use_sliding_window": lambda form: form.window is not None}
+SMOLLM3_SIZES = decoders.sizes(read_smollm3, {"smollm3-3b": (128_256, 2048, 11_008, 36, 16, 4, 65_536)}, rope_theta=5e6)
+SEED_OSS_SIZES = decoders.sizes(
+    read_seed_oss, {"seed-oss-36b": (155_136, 5120, 27_648, 64, 80, 8, 524_288)}, rope_theta=1e7
+)
+HUNYUAN_SIZES = decoders.sizes(
+    read_hunyuan,
+    {
+        "hunyuan-0.5b": (120_818, 1024, 3584, 24, 16, 8, 262_144),
+        "hunyuan-1.8b": (120_818, 2048, 6144, 32, 16, 4, 262_144),
+        "hunyuan-4b": (120_818, 3072, 8192, 36, 32, 8, 262_144),
+        "hunyuan-7b": (128_167, 4096, 14_336, 32, 32, 8, 262_144),
+    },
+    head_dim=128,
+    tie_word_embeddings=True,
+    rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+)
 SMOLLM3 = decoders.family(
-    *("SmolLM3", ("smollm3",), "SmolLM3ForCausalLM", read_smollm3, decoders.BIASES | WINDOWS),
+    *("SmolLM3", ("smollm3",), "SmolLM3ForCausalLM", read_smollm3, decoders.BIASES | WINDOWS, SMOLLM3_SIZES),
     more_keys=_without_positions,
 )
 SEED_OSS = decoders.family(
     *("Seed-OSS", ("seed_oss",), "SeedOssForCausalLM", read_seed_oss),
-    decoders.BIASES | {"attention_out_bias": "out_bias"},
+    *(decoders.BIASES | {"attention_out_bias": "out_bias"}, SEED_OSS_SIZES),
 )
 HUNYUAN = decoders.family(
-    *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan, decoders.BIASES),
+    *("Hunyuan, dense", ("hunyuan_v1_dense",), "HunYuanDenseV1ForCausalLM", read_hunyuan),
+    *(decoders.BIASES, HUNYUAN_SIZES),
     renamed=NORMS,
 )
-_1_6B = {"vocab_size": 100_352, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24}
-_1_6B |= {"num_attention_heads": 32, "num_key_value_heads": 32, "use_qkv_bias": True, "max_position_embeddings": 4096}
-_12B = {"vocab_size": 100_352, "hidden_size": 5120, "intermediate_size": 13_824, "num_hidden_layers": 40}
-_12B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "qk_layernorm": True, "use_parallel_residual": True}
-STABLELM_SIZES = {
-    "stablelm-2-1.6b": read_stablelm(_1_6B),
-    "stablelm-2-12b": read_stablelm(_12B | {"max_position_embeddings": 4096}),
-}
+_12B = {"qk_layernorm": True, "use_parallel_residual": True}
+STABLELM_SIZES = decoders.sizes(
+    read_stablelm,
+    {
+        "stablelm-2-1.6b": (100_352, 2048, 5632, 24, 32, 32, 4096, {"use_qkv_bias": True}),
+        "stablelm-2-12b": (100_352, 5120, 13_824, 40, 32, 8, 4096, _12B),
+    },
+)
 EACH_NORM = {f"attention/{x}_norm": f"self_attn.{x[0]}_layernorm.norms" for x in ("query", "key")}
 STABLELM_KEYS = {"qk_layernorm": "head_norms", "use_qkv_bias": "qkv_bias"}
 STABLELM_KEYS |= {"layer_norm_eps": "epsilon", "rms_norm_eps": None}

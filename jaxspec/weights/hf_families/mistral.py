@@ -74,22 +74,30 @@ _KEYS_3 = _KEYS | {"rope_theta": None, "rope_scaling": None, "rope_parameters": 
 MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _KEYS, SIZES)
 _ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384}
 _ROPE |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
-_8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34}
-_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8}
-_3B = {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "tie_word_embeddings": True}
-MINISTRAL3_SIZES = {
-    "ministral-3-3b": read_ministral3(_8B | _3B),
-    "ministral-3-8b": read_ministral3(_8B),
-    "ministral-3-14b": read_ministral3(
-        _8B | {"hidden_size": 5120, "intermediate_size": 16_384, "num_hidden_layers": 40}
-    ),
-}
+MINISTRAL3_SIZES = decoders.sizes(
+    read_ministral3,
+    {
+        "ministral-3-3b": (131_072, 3072, 9216, 26, 32, 8, None, {"tie_word_embeddings": True}),
+        "ministral-3-8b": (131_072, 4096, 14_336, 34, 32, 8),
+        "ministral-3-14b": (131_072, 5120, 16_384, 40, 32, 8),
+    },
+)
+_OPTIONS: dict[str, Any] = {"head_dim": 128, "rope_theta": 1e8, "rms_norm_eps": 1e-5}
+MISTRAL3_SIZES = decoders.sizes(
+    read, {"mistral-small-24b": (131_072, 5120, 32_768, 40, 32, 8, 32_768)}, sliding_window=None, **_OPTIONS
+)
+MINISTRAL_SIZES = decoders.sizes(
+    read, {"ministral-8b": (131_072, 4096, 12_288, 36, 32, 8, 32_768)}, sliding_window=32_768, **_OPTIONS
+)
 
 MISTRAL3 = decoders.family(
-    *("Mistral Small 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3, _KEYS, {}, decoders.canonical_text)
+    *("Mistral Small 3, text", ("mistral3",), "MistralForCausalLM", read_mistral3),
+    *(_KEYS, MISTRAL3_SIZES, decoders.canonical_text),
 )
 MINISTRAL3 = decoders.family(
     *("Ministral 3", ("ministral3",), "Ministral3ForCausalLM", read_ministral3, _KEYS_3, MINISTRAL3_SIZES),
     more_keys=_beta,
 )
-MINISTRAL = decoders.family("Ministral 8B", ("ministral",), "MinistralForCausalLM", read, decoders.LAYERS)
+MINISTRAL = decoders.family(
+    "Ministral 8B", ("ministral",), "MinistralForCausalLM", read, decoders.LAYERS, MINISTRAL_SIZES
+)

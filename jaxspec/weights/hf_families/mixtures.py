@@ -9,7 +9,6 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import common, decoders
 from jaxspec.weights.hf_families.common import FamilyError, Tensor, only
 
@@ -103,17 +102,30 @@ def canonical(name: str) -> str | None:
     return decoders.canonical(name.replace(".mlp.", ".block_sparse_moe."))
 
 
-_30B = UniformDecoder(151_936, 2048, 6144, 48, 32, 4, 128, head_norms=True, rope_base=1e6, max_positions=40_960)
-_8X7B = UniformDecoder(32_000, 4096, 14_336, 32, 32, 8, 128, epsilon=1e-5, rope_base=1e6, max_positions=32_768)
-SIZES_QWEN3 = {"qwen3-30b-a3b": _mixed(_30B.config(), 128, 8, dim=768)}
-SIZES_MIXTRAL = {"mixtral-8x7b": _mixed(_8X7B.config(), 8, 2)}
-_OSS = {"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880}
-_OSS |= {"num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
-SIZES_GPT_OSS = {
-    "gpt-oss-20b": read_gpt_oss({**_OSS, "num_hidden_layers": 24, "num_local_experts": 32}),
-    "gpt-oss-120b": read_gpt_oss({**_OSS, "num_hidden_layers": 36, "num_local_experts": 128}),
-}
-
+SIZES_QWEN3 = decoders.sizes(
+    read_qwen3,
+    {
+        "qwen3-30b-a3b": (151_936, 2048, 6144, 48, 32, 4, 40_960),
+        "qwen3-235b-a22b": (151_936, 4096, 12_288, 94, 64, 4, 40_960, {"moe_intermediate_size": 1536}),
+    },
+    head_dim=128,
+    norm_topk_prob=True,
+    rope_theta=1e6,
+)
+SIZES_MIXTRAL = decoders.sizes(
+    read_mixtral,
+    {
+        "mixtral-8x7b": (32_000, 4096, 14_336, 32, 32, 8, 32_768),
+        "mixtral-8x22b": (32_768, 6144, 16_384, 56, 48, 8, 65_536),
+    },
+)
+SIZES_GPT_OSS = decoders.sizes(
+    read_gpt_oss,
+    {
+        "gpt-oss-20b": (201_088, 2880, 2880, 24, 64, 8, 131_072, {"num_local_experts": 32}),
+        "gpt-oss-120b": (201_088, 2880, 2880, 36, 64, 8, 131_072, {"num_local_experts": 128}),
+    },
+)
 _QWEN3_KEYS = {"use_sliding_window": lambda form: form.window is not None, "sliding_window": "window"}
 _QWEN3_KEYS |= {"attention_bias": "qkv_bias"}
 # "default" is written, too: without a scaling, a file of this family means YaRN.

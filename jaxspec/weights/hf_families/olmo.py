@@ -69,14 +69,37 @@ _1B = replace(_7B, dim=2048, ff_dim=8192, layers=16, heads=16, kv_heads=16)
 _FORMS = {"olmo-2-1b": _1B, "olmo-2-7b": _7B, "olmo-2-13b": _13B, "olmo-2-32b": _32B}
 SIZES_2 = {name: decoders.with_layers(config, _olmo) for name, config in configs(_FORMS).items()}
 
+_YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32, "beta_slow": 1}
+SIZES_3 = decoders.sizes(
+    read_olmo3,
+    {
+        "olmo-3-7b": (100_278, 4096, 11_008, 32, 32, 32, 65_536),
+        "olmo-3-32b": (100_278, 5120, 27_648, 64, 40, 8, 65_536),
+    },
+    rms_norm_eps=1e-6,
+    rope_scaling=_YARN,
+)
+_SMALL = {"sliding_window": None, "tie_word_embeddings": True}
+EXAONE4_SIZES = decoders.sizes(
+    read_exaone4,
+    {  # the small one has neither windows nor layers without positions
+        "exaone-4.0-1.2b": (102_400, 2048, 4096, 30, 32, 8, 65_536, _SMALL),
+        "exaone-4.0-32b": (102_400, 5120, 27_392, 64, 40, 8, 131_072),
+    },
+    rope_theta=1e6,
+    rope_scaling={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | {"original_max_position_embeddings": 8192},
+)
+
 BIAS = {"attention_bias": "qkv_bias"}
 _olmo2 = decoders.reader("attention_bias", changed=_olmo, rms_norm_eps=1e-5)
 OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", _olmo2, BIAS, SIZES_2, renamed=RENAMED)
 OLMO3 = decoders.family(
-    *("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, BIAS | decoders.LAYERS),
+    *("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, BIAS | decoders.LAYERS, SIZES_3),
     more_keys=_by_layers,
     renamed=RENAMED,
 )
 EXAONE4 = decoders.family(
-    "EXAONE 4", ("exaone4",), "Exaone4ForCausalLM", read_exaone4, decoders.LAYERS, renamed=RENAMED
+    *("EXAONE 4", ("exaone4",), "Exaone4ForCausalLM", read_exaone4, decoders.LAYERS, EXAONE4_SIZES),
+    renamed=RENAMED,
 )

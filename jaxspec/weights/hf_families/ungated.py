@@ -46,24 +46,45 @@ def read_apertus(table: dict) -> DecoderConfig:
     )
 
 
+STARCODER2_SIZES = decoders.sizes(
+    read_starcoder2,
+    {
+        "starcoder2-3b": (49_152, 3072, 12_288, 30, 24, 2, 16_384, {"rope_theta": 999_999.4420358813}),
+        "starcoder2-7b": (49_152, 4608, 18_432, 32, 36, 4, 16_384, {"rope_theta": 1e6}),
+        "starcoder2-15b": (49_152, 6144, 24_576, 40, 48, 4, 16_384, {"rope_theta": 1e5, "tie_word_embeddings": False}),
+    },
+    sliding_window=4096,
+)
 _STARCODER2 = {"use_bias": "qkv_bias", "norm_epsilon": "epsilon", "rms_norm_eps": None}
 _STARCODER2 |= {"sliding_window": decoders.window_of_all}
 STARCODER2 = decoders.family(
-    *("StarCoder 2", ("starcoder2",), "Starcoder2ForCausalLM", read_starcoder2, _STARCODER2),
+    *("StarCoder 2", ("starcoder2",), "Starcoder2ForCausalLM", read_starcoder2, _STARCODER2, STARCODER2_SIZES),
     renamed={"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"},
+)
+NEMOTRON_SIZES = decoders.sizes(
+    read_nemotron, {"nemotron-mini-4b": (256_000, 3072, 9216, 32, 24, 8, 4096)}, head_dim=128
 )
 NEMOTRON = decoders.family(
     *("Nemotron-4, Minitron", ("nemotron",), "NemotronForCausalLM", read_nemotron),
-    decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None},
+    *(decoders.BIASES | {"norm_eps": "epsilon", "rms_norm_eps": None}, NEMOTRON_SIZES),
     more_keys=decoders.partial_key,
 )
 _arcee = decoders.reader("attention_bias", "mlp_bias", changed=_ungated, rms_norm_eps=1e-5, hidden_act="relu2")
-ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", _arcee, decoders.BIASES)
+ARCEE_SIZES = decoders.sizes(
+    _arcee,
+    {"afm-4.5b": (128_004, 2560, 18_432, 36, 20, 4, 65_536)},
+    head_dim=128,
+    rope_scaling={"rope_type": "yarn", "factor": 20.0, "original_max_position_embeddings": 4096},
+)
+ARCEE = decoders.family("Arcee", ("arcee",), "ArceeForCausalLM", _arcee, decoders.BIASES, ARCEE_SIZES)
 
-_8B = {"vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 21_504, "num_hidden_layers": 32}
-_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 65_536}
-_70B = {"hidden_size": 8192, "intermediate_size": 43_008, "num_hidden_layers": 80, "num_attention_heads": 64}
-APERTUS_SIZES = {"apertus-8b": read_apertus(_8B), "apertus-70b": read_apertus(_8B | _70B)}
+APERTUS_SIZES = decoders.sizes(
+    read_apertus,
+    {
+        "apertus-8b": (131_072, 4096, 21_504, 32, 32, 8, 65_536),
+        "apertus-70b": (131_072, 8192, 43_008, 80, 64, 8, 65_536),
+    },
+)
 # "default" is written, too: without a scaling, a file of this family means Llama 3's.
 _APERTUS = {"attention_bias": "qkv_bias", "rope_scaling": decoders.scaling_keys}
 APERTUS = decoders.family(
