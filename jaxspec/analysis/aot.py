@@ -33,7 +33,7 @@ from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.nets import axes_of, decoder_layers, net_of
-from jaxspec.weights import huggingface, loading, quantisation
+from jaxspec.weights import loading, quantisation
 
 SUFFIX = ".executable"
 ENDS = 4  # end tokens that every compiled program has room for: published models have up to three
@@ -101,8 +101,9 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     """Makes a model without weights: its parameters are shapes, which is all that compiling needs.
 
     Args:
-        shape: a published shape (`jaxspec models` lists them), a checkpoint's folder, a config.json of Hugging Face's,
-            or the name of a shipped checkpoint; or a configuration of one of `jaxspec.nets`.
+        shape: a published shape (`jaxspec models` lists them), the hub id of a model that has one, a checkpoint's
+            folder, a config.json of Hugging Face's, or the name of a shipped checkpoint; or a configuration of one of
+            `jaxspec.nets`.
         dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
@@ -125,14 +126,10 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
 
 
 def _config(shape: str) -> Any:
-    shapes, path = roofline.published_shapes(), Path(shape).expanduser()
-    if shape in shapes:
-        return shapes[shape]
-    if path.is_file() and path.name == huggingface.CONFIG:
-        return huggingface.read_config(path.parent)[1]
-    if (local := loading.local(shape, loading.shipped())) is not None:
-        return loading.format_of(local).open(local).config()
-    raise ValueError(f"no shape, folder or config.json {shape!r}: expected one of {', '.join(shapes)}, or a path")
+    if (config := roofline.shape_of(shape)) is None:
+        expected = roofline.shapes_there_are(shape)
+        raise ValueError(f"no shape, folder or config.json {shape!r}: expected {expected}")
+    return config
 
 
 def compile_for(

@@ -354,9 +354,9 @@ def of_sizes(
 
 
 def _weight_bytes(size: str, load: roofline.Load) -> float:
-    """Returns the bytes of all weights of a published shape, those of prefill alone too; of a number, of so many."""
-    shapes = roofline.published_shapes()
-    return memory.of_config(size, shapes[size]).memory_bytes[load.dtype] if size in shapes else load.weight_bytes
+    """Returns the bytes of all weights of a shape, those of prefill alone too; of a number, of so many."""
+    config = roofline.shape_of(size)
+    return load.weight_bytes if config is None else memory.of_config(size, config).memory_bytes[load.dtype]
 
 
 def of_pair(

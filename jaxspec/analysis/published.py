@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec.analysis import formulas
+from jaxspec.analysis import formulas, roofline
+from jaxspec.weights.hf_families import names
 
 TABLE = Path(__file__).parents[1] / "data" / "acceptance.toml"  # which describes the fields
 
@@ -49,7 +50,7 @@ def of(drafter: str, target: str = "") -> Published:
 
     Args:
         drafter: its hub id.
-        target: a name of `jaxspec models`, to be compared; any if empty.
+        target: a name of `jaxspec models` or a hub id, to be compared; any if empty.
 
     Raises:
         ValueError: nothing is published of chains of it, or only with another target.
@@ -61,9 +62,25 @@ def of(drafter: str, target: str = "") -> Published:
             f"0.5 to 0.9), or give one of these as --draft: {', '.join(sorted(planned))}"
         )
     row = planned[drafter]
-    if not row.target.rpartition("/")[2].lower().startswith(target.lower()):
+    if target and not _same(row.target, target):
         raise ValueError(
             f"--target is {target}, but the acceptance of {drafter} is published with {row.target}: give the shape of "
             f"that, as `jaxspec models` lists it, or a size as --draft and an --alpha"
         )
     return row
+
+
+def needed(target: str) -> str:
+    """Says what to give as a drafter for a target on a machine that is not here, with the published ones."""
+    rows = {row.drafter: row for row in reversed(table()) if row.draft and _same(row.target, target)}
+    there = ", ".join(f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items()))
+    other = "the size or shape of another with an --alpha (the paper has 0.5 to 0.9)"
+    if not there:
+        return f"a plan for a --device needs a --draft, and no acceptance is published with {target}: give {other}"
+    return f"a plan for a --device needs a --draft: for {target} one of {there}, or {other}"
+
+
+def _same(published: str, target: str) -> bool:
+    """Tells whether two names are one model's, but for its tuning."""
+    sizes = roofline.published_shapes()
+    return names.plain(published, sizes) == names.plain(target, sizes)

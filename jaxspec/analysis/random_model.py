@@ -14,15 +14,14 @@ from jaxtyping import Array, Float, Key
 from jaxspec.analysis import roofline
 from jaxspec.core import Model, Params, Prompt, token_rows
 from jaxspec.nets import net_of
-from jaxspec.weights import loading, orbax, quantisation
+from jaxspec.weights import loading, quantisation
 
 
 def config_of(shape: str) -> Any:
-    """Returns the configuration of a published shape."""
-    shapes = roofline.published_shapes()
-    if shape not in shapes:
-        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, shapes)} Expected one of {', '.join(shapes)}")
-    return shapes[shape]
+    """Returns the configuration of a shape, as `roofline.shape_of` takes it."""
+    if (config := roofline.shape_of(shape)) is None:
+        raise ValueError(f"no shape {shape!r}: expected {roofline.shapes_there_are(shape)}")
+    return config
 
 
 def random_model(shape: str, dtype: str, seed: int, compute: str | None = None) -> Model:

@@ -17,6 +17,7 @@ Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline). Levia
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,8 +120,8 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     """Computes the load of a decoding pass from a size: a published shape, or a number of parameters, without a cache.
 
     Args:
-        size: a name of `jaxspec models`, or parameters that decode, as "11B" or "77M"; "76M:4" tells their layers, too,
-            whose kernels take time on a GPU.
+        size: a shape, as `shape_of` takes it, or parameters that decode, as "11B" or "77M"; "76M:4" tells their layers,
+            too, whose kernels take time on a GPU.
         dtype: "bfloat16" or "float32": arithmetic, whose peak counts, is never int8.
         row_tokens: with a shape, tokens in the cache: of the row, and of a prompt that an encoder has read.
 
@@ -128,9 +129,8 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     1500000000.0
     """
     one_of(dtype, "dtype", ("bfloat16", "float32"))
-    shapes = published_shapes()
-    if size in shapes:
-        return load_of(dataclasses.replace(shapes[size], dtype=dtype), row=row_tokens, prompt=row_tokens)
+    if (config := shape_of(size)) is not None:
+        return load_of(dataclasses.replace(config, dtype=dtype), row=row_tokens, prompt=row_tokens)
     number, has_layers, layers = size.partition(":")
     unit = UNITS.get(number[-1:].upper())
     try:
@@ -138,7 +138,7 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     except ValueError:
         parameters = depth = 0
     if not 0 < parameters < float("inf") or depth < 0:
-        expected = f"parameters, such as 11B, or with layers 76M:4, or one of {', '.join(shapes)}"
+        expected = f"parameters, such as 11B, or with layers 76M:4, or {shapes_there_are(size)}"
         raise ValueError(f"size is {size!r}: expected {expected}")
     kernels = depth * KERNELS_OF_LAYER + KERNELS_AROUND_LAYERS if has_layers else 0
     return Load(parameters, dtype=dtype, small_kernels=kernels)
@@ -149,6 +149,37 @@ def published_shapes() -> dict[str, Any]:
     from jaxspec.weights.hf_families import FAMILIES
 
     return {name: config for family in FAMILIES for name, config in family.sizes.items()}
+
+
+def shape_of(name: str) -> Any:
+    """Returns the configuration of a shape; None if there is none of that name.
+
+    Args:
+        name: a published shape, the hub id of a model that has one, a checkpoint's folder, a config.json of Hugging
+            Face's, or the name of a shipped checkpoint.
+
+    >>> shape_of("google/gemma-4-E4B-it") == published_shapes()["gemma-4-e4b"]
+    True
+    """
+    from jaxspec.weights import huggingface, loading
+    from jaxspec.weights.hf_families import names
+
+    shapes, path = published_shapes(), Path(name).expanduser()
+    if (size := names.size_of(name, shapes)) is not None and not path.exists():
+        return shapes[size]
+    if path.is_file() and path.name == huggingface.CONFIG:
+        return huggingface.read_config(path.parent)[1]
+    folder = loading.local(name, loading.shipped())
+    return None if folder is None else loading.format_of(folder).open(folder).config()
+
+
+def shapes_there_are(name: str) -> str:
+    """Ends an error message with the ways to name a shape; `name` is of none."""
+    from jaxspec.weights import loading
+
+    ways = "a shape that `jaxspec models` lists, the hub id of a model that has one, or the path of a config.json"
+    further = f" (hf download {name} config.json)" if loading.is_hub_id(name) else suggest(name, published_shapes())
+    return ways + further
 
 
 def pass_time(

@@ -26,9 +26,9 @@ PADDING = 0.01  # of a head's rows, by which those of models with one vocabulary
 class CompileInputs(NamedTuple):
     """The options of `compile`."""
 
-    target: Annotated[str, text("SHAPE", "A published shape (`jaxspec models`), a folder or a config.json.")] = (
-        "llama-3.1-8b"
-    )
+    target: Annotated[
+        str, text("SHAPE", "A published shape (`jaxspec models`), its hub id, a folder, a config.json.")
+    ] = "llama-3.1-8b"
     draft: Annotated[
         str, text("SHAPE", "The drafter: likewise, or tree=8x1x1:SHAPE, ...; none: plain.", "--draft", "-d")
     ] = "none"

@@ -32,7 +32,9 @@ READ = {  # options, by the kind of plan
 class Inputs(NamedTuple):
     """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on another machine."""
 
-    target: Annotated[str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers) or shape.")] = TARGET
+    target: Annotated[str, text("MODEL", "The target; with --device a size (11B, 76M:4 layers), shape, hub id.")] = (
+        TARGET
+    )
     draft: Annotated[str, text("MODEL", "The drafter, likewise.", "--draft", "-d")] = ""
     gamma: Annotated[int, number("The largest γ to consider.", "--gamma", "-g")] = 16
     temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
@@ -76,11 +78,13 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
     batches, note, speeds = options.integers(inputs.batch, "--batch"), "", []
     _check(inputs, context)
+    if inputs.device and not inputs.draft and (alpha is None or target != TARGET):
+        raise ValueError(published.needed(target))
     draft = inputs.draft or (drafter_names.default_model(target) if inputs.device or alpha is None else "")
     if inputs.device:
         sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
         sizes |= {"c": c, "c_hat": inputs.c_hat}
-        if alpha is None or "/" in draft:  # a hub id
+        if alpha is None or ("/" in draft and roofline.shape_of(draft) is None):  # the hub id of a published drafter
             row = published.of(draft, target)
             draft, sizes["at_once"] = row.reads, row.at_once
             sizes["most"] = min(most, row.draft) if row.at_once else most  # a block drafts no more

@@ -92,6 +92,26 @@ def test_published_acceptance_is_taken_with_its_source(run, report):
     assert "drafting 3, with RedHatAI" in " ".join(run(*options).stdout.split())
 
 
+def test_hub_ids_of_known_shapes_are_taken(report, run):
+    """Both of models and of what is published with them."""
+    pair = ("--target", "meta-llama/Llama-3.1-8B-Instruct", "--draft", "meta-llama/Llama-3.2-1B", "--device", "h100")
+    shapes = ("--target", "llama-3.1-8b", "--draft", "llama-3.2-1b", "--device", "h100")
+    assert report(*pair, "--alpha", "0.7")["plans"] == report(*shapes, "--alpha", "0.7")["plans"]
+    published = ("--draft", "RedHatAI/gpt-oss-20b-speculator.eagle3", "--device", "h100")
+    assert report("--target", "openai/gpt-oss-20b", *published)["plans"][0]["gamma"] > 0
+    unknown = run("--target", "no/such-9b", "--draft", "1B", "--alpha", "0.7", "--device", "h100")
+    assert "path of a config.json (hf download no/such-9b config.json)" in " ".join(unknown.output.split())
+
+
+def test_without_a_drafter_the_published_ones_are_named(run):
+    result = " ".join(run("--target", "google/gemma-4-31B-it", "--device", "h100").output.split())
+    assert (
+        "for google/gemma-4-31B-it one of z-lab/gemma-4-31B-it-DFlash (5.62" in result and "tokens a round)" in result
+    )
+    result = " ".join(run("--device", "h100").output.split())
+    assert "no acceptance is published with debian-t5-large: give the size or shape of another with" in result
+
+
 def test_a_block_drafter_drafts_in_one_pass(report):
     block = ("--target", "qwen3.5-4b", "--draft", "z-lab/Qwen3.5-4B-DFlash", "--device", "tpu-v5e", "--gamma", "16")
     (plan,) = report(*block)["plans"]

@@ -17,6 +17,7 @@ from jaxspec.nets import net_of
 from jaxspec.nets.shapes import DecoderConfig
 from jaxspec.nets.whisper import Whisper, speech_of
 from jaxspec.weights import hf_families, huggingface
+from jaxspec.weights.hf_families import names
 from jaxspec.weights.tensors import CheckpointError
 
 PAIRS, INDEX = pairs.pairs(), pairs.index()
@@ -85,31 +86,7 @@ def test_published_numbers_have_a_source(tokens: str):
 
 # --- models
 
-SAME = {  # fine-tuned ones, and the library's size of the same shape
-    "facebook/layerskip-llama2-7B": "llama-2-7b",
-    "facebook/layerskip-llama3-8B": "llama-3-8b",
-    "facebook/layerskip-llama3.2-1B": "llama-3.2-1b",
-    "lmsys/vicuna-7b-v1.3": "llama-2-7b",
-    "lmsys/vicuna-13b-v1.3": "llama-2-13b",
-    "Qwen/Qwen3.6-27B": "qwen3.5-27b",
-    "Qwen/Qwen3.8-27B": "qwen3.5-27b",
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "its positions are not those of qwen3-30b-a3b",
-    "allenai/OLMo-2-0425-1B-Instruct": "olmo-2-1b",
-    "allenai/OLMo-2-1124-7B-Instruct": "olmo-2-7b",
-    "amd/PARD-Qwen3-0.6B": "qwen3-0.6b",
-    "mistralai/Ministral-3-3B-Instruct-2512": "ministral-3-3b",
-    "mistralai/Ministral-3-14B-Instruct-2512": "ministral-3-14b",
-    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
-    "stabilityai/stablelm-2-1_6b-chat": "stablelm-2-1.6b",
-    "stabilityai/stablelm-2-12b-chat": "stablelm-2-12b",
-    "swiss-ai/Apertus-8B-Instruct-2509": "apertus-8b",
-    "swiss-ai/Apertus-70B-Instruct-2509": "apertus-70b",
-    "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2",
-    "facebook/nllb-200-1.3B": "nllb-200-distilled-1.3b",
-    "facebook/m2m100_1.2B": "m2m100-1.2b",
-    "facebook/m2m100_418M": "m2m100-418m",
-}
-UNLISTED = (
+UNLISTED = (  # of no published size, or with other positions than the size's
     *("XiaomiMiMo/MiMo-7B-RL", "distilbert/distilgpt2", "lmsys/vicuna-33b-v1.3"),
     *("sshleifer/distilbart-cnn-12-6", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
     "Qwen/Qwen3-235B-A22B-Instruct-2507",
@@ -120,15 +97,14 @@ UNLISTED = (
 def test_model_is_as_the_library_has_its_size(name: str):
     sizes = {size: config for family in hf_families.FAMILIES for size, config in family.sizes.items()}
     family, config = huggingface.read_config(pairs.folder_of(name))
-    size = re.sub(r"-coder|-instruct|-chat-hf|-it$|-ul2$", "", name.partition("/")[2].lower())
-    size = SAME.get(name, size)
-    if size in sizes:  # of 32768 or 131072 positions, and of several epsilons, there are versions
+    if name not in UNLISTED:
+        size = names.size_of(name, sizes)
+        assert size is not None
+        # Of 32768 or 131072 positions, and of several epsilons, there are versions.
         different = {"max_positions", "epsilon", "dtype", "end_tokens"}
         forms = [dataclasses.asdict(nets.form_of(x)[1]) for x in (config, sizes[size])]
         ours, theirs = ({key: x for key, x in form.items() if key not in different} for form in forms)
         assert ours == theirs
-    else:
-        assert name in UNLISTED
     assert family.model_types
 
 
