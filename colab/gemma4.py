@@ -36,15 +36,22 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # they show of layers, caches and equal texts holds there, too; how fast they are does not.
 #
 # **What was run.** The cells ran on a CPU with the small model; no TPU has run them yet. The compilers for the chips have
-# compiled E4B in bfloat16 for a prompt of 512 tokens and 512 new ones (`jaxspec compile --target gemma-4-e4b`):
+# compiled both sizes in bfloat16 for one row: a prompt of 512 tokens and 512 new ones. Times are estimates of the TPU's compiler, no
+# measurements (`python -m benchmarks.estimates --target gemma-4-e2b --draft prompt_lookup --topology v5e --prompt 512
+# --max-new-tokens 512`):
 #
-# | chip | weights and caches | besides | a step reads at least |
-# |---|---|---|---|
-# | TPU v5e, 16 GB | 14.93 GB | 0.55 GB | 9.33 GB |
-# | H100, 80 GB | 14.93 GB | 0.10 GB | 9.33 GB |
+# | model and chip | drafter, γ | weights and caches | besides | a step reads at least | a step or round, estimated |
+# |---|---|---|---|---|---|
+# | E2B, TPU v5e, 16 GB | none | 9.3 GB | 0.34 GB | 4.57 GB | 5.5 ms |
+# | | prompt lookup, 5 | 9.3 GB | 0.40 GB | 4.57 GB | 5.5 ms |
+# | | n-grams, 5 | 9.3 GB | 0.40 GB | 4.57 GB | 5.8 ms |
+# | | Google's assistant, 4 | 9.4 GB | 0.34 GB | 4.57 GB | 6.5 ms |
+# | E4B, TPU v5e, 16 GB | none | 14.93 GB | 0.55 GB | 9.33 GB | 11.3 ms (64 + 128 tokens) |
+# | E4B, H100, 80 GB | none | 14.93 GB | 0.10 GB | 9.33 GB | |
 #
-# So E4B just fits a v5e; for longer prompts take E2B there, or int8. The difference between the weights and what a step reads are
-# the embeddings per layer, 5.6 GB, of which a token looks up one row.
+# A round takes about as long as a step, so two tokens a round are nearly twice as fast. E4B just fits a v5e; for longer prompts take
+# E2B there, or int8. The difference between the weights and what a step reads are the embeddings per layer, 4.7 GB of E2B and 5.6 GB
+# of E4B, of which a token looks up one row.
 
 # %%
 import collections

@@ -73,11 +73,11 @@ def of(drafter: str, target: str = "") -> Published:
 def needed(target: str) -> str:
     """Says what to give as a drafter for a target on a machine that is not here, with the published ones."""
     rows = {row.drafter: row for row in reversed(table()) if row.draft and _same(row.target, target)}
-    there = ", ".join(f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items()))
+    choices = ", ".join(f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items()))
     other = "the size or shape of another with an --alpha (the paper has 0.5 to 0.9)"
-    if not there:
+    if not choices:
         return f"a plan for a --device needs a --draft, and no acceptance is published with {target}: give {other}"
-    return f"a plan for a --device needs a --draft: for {target} one of {there}, or {other}"
+    return f"a plan for a --device needs a --draft: for {target} one of {choices}, or {other}"
 
 
 def _same(published: str, target: str) -> bool:

@@ -32,10 +32,10 @@ def plain(name: str, sizes: Collection[str]) -> str:
     >>> plain("meta-llama/Llama-3.1-8B-Instruct", ()), plain("google-t5/t5-base", ["t5-base"])
     ('llama-3.1-8b', 't5-base')
     """
-    whole = name.rpartition("/")[2].lower()
-    shorter = _WORDS.sub("", whole)
+    last = name.rpartition("/")[2].lower()
+    shorter = _WORDS.sub("", last)
     shortest = _VERSION.sub("", shorter)
-    return next((x for x in (whole, shorter, shortest) if x in sizes), shortest)
+    return next((x for x in (last, shorter, shortest) if x in sizes), shortest)
 
 
 def size_of(name: str, sizes: Collection[str]) -> str | None:
