@@ -25,6 +25,7 @@ from jaxspec.weights.hf_families.gpt import SIZES as GPT
 from jaxspec.weights.loading import shipped
 
 KINDS = ["encoder", "llama", "gpt", "int8", "speech"]  # of scripts/placement.py; int8 drafts by looking up
+FAMILIES = ["gemma4_text", "qwen3_5_text", "qwen3_moe", "olmo2", "cohere"]  # likewise
 SCRIPTS = Path(__file__).parent / "scripts"
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LLAMA = decoder.decoder_config(
@@ -214,6 +215,15 @@ def test_text_on_a_mesh_is_that_on_one_device(report, kind):
     """Greedy rows and, with the coupled rule, sampled ones, on 2 x 4 devices."""
     assert report[kind]["split"] == report[kind]["one"]
     assert len({tuple(row) for row in report[kind]["one"]}) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_text_of_a_family_on_a_mesh_is_that_on_one_device(report, kind):
+    """Plain and drafted: one kv head for two devices, shared keys, delta layers, experts, norms of projections."""
+    plain, on_mesh, drafted = report["families"][kind]
+    assert plain == on_mesh == drafted
+    assert len({tuple(row) for row in plain}) == 4
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
 from jaxspec.decode.generate import complete
 from jaxspec.nets import axes_of, decoder, quantised, t5, whisper
-from jaxspec.weights import huggingface, orbax, quantisation
+from jaxspec.weights import hf_families, huggingface, orbax, quantisation
 from jaxspec.weights.loading import find
 
 ROWS, GAMMA, NEW = 4, 2, 32
@@ -38,6 +38,19 @@ NETS = {  # random ones, which compile sooner
     ),
 }
 SPLIT = ("encoder", "llama", "gpt", "int8", "speech")
+SIZE = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
+SIZE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+LOCAL, GLOBAL, DELTA = "sliding_attention", "full_attention", "linear_attention"
+FAMILIES = {  # what differs from SIZE: a network of each kind of layer and of norms that a mesh may cut
+    "gemma4_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": [LOCAL, GLOBAL] * 2}
+    | {"num_key_value_heads": 1, "use_double_wide_mlp": True, "global_head_dim": 16, "sliding_window": 8}
+    | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96},
+    "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": [DELTA, GLOBAL], "linear_num_key_heads": 2}
+    | {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True},
+    "olmo2": {},  # norms of all queries, and of all keys
+    "cohere": {"use_qk_norm": True, "logit_scale": 1.0},  # layer norms, and norms of each head
+}
 TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (ROWS, 7)).astype(np.int32)
 
 
@@ -63,6 +76,22 @@ SOUND = np.random.default_rng(1).normal(size=(ROWS, 4, 12)).astype(np.float32)  
 
 def prompts(kind):
     return PROMPTS._replace(encoder=SOUND) if kind == "speech" else PROMPTS
+
+
+def of_families(mesh):
+    """Texts of each family: plain on one device, and plain and drafted on the mesh."""
+    texts = {}
+    for kind, keys in FAMILIES.items():
+        table = SIZE | keys | {"model_type": kind}
+        NETS[kind] = decoder, hf_families.of(table).read(table)
+        model = random(kind)
+        places = sharding.parameters(model.params, axes_of(model.config), mesh)
+        placed = model._replace(params=jax.tree.map(sharding.put, model.params, places))
+        texts[kind] = [
+            jaxspec.generate(target, PROMPTS, **options(drafter) | {"max_new_tokens": 16}).tokens.tolist()
+            for target, drafter in ((model, None), (placed, None), (placed, drafters.prompt_lookup()))
+        ]
+    return texts
 
 
 def options(drafter):
@@ -260,6 +289,7 @@ def meshes(folder):
         many=dict(one=many(), mesh=many(mesh)),
         restored=restored(Path(folder), mesh),
         learns=learns(Path(folder), mesh),
+        families=of_families(sharding.mesh("model=2")),
     )
     report |= dict(left=left_on_the_host(Path(folder) / "again", mesh), parts=stored_in_parts(Path(folder), mesh))
     return report | dict(programs=loop.advance.num_programs())
