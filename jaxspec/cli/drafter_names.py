@@ -294,7 +294,7 @@ KINDS = {
     "sequences": DrafterSpelling("sequences:NAME or sequences=4:NAME", (DRAFTER,), most=1),
     "cascade": DrafterSpelling("cascade:NAME:INNER or cascade=3:NAME:INNER", (MODEL, DRAFTER), most=1, make=_cascade),
     "horizontal_cascade": DrafterSpelling(_HORIZONTAL, (DRAFTER, DRAFTER), most=1),
-    "parallel": DrafterSpelling("parallel=MASK_TOKEN:NAME", (MODEL,), least=1, most=2),
+    "parallel": DrafterSpelling("parallel=MASK_ID:NAME or parallel=MASK_IDxMOST:NAME", (MODEL,), least=1, most=2),
     "early_exit": DrafterSpelling("early_exit=4", least=1, most=1, make=_early_exit, of_target=True),
     "quantised": DrafterSpelling("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
     "skip_layers": DrafterSpelling("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),

@@ -53,6 +53,7 @@ NOT_HERE = {  # what other libraries have and this one does in another way, or n
         STRUCTURED,
         "give choices, regex or json_schema; there are no grammars",
     ),
+    "batch_size": "a call decodes all of its prompts at once, jaxspec.generate_many as many as it has slots",
     "best_of": "take num_samples, and choose among the texts",
     "early_stopping": "only jaxspec.beam_search has it",
     "forced_eos_token_id": "a text ends where the model ends it, or is cut; see sampling.forced_end",

@@ -104,6 +104,8 @@ class Prepared(NamedTuple):
         (3, 7, 0)
         """
         _check_names(options)
+        if options.get("prefix") is not None:
+            raise ValueError("the prompts of a prepared generation have their prefix already: give it to prepare")
         return _prepared(self.target, self.prompt, dict(self.options) | options)
 
     def widths(self, length: int) -> tuple[int, int]:

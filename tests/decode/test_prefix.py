@@ -269,6 +269,9 @@ def test_what_does_not_fit_a_prefix_is_refused():
     for bad in ("one two", [1, 2], MODEL):
         with pytest.raises(TypeError, match=r"expected what jaxspec.prefix\(target, text\) returns"):
             prepare(TARGET, ROWS, prefix=bad)
+    for other in (prefix, 1):  # its rows begin with the first one's tokens
+        with pytest.raises(ValueError, match="have their prefix already: give it to prepare"):
+            prepare(TARGET, ROWS, prefix=prefix, drafter=MODEL).replace(prefix=other)
     with pytest.raises(ValueError, match="is an encoder-decoder, whose encoder reads each prompt as a whole"):
         jaxspec.prefix(table_model(jax.random.key(1), 3, encoder=True), SHARED)
     with pytest.raises(ValueError, match="got 2 prefixes: expected one"):

@@ -263,6 +263,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(length_penalty=1), "there is no option 'length_penalty': only jaxspec.beam_search has it"),
     (dict(forced_eos_token_id=2), "there is no option 'forced_eos_token_id': a text ends where the model ends"),
     (dict(guided_json="{}"), "there is no option 'guided_json': give choices, regex or json_schema"),
+    (dict(batch_size=2), "there is no option 'batch_size': a call decodes all of its prompts at once"),
     (dict(qqqq=1), "there is no option 'qqqq': expected one of"),
     (dict(gamma=0, policy=jaxspec.policies.constant(2)), "got a policy and gamma=0, of which nothing is drafted"),
     (dict(gamma=True), "gamma is True: expected an integer"),
