@@ -36,9 +36,9 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # they show of layers, caches and equal texts holds there, too; how fast they are does not.
 #
 # **What was run.** The cells ran on a CPU with the small model; no TPU has run them yet. The compilers for the chips have
-# compiled both sizes in bfloat16 for one row: a prompt of 512 tokens and 512 new ones. Times are estimates of the TPU's compiler, no
-# measurements (`python -m benchmarks.estimates --target gemma-4-e2b --draft prompt_lookup --topology v5e --prompt 512
-# --max-new-tokens 512`):
+# compiled both sizes in bfloat16 for one row: a prompt of 512 tokens and 512 new ones. The caches have room for these 1,024 tokens
+# (E4B's take 38 MB). Times are estimates of the TPU's compiler, no measurements (`python -m benchmarks.estimates --target gemma-4-e2b
+# --draft prompt_lookup --topology v5e --prompt 512 --max-new-tokens 512`):
 #
 # | model and chip | drafter, γ | weights and caches | besides | a step reads at least | a step or round, estimated |
 # |---|---|---|---|---|---|

@@ -1,8 +1,8 @@
 """Mixtures of experts: a router sends each token to a few of many small feed-forward blocks.
 
 A pass reads the experts that any of its tokens chose. Pairs (token, expert) are sorted by expert, and blocks of pairs
-with one expert are multiplied in turn (`by_blocks`). A ragged product (`jax.lax.ragged_dot`) was compiled beside it and
-is not used: on a TPU it keeps a second copy of all experts, and on a GPU it multiplies every token with every expert.
+with one expert are multiplied in turn (`by_blocks`). Ragged products (`jax.lax.ragged_dot_general`) were tried, but
+are not used: on a TPU they keep a second copy of all experts, on a GPU they multiply every token with each.
 
 The choice is made in float32, of a router that stays float32, so that a token's experts in a pass over several tokens
 are those in a pass over it alone. A token's experts are summed in the order of their numbers, in float32.

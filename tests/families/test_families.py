@@ -291,6 +291,19 @@ def test_older_and_shorter_files_are_read(model_type):
         assert [layer.attention.rotary is None for layer in config.layers] == [False] * 3 + [True]
 
 
+def test_the_first_context_beside_the_rotary_keys_counts_before_theirs():
+    """As in transformers."""
+    scaled = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    for name, turns in (("llama", scaled), ("phi3", longrope | {"original_max_position_embeddings": 32})):
+        table = SMALL | {"model_type": name, "head_dim": 8, "rope_parameters": turns | {"rope_theta": 1e4}}
+        for changes, first in (({}, 32), ({"original_max_position_embeddings": 16}, 16)):
+            config = hf_families.of(table).read(table | changes)
+            assert first == (
+                config.max_positions if name == "phi3" else config.layers[0].attention.rotary.scaling.original
+            )
+
+
 BASES = {"cohere": 5e5, "cohere2": 1e4, "ernie4_5": 5e5, "olmo3": 5e5, "helium": 1e5, "smollm3": 2e6, "olmo2": 1e4}
 
 

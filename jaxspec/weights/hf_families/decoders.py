@@ -42,7 +42,8 @@ YARN = {
     "rope_magnitude": "attention_factor",
 }
 PARTIAL = "partial_rotary_factor"
-ORIGINAL = {"rope_original": "original_max_position_embeddings"}
+FIRST_CONTEXT = "original_max_position_embeddings"
+ORIGINAL = {"rope_original": FIRST_CONTEXT}
 ROPE_KEYS = {"linear": ROPE, "llama3": ROPE | LLAMA3 | ORIGINAL, "yarn": ROPE | YARN | ORIGINAL}  # of a scaling
 
 
@@ -60,7 +61,7 @@ def read(table: dict, changed: Change | None = None, **options: Any) -> DecoderC
     shape = common.read_keys(table, KEYS, **sizes, epsilon=1e-6, max_positions=None, tied_head=False)
     shape["head_dim"] = int(shape["head_dim"])
     shape["activation"] = common.activation(table.get("hidden_activation") or table.get("hidden_act") or "silu")
-    rotary = {} if "rope_base" in options else rope(table)
+    rotary = {} if "rope_base" in options else rope(_with_first_context(table))
     try:
         return with_layers(decoder_config(**{**shape, **rotary, **options}), changed)
     except ValueError as error:
@@ -139,6 +140,13 @@ def biases(table: dict, *keys: str) -> dict[str, Any]:
     {'qkv_bias': True, 'out_bias': True, 'ff_bias': False}
     """
     return {field: bool(table.get(key, False)) for key in keys for field in BIASED[key]}
+
+
+def _with_first_context(table: dict) -> dict:
+    """Moves the context of the training among the rotary keys: as in transformers, it counts before what they say."""
+    if table.get(FIRST_CONTEXT) is None:
+        return table
+    return table | {"rope_parameters": {**(table.get("rope_parameters") or {}), FIRST_CONTEXT: table[FIRST_CONTEXT]}}
 
 
 def rope(table: dict, base: float = 10_000.0) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,8 @@ def read(table: dict) -> DecoderConfig:
     """Reads the network of a config.json.
 
     Positions scaled by "longrope", as in files for 128k tokens, have other frequencies in rows longer than those of the
-    training. A cache has one set of them: that of rows up to that length, which is the longest row.
+    training: all of a row's, its first tokens' too. A cache has one set of them: that of rows up to that length, which
+    is the longest row. A file whose short factors are the long ones has these for all rows.
     """
     table, share = decoders.partial_rotary(decoders.with_defaults(table, rms_norm_eps=1e-5))
     rope = {**(table.get("rope_scaling") or {}), **(table.get("rope_parameters") or {})}
@@ -29,7 +31,7 @@ def read(table: dict) -> DecoderConfig:
     windows = decoders.windows(table, [True])
     if kind == "default":
         return decoders.read(table, lambda i, layer: decoders.change(layer, decoders.turned(layer, share)), **windows)
-    original = rope.get("original_max_position_embeddings") or need(table, "original_max_position_embeddings")
+    original = table.get(decoders.FIRST_CONTEXT) or need(rope, decoders.FIRST_CONTEXT)
     options = {"factors": _factors(rope, table, share), "magnitude": _magnitude(rope, table, original)}
     base = float(rope.get("rope_theta") or table.get("rope_theta") or 10_000.0)
     config = decoders.read(
@@ -38,6 +40,9 @@ def read(table: dict) -> DecoderConfig:
         rope_base=base,
         **windows,
     )
+    if original < (config.max_positions or original):
+        text = "longrope: rows of at most %d tokens are read, of %d; docs/models.md says how to read longer ones"
+        logging.getLogger(__name__).warning(text, original, config.max_positions)
     return decoders.with_layers(config, max_positions=min(original, config.max_positions or original))
 
 
