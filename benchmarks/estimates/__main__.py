@@ -5,8 +5,9 @@
 
     python -m benchmarks.estimates --target llama-3.1-8b --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --topology h100
 
-The options are those of `jaxspec compile`, whose programs are read here. --draft also takes the published heads of
-docs/pairs.md, and dynamic_tree=60x7x10:HEAD for a dynamic tree of 60 nodes, 7 deep, 10 wide. Times of TPUs are the
+The options are those of `jaxspec compile`, whose programs are read here. --draft takes more: the published heads of
+docs/pairs.md, and the recipe of a head (debian-t5-block, or a .toml file) for an untrained one of its sizes.
+dynamic_tree=60x7x10:HEAD is a dynamic tree of 60 nodes, 7 deep, 10 wide. Times of TPUs are the
 compiler's estimates, those of GPUs follow from measured kernels. --plan finds the best γ, up to --gamma, for the
 acceptance rate.
 """
@@ -14,6 +15,7 @@ acceptance rate.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich import filesize
 from rich.console import Console
@@ -27,8 +29,11 @@ from jaxspec.analysis import plan as planning
 from jaxspec.cli import compile as compiling
 from jaxspec.cli import console
 from jaxspec.cli.compile import CompileInputs
-from jaxspec.core import BoundDrafter, Model, chunks
-from jaxspec.nets import attention
+from jaxspec.core import BoundDrafter, Model, Params, chunks
+from jaxspec.draft_heads import check
+from jaxspec.draft_heads.kind import in_dtype
+from jaxspec.nets import attention, dtype_of
+from jaxspec.training import recipes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,19 +70,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
-    """Returns what makes a published head of shapes for a target; None where the name is not one's."""
-    tree, _, hub_id = name.rpartition(":")
-    if (pair := pairs.heads().get(hub_id)) is None:
+    """Returns what makes a head of shapes for a target, a published one's or a recipe's; None for another name."""
+    tree, _, plain = name.rpartition(":")
+    pair, recipe = pairs.heads().get(plain), recipe_of(plain)
+    if pair is None and recipe is None:
         return None
 
+    def shapes(config: Any) -> Params:
+        return pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
+
     def head(target: Model) -> BoundDrafter:
-        drafter = pairs.head(pair, target, lambda config: pairs.in_dtype(pairs.abstract_params(config), "bfloat16"))
+        if pair is not None:
+            drafter = pairs.head(pair, target, shapes)
+        else:
+            assert recipe is not None
+            config = in_dtype(recipe.head.config(target), dtype_of(target.config))
+            drafter = check.bound(config, shapes(config), target)
         if not tree:
             return drafter
         nodes, depth, width = map(int, tree.removeprefix("dynamic_tree=").split("x"))
         return drafters.dynamic_tree(drafter, nodes=nodes, depth=depth, width=width)
 
     return head
+
+
+def recipe_of(name: str) -> recipes.HeadRecipe | None:
+    """Reads the recipe of a head: one that comes with jaxspec, or a file; None for another name."""
+    if name not in recipes.shipped() and not name.endswith(".toml"):
+        return None
+    recipe = recipes.load(name)
+    return recipe if isinstance(recipe, recipes.HeadRecipe) else None
 
 
 def refused(inputs: CompileInputs, alpha: float | None, plans: bool) -> str:

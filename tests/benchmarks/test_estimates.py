@@ -172,3 +172,14 @@ def test_a_published_head_is_a_drafter_of_shapes():
     assert chain.functions.tree is None and tree.functions.tree is not None
     assert {type(leaf) for leaf in jax.tree.leaves(chain.params)} == {jax.ShapeDtypeStruct}
     assert command.head_of("llama-3.2-1b") is None
+
+
+def test_the_recipe_of_a_head_is_a_drafter_of_shapes(tmp_path):
+    target = aot.shape_model("debian-t5-large", "bfloat16")
+    drafter = command.head_of("debian-t5-block")(target)
+    assert drafter.functions.longest == 4
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(drafter.params)} <= {"bfloat16", "int32", "float32"}
+    copy = tmp_path / "mine.toml"
+    copy.write_text(command.recipes.shipped()["debian-t5-block"].read_text().replace("block = 4", "block = 3"))
+    assert command.head_of(str(copy))(target).functions.longest == 3
+    assert command.head_of("debian-t5-draft") is None
