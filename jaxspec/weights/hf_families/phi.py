@@ -88,10 +88,10 @@ _FORMS = {
     ),
 }
 
-# Rows end at 4,096 tokens, which short factors are of.
+# Published for 131,072 tokens; rows end here at 4,096, the context of the short factors.
 _MINI_4: dict[str, Any] = {"original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75}
-_MINI_4 |= {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48}, "tie_word_embeddings": True}
-SIZES = configs(_FORMS) | decoders.sizes(read, {"phi-4-mini": (200_064, 3072, 8192, 32, 24, 8, 131_072)}, **_MINI_4)
+_MINI_4 |= {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "factor": 32}, "tie_word_embeddings": True}
+SIZES = configs(_FORMS) | decoders.sizes(read, {"phi-4-mini": (200_064, 3072, 8192, 32, 24, 8, 4096)}, **_MINI_4)
 
 PHI3 = decoders.family(
     *("Phi-3, Phi-3.5, Phi-4", ("phi3",), "Phi3ForCausalLM", read),
