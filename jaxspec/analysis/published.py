@@ -55,7 +55,7 @@ def of(drafter: str, target: str = "") -> Published:
     Raises:
         ValueError: nothing is published of chains of it, or only with another target.
     """
-    planned = {row.drafter: row for row in reversed(table()) if row.draft}
+    planned = _planned()
     if drafter not in planned:
         raise ValueError(
             f"no acceptance rate is published of {drafter}: give its size or shape and add an --alpha (the paper has "
@@ -64,20 +64,33 @@ def of(drafter: str, target: str = "") -> Published:
     row = planned[drafter]
     if target and not _same(row.target, target):
         raise ValueError(
-            f"--target is {target}, but the acceptance of {drafter} is published with {row.target}: give the shape of "
-            f"that, as `jaxspec models` lists it, or a size as --draft and an --alpha"
+            f"--target is {target}, but the acceptance of {drafter} is published with {row.target}: give that "
+            f"as --target, or a size as --draft and an --alpha"
         )
     return row
 
 
 def needed(target: str) -> str:
     """Says what to give as a drafter for a target on a machine that is not here, with the published ones."""
-    rows = {row.drafter: row for row in reversed(table()) if row.draft and _same(row.target, target)}
+    rows = {name: row for name, row in _planned().items() if _same(row.target, target)}
     choices = ", ".join(f"{name} ({row.tokens} tokens a round)" for name, row in sorted(rows.items()))
     other = "the size or shape of another with an --alpha (the paper has 0.5 to 0.9)"
     if not choices:
         return f"a plan for a --device needs a --draft, and no acceptance is published with {target}: give {other}"
     return f"a plan for a --device needs a --draft: for {target} one of {choices}, or {other}"
+
+
+def is_of(drafter: str, target: str) -> bool:
+    """Tells whether a plan for a target can rest on what is published of a drafter."""
+    row = _planned().get(drafter)
+    return row is not None and _same(row.target, target)
+
+
+def _planned() -> dict[str, Published]:
+    """Returns the first row of each drafter whose chains were measured, where target and drafter have known sizes."""
+    shapes = roofline.published_shapes()
+    rows = [row for row in table() if row.draft and row.reads and names.size_of(row.target, shapes)]
+    return {row.drafter: row for row in reversed(rows)}
 
 
 def _same(published: str, target: str) -> bool:

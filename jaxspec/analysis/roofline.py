@@ -164,9 +164,16 @@ def shape_of(name: str) -> Any:
     from jaxspec.weights import huggingface, loading
     from jaxspec.weights.hf_families import names
 
-    shapes, path = published_shapes(), Path(name).expanduser()
-    if (size := names.size_of(name, shapes)) is not None and not path.exists():
+    shapes, path = published_shapes(), Path(name)
+    try:
+        path = path.expanduser()
+        is_there = path.exists()
+    except (OSError, RuntimeError, ValueError):  # no path of this system, such as one that begins with ~nobody
+        return None
+    if (size := names.size_of(name, shapes)) is not None and not is_there:
         return shapes[size]
+    if not name:
+        return None
     if path.is_file() and path.name == huggingface.CONFIG:
         return huggingface.read_config(path.parent)[1]
     folder = loading.local(name, loading.shipped())

@@ -84,7 +84,8 @@ def plan(inputs: Inputs, context: typer.Context) -> None:
     if inputs.device:
         sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
         sizes |= {"c": c, "c_hat": inputs.c_hat}
-        if alpha is None or ("/" in draft and roofline.shape_of(draft) is None):  # the hub id of a published drafter
+        is_hub_id = "/" in draft and roofline.shape_of(draft) is None
+        if alpha is None or is_hub_id or published.is_of(draft, target):
             row = published.of(draft, target)
             draft, sizes["at_once"] = row.reads, row.at_once
             sizes["most"] = min(most, row.draft) if row.at_once else most  # a block drafts no more

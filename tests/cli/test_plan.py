@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from jaxspec.analysis import published
 from jaxspec.cli.main import app
 from jaxspec.cli.plan import READ, Inputs
 
@@ -86,7 +87,7 @@ def test_published_acceptance_is_taken_with_its_source(run, report):
     given = report(*options, "--alpha", "0.5")
     assert given["plans"][0]["alpha"] == 0.5 and "2.56" not in given["note"] and "a plain step takes" in given["note"]
     result = run("--target", "qwen3-8b", *options[2:])
-    assert "is published with openai/gpt-oss-20b: give the shape of that" in result.output
+    assert "is published with openai/gpt-oss-20b: give that as --target" in " ".join(result.output.split())
     unknown = run("--target", "8B", "--draft", "no/such", "--alpha", "0.5", *options[4:])
     assert "is published of no/such: give its size or shape and add an --alpha" in unknown.output
     assert "drafting 3, with RedHatAI" in " ".join(run(*options).stdout.split())
@@ -101,6 +102,25 @@ def test_hub_ids_of_known_shapes_are_taken(report, run):
     assert report("--target", "openai/gpt-oss-20b", *published)["plans"][0]["gamma"] > 0
     unknown = run("--target", "no/such-9b", "--draft", "1B", "--alpha", "0.7", "--device", "h100")
     assert "path of a config.json (hf download no/such-9b config.json)" in " ".join(unknown.output.split())
+
+
+@pytest.mark.parametrize("row", {row.drafter: row for row in published.table()}.values(), ids=lambda row: row.drafter)
+def test_whatever_a_plan_recommends_it_can_plan(row, report, run):
+    """With an --alpha, too: a module in its target's folder is not the target."""
+    options = ("--target", row.target, "--device", "h200")
+    if published.is_of(row.drafter, row.target):
+        plans = [report(*options, "--draft", row.drafter, *alpha)["plans"][0] for alpha in ((), ("--alpha", "0.8"))]
+        assert all(0 < plan["c"] < 0.5 for plan in plans) and plans[1]["alpha"] == 0.8
+    else:
+        assert f"{row.drafter} (" not in run(*options).output
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/x", "x" * 5000])
+def test_what_is_no_path_is_no_shape(name, run):
+    for options in (("--target", name, "--draft", "1B"), ("--target", "8B", "--draft", name)):
+        result = run(*options, "--alpha", "0.7", "--device", "h100")
+        assert result.exit_code == 2
+        assert "expected" in result.output or "no acceptance rate is published" in result.output
 
 
 def test_without_a_drafter_the_published_ones_are_named(run):

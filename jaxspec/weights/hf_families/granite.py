@@ -64,7 +64,7 @@ def _sizes(rows: dict[str, tuple[Any, ...]]) -> dict[str, DecoderConfig]:
     """Makes published sizes; after the numbers, factors of what blocks add, of scores, and of logits."""
     names = ("residual_multiplier", "attention_multiplier", "logits_scaling")
     tables = {
-        name: (*row[:6], 131_072, {"embedding_multiplier": 12.0, **dict(zip(names, row[6:], strict=True))})
+        name: (*row[:7], {"embedding_multiplier": 12.0, **dict(zip(names, row[7:], strict=True))})
         for name, row in rows.items()
     }
     return decoders.sizes(read, tables, **_OPTIONS)
@@ -72,15 +72,15 @@ def _sizes(rows: dict[str, tuple[Any, ...]]) -> dict[str, DecoderConfig]:
 
 SIZES_3 = _sizes(
     {
-        "granite-3.3-2b": (49_159, 2048, 8192, 40, 32, 8, 0.22, 0.015625, 8.0),
-        "granite-3.3-8b": (49_159, 4096, 12_800, 40, 32, 8, 0.22, 0.0078125, 16.0),
+        "granite-3.3-2b": (49_159, 2048, 8192, 40, 32, 8, 131_072, 0.22, 0.015625, 8.0),
+        "granite-3.3-8b": (49_159, 4096, 12_800, 40, 32, 8, 131_072, 0.22, 0.0078125, 16.0),
     }
 )
 SIZES_4 = _sizes(
     {
-        "granite-4.0-350m": (100_352, 1024, 2048, 28, 16, 4, 0.263, 0.015625, 4.0),
-        "granite-4.0-1b": (100_352, 2048, 4096, 40, 16, 4, 0.22, 0.0078125, 8.0),
-        "granite-4.0-micro": (100_352, 2560, 8192, 40, 40, 8, 0.22, 0.015625, 10.0),
+        "granite-4.0-350m": (100_352, 1024, 2048, 28, 16, 4, 32_768, 0.263, 0.015625, 4.0),
+        "granite-4.0-1b": (100_352, 2048, 4096, 40, 16, 4, 131_072, 0.22, 0.0078125, 8.0),
+        "granite-4.0-micro": (100_352, 2560, 8192, 40, 40, 8, 131_072, 0.22, 0.015625, 10.0),
     }
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 SAME = {  # names of models, as `plain` has them, whose sizes have other names
     "command-r7b-12": "command-r7b",
+    "glm-4-32b": "glm-4-32b-0414",
     "layerskip-llama2-7b": "llama-2-7b",
     "layerskip-llama3-8b": "llama-3-8b",
     "layerskip-llama3.2-1b": "llama-3.2-1b",
@@ -22,7 +23,7 @@ SAME = {  # names of models, as `plain` has them, whose sizes have other names
     "vicuna-7b": "llama-2-7b",
     "vicuna-13b": "llama-2-13b",
 }
-_WORDS = re.compile(r"^(meta|c4ai)-|-(instruct|it|pt|chat|base|hf|coder|think|ul2|\d{4})(?=-|$)")
+_WORDS = re.compile(r"^(meta|c4ai)-|-(instruct|it|pt|chat|base|hf|coder|think|thinking|ul2|\d{4})(?=-|$)")
 _VERSION = re.compile(r"-v\d+(\.\d+)?$")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from dataclasses import replace
@@ -41,9 +42,14 @@ def read(table: dict) -> DecoderConfig:
         **windows,
     )
     if original < (config.max_positions or original):
-        text = "longrope: rows of at most %d tokens are read, of %d; docs/models.md says how to read longer ones"
-        logging.getLogger(__name__).warning(text, original, config.max_positions)
+        _tell(original, config.max_positions)
     return decoders.with_layers(config, max_positions=min(original, config.max_positions or original))
+
+
+@functools.lru_cache  # once: a load reads a config.json several times
+def _tell(original: int, longest: int | None) -> None:
+    text = "longrope: rows of at most %d tokens are read, of %d; docs/models.md says how to read longer ones"
+    logging.getLogger(__name__).warning(text, original, longest)
 
 
 def _factors(rope: dict, table: dict, share: float) -> tuple[float, ...]:
