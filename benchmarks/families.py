@@ -30,7 +30,7 @@ def cells(family: Family) -> tuple[str, str, str, str]:
     """Returns the cells of a family's line.
 
     >>> cells(next(family for family in FAMILIES if family.title == "Mixtral"))
-    ('Mixtral', '`mixtral`', 'attention, experts', '`mixtral-8x7b`')
+    ('Mixtral', '`mixtral`', 'attention, experts', '`mixtral-8x7b`, `mixtral-8x22b`')
     """
     kinds = dict.fromkeys(kind for config in family.sizes.values() for kind in layers(config))
     types, sizes = (", ".join(f"`{name}`" for name in names) for names in (family.model_types, family.sizes))
