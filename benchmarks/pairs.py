@@ -3,12 +3,13 @@
     python -m benchmarks.pairs          seconds; no weights are read, and nothing is downloaded
 
 Pairs and what is refused are in tests/pairs/pairs.toml, published tokens a round in jaxspec/data/acceptance.toml, each
-config.json in tests/pairs/configs. Names and shapes of a drafter's tensors are written down here as its authors publish
-them, and compared by `draft_heads.load.describe`, as before any weights are read.
+config.json in tests/pairs/configs, written down from many sources (`SOURCES`). Names and shapes of a drafter's tensors are
+written here, by its format, and compared by `draft_heads.load.describe`, as before any weights are read.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -83,6 +84,7 @@ def measured(row: published.Published) -> str:
     return f"{row.figure} ([{row.source}]({row.url}))"
 
 
+@functools.cache
 def index() -> dict[str, Any]:
     """Reads tests/pairs/pairs.toml."""
     return tomllib.loads((FOLDER / "pairs.toml").read_text("utf-8"))
@@ -91,6 +93,27 @@ def index() -> dict[str, Any]:
 def pairs() -> list[Pair]:
     """Reads the rows of the page."""
     return [Pair(**row) for row in index()["pair"]]
+
+
+SOURCES = {  # where a configuration is from, as the page has it -> words of its source in pairs.toml
+    "another repository's recipes or defaults, in part not confirmed: †": "not confirmed",
+    "sizes of this library's families": "sizes of jaxspec.weights.hf_families",
+    "the architecture's documentation": "documentation",
+    "another drafter's, with the target's sizes": "with the target's sizes",
+    "seen, or quoted by others": "",
+}
+UNCONFIRMED = next(iter(SOURCES))
+
+
+def origin(source: str) -> str:
+    """Returns the key of `SOURCES` for the source of a configuration."""
+    return next(name for name, words in SOURCES.items() if words in source)
+
+
+def code(name: str) -> str:
+    """Writes the hub id of a configuration for a table, with a dagger if the configuration is not confirmed."""
+    unconfirmed = origin(index()["configs"].get(name, "")) == UNCONFIRMED
+    return f"`{name}` †" if unconfirmed else f"`{name}`"
 
 
 def folder_of(name: str) -> Path:
@@ -423,8 +446,8 @@ def cells(pair: Pair) -> list[str]:
         for machine in (roofline.MACHINES[chip] for chip in CHIPS.values())
     ]
     quantised = _gigabytes(narrow) if "int8" in fits else ""
-    drafter = f"`{pair.drafter}`" if pair.drafter != pair.target else "its own module"
-    return [f"`{pair.target}`", drafter, pair.format, pair.tokens, _gigabytes(wide), quantised, *fits]
+    drafter = code(pair.drafter) if pair.drafter != pair.target else "its own module"
+    return [code(pair.target), drafter, pair.format, pair.tokens, _gigabytes(wide), quantised, *fits]
 
 
 def _gigabytes(size: Sizes) -> str:
@@ -432,13 +455,21 @@ def _gigabytes(size: Sizes) -> str:
 
 
 def sections() -> Iterator[str]:
-    """Writes the part of the page that is computed: of each family a heading, a table and the commands."""
+    """Writes the part of the page that is computed: counts, then of each family a heading, a table and the commands."""
+    yield origins()
     for family, rows in itertools.groupby(pairs(), lambda pair: pair.family):
         rows = list(rows)
         lines = [HEADS, ["---"] * len(HEADS), *map(cells, rows)]
         table = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
         yield f"### {family}\n\n{table}\n\n```console\n" + "".join(f"$ {command(row)}\n" for row in rows) + "```\n"
     yield PROMISES + promises()
+
+
+def origins() -> str:
+    """Writes how many configurations are from where."""
+    counts = collections.Counter(map(origin, index()["configs"].values()))
+    rows = "".join(f"| {name} | {counts[name]} |\n" for name in sorted(SOURCES, key=lambda name: -counts[name]))
+    return f"| the {counts.total()} configurations are from | |\n| --- | --- |\n{rows}"
 
 
 PLANNED = {  # a target of 2026 that `jaxspec models` has: a drafter whose acceptance is published, and a machine
