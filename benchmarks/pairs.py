@@ -3,8 +3,8 @@
     python -m benchmarks.pairs          seconds; no weights are read, and nothing is downloaded
 
 Pairs and what is refused are in tests/pairs/pairs.toml, published tokens a round in jaxspec/data/acceptance.toml, each
-config.json in tests/pairs/configs, written down from many sources (`SOURCES`). Names and shapes of a drafter's tensors are
-written here, by its format, and compared by `draft_heads.load.describe`, as before any weights are read.
+config.json in tests/pairs/configs, written down from many sources (`SOURCES`). Names and shapes of a drafter's tensors
+are written here, by its format, and compared by `draft_heads.load.describe`, as before any weights are read.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ acceptance rate.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,20 +38,35 @@ from jaxspec.training import recipes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compiles a generation as `jaxspec compile` does, and prints its estimate or a plan."""
+    """Parses the options, and ends with one line, as `jaxspec compile` does, where they cannot be used."""
     parser = options.parser_of(__doc__)
     parser.add_argument("--alpha", type=float, help="acceptance rate, for tokens/s, the speed-up and plans")
     parser.add_argument("--plan", action="store_true")
     inputs, chosen = options.grouped(CompileInputs, parser, arguments)
     if refusal := refused(inputs, chosen.alpha, chosen.plan):
         parser.error(refusal)
+    try:
+        run(inputs, chosen.alpha, chosen.plan)
+    except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, ImportError) and "pip install" not in str(error):
+            raise  # a bug of ours
+        parser.error(console.message(error))
+
+
+def run(inputs: CompileInputs, alpha: float | None, plans: bool) -> None:
+    """Compiles a generation as `jaxspec compile` does, and prints its estimate or a plan.
+
+    Raises:
+        ValueError, OSError: options that cannot be used together, or name nothing.
+        ImportError: the compiler is not installed.
+    """
     prepared = compiling.start(inputs, head_of(inputs.draft))
-    if chosen.alpha is not None and prepared.decoder.trees:
-        parser.error(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
-    if chosen.plan and chosen.alpha is not None:
+    if alpha is not None and prepared.decoder.trees:
+        raise ValueError(f"--alpha is of a chain, and {inputs.draft} drafts trees: leave it out")
+    if plans and alpha is not None:
         programs = 1 + len(cost.gammas_up_to(inputs.gamma, estimating.COMPILED))
         with console.counting("compile", programs) as advance:
-            best = estimating.plan(chosen.alpha, prepared, inputs.topology, most=inputs.gamma, advance=advance)
+            best = estimating.plan(alpha, prepared, inputs.topology, most=inputs.gamma, advance=advance)
         if inputs.as_json:
             return console.print_json(planning.to_dict(best))
         return print(f"{compiling.pair(inputs)} on {inputs.topology}, by estimates: {planning.sentence(best)}")
@@ -59,22 +75,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if inputs.save is not None:
         aot.save(estimated.programs.compiled, inputs.save)
     if inputs.as_json:
-        expected = None if chosen.alpha is None else estimated.expected(chosen.alpha)
+        expected = None if alpha is None else estimated.expected(alpha)
         about = {"about": compiling.pair(inputs), "dtype": inputs.dtype, "expected": expected}
         return console.print_json(estimating.to_dict(estimated) | about)
     out = Console(highlight=False)
     source = "Estimates from kernels" if estimated.on_gpus else "Estimates of the compiler"
     compiling.show_sizes(out, inputs, estimated.programs, source)
-    show(out, inputs, estimated, chosen.alpha)
+    show(out, inputs, estimated, alpha)
     compiling.show_fit(out, inputs, prepared, estimated.programs)
 
 
 def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
-    """Returns what makes a head of shapes for a target, a published one's or a recipe's; None for another name."""
+    """Returns what makes a head of shapes for a target, a published one's or a recipe's; None for another name.
+
+    Raises:
+        FileNotFoundError: there is no such .toml file.
+        ValueError: something else than a dynamic tree is around the head; or, of what is returned, the target's width
+            does not suit the recipe's heads.
+    """
     tree, _, plain = name.rpartition(":")
     pair, recipe = pairs.heads().get(plain), recipe_of(plain)
     if pair is None and recipe is None:
         return None
+    sizes = re.fullmatch(r"dynamic_tree=(\d+)x(\d+)x(\d+)", tree)
+    if tree and sizes is None:
+        raise ValueError(
+            f"--draft is {name!r}: expected {plain}, or dynamic_tree=NODESxDEPTHxWIDTH:{plain}, such as "
+            f"dynamic_tree=60x7x10:{plain}"
+        )
 
     def shapes(config: Any) -> Params:
         return pairs.in_dtype(pairs.abstract_params(config), "bfloat16")
@@ -84,11 +112,14 @@ def head_of(name: str) -> Callable[[Model], BoundDrafter] | None:
             drafter = pairs.head(pair, target, shapes)
         else:
             assert recipe is not None
-            config = in_dtype(recipe.head.config(target), dtype_of(target.config))
+            try:
+                config = in_dtype(recipe.head.config(target), dtype_of(target.config))
+            except ValueError as error:
+                raise ValueError(f"{plain} cannot draft for {target.name}: in [head], {error}") from error
             drafter = check.bound(config, shapes(config), target)
-        if not tree:
+        if sizes is None:
             return drafter
-        nodes, depth, width = map(int, tree.removeprefix("dynamic_tree=").split("x"))
+        nodes, depth, width = map(int, sizes.groups())
         return drafters.dynamic_tree(drafter, nodes=nodes, depth=depth, width=width)
 
     return head

@@ -72,6 +72,11 @@ class LayerSizes:
     def layer(self, target: Model) -> DecoderConfig:
         """Returns the configuration of the layers."""
         dim = self.dim or inside_of(target).width
+        if (head_dim := self.head_dim or dim // self.heads) % 2 or head_dim == 0:
+            raise ValueError(
+                f"heads is {self.heads} for layers of width {dim}, which makes head_dim {head_dim}: expected an even "
+                "one, for rotary positions. Choose other heads, or a head_dim"
+            )
         return decoder_config(
             vocab_size=target.lm.vocab_size,
             dim=dim,
@@ -79,7 +84,7 @@ class LayerSizes:
             layers=self.layers,
             heads=self.heads,
             kv_heads=self.kv_heads or self.heads,
-            head_dim=self.head_dim or dim // self.heads,
+            head_dim=head_dim,
             head_norms=self.head_norms,
             rope_base=self.rope_base,
             max_positions=target.lm.limits.max_positions,

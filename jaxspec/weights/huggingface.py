@@ -299,6 +299,11 @@ def save(
         options = family.write_generation(model.config)
     except FamilyError as error:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
+    if absent := family.names(model.config).keys() - parameters.flat(model.params, quantisation.is_quantised).keys():
+        raise CheckpointError(
+            f"{model.name or 'the model'} cannot be saved for transformers: its parameters lack {min(absent)!r}, as "
+            "those of a model with a trimmed or mapped vocabulary do. Save the model that it was made of"
+        )
     # transformers takes these from config.json, and the tokenizer knows them.
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": dtype, **keys}

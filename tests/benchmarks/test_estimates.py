@@ -134,6 +134,15 @@ def test_what_counts_once_is_said(run):
             "--alpha is of a chain, and tree=2x1:debian-t5-small drafts trees: leave it out",
         ),
         ((*PAIR, "--plan"), "--plan needs an --alpha"),
+        ((*PAIR[:2], "--draft", "nowhere.toml"), "no recipe 'nowhere.toml': expected a .toml file"),
+        (
+            (*PAIR[:2], "--draft", "dynamic_tree=6:debian-t5-block"),
+            "--draft is 'dynamic_tree=6:debian-t5-block': expected debian-t5-block, or dynamic_tree=NODESxDEPTHxWIDTH:",
+        ),
+        (
+            ("--target", "gemma-3-270m", "--draft", "debian-gpt-eagle"),
+            "debian-gpt-eagle cannot draft for gemma-3-270m: in [head], heads is 3 for layers of width 640",
+        ),
         ((*PAIR, "--plan", "--alpha", "0.5", "--mesh", "model=4"), "--plan is of one chip"),
     ],
 )
@@ -141,6 +150,16 @@ def test_what_cannot_be_estimated_is_refused(run, capsys, options, message):
     with pytest.raises(SystemExit):
         run(*options)
     assert message in capsys.readouterr().err
+
+
+def test_a_missing_compiler_is_said_in_one_line(run, monkeypatch, capsys):
+    def missing(topology):
+        raise ImportError("the compiler of GPUs is not installed: pip install it")
+
+    monkeypatch.setattr(chips, "devices_of", missing)
+    with pytest.raises(SystemExit):
+        run(*PAIR, "--topology", "h100")
+    assert "error: the compiler of GPUs is not installed: pip install it" in capsys.readouterr().err
 
 
 def test_a_tpus_compiler_tells_c_and_v(run, monkeypatch):

@@ -95,7 +95,7 @@ UNLISTED = (  # of no published size, or with other positions than the size's
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_is_as_the_library_has_its_size(name: str):
-    """Many of these configurations were written from the same sizes: of those this checks only how they are read back."""
+    """Many configurations were written from the same sizes: of those this checks only how they are read back."""
     sizes = {size: config for family in hf_families.FAMILIES for size, config in family.sizes.items()}
     family, config = huggingface.read_config(pairs.folder_of(name))
     if name not in UNLISTED:
@@ -226,7 +226,7 @@ def test_page_marks_what_is_not_confirmed_and_counts_it():
     assert marked == "`amd/PARD-Qwen3-0.6B` †"
     assert pairs.code("Qwen/Qwen3-8B") == "`Qwen/Qwen3-8B`"
     assert {pairs.origin(source) for source in sources} == set(pairs.SOURCES)
-    unconfirmed = sum(pairs.UNCONFIRMED == pairs.origin(source) for source in sources)
+    unconfirmed = sum(pairs.origin(source) == pairs.UNCONFIRMED for source in sources)
     assert f"| {pairs.UNCONFIRMED} | {unconfirmed} |" in pairs.PAGE.read_text("utf-8")
 
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec import nets, sharding
+from jaxspec.draft_heads.save import save_parallel
 from jaxspec.nets import axes_of, decoder, t5
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import hf_families, huggingface, quantisation
@@ -203,6 +204,16 @@ def test_what_transformers_lacks_is_not_saved(tmp_path):
     model = model_of(nets.replace(LLAMA, positions="relative"))
     with pytest.raises(CheckpointError, match="it cannot be saved for transformers: transformers has no model of this"):
         huggingface.save(model, tmp_path / "relative")
+
+
+def test_a_trimmed_vocabulary_is_not_saved(tmp_path):
+    """As debian-t5-draft has it."""
+    model = jaxspec.trim_vocabulary(model_of(LLAMA), ids=[3, 5])
+    with pytest.raises(CheckpointError, match="its parameters lack 'embedding/embedding', as those of a"):
+        huggingface.save(model, tmp_path / "trimmed")
+    with pytest.raises(CheckpointError, match="cannot be saved for transformers: its parameters lack"):
+        save_parallel(model, 7, tmp_path / "trimmed")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
