@@ -13,6 +13,7 @@ drafter's own. Exits with 1 if logits differ by more than 1e-5. A minute on two 
 import argparse
 import dataclasses
 import importlib.metadata
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,7 @@ from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.block_config import BlockConfig
 from jaxspec.draft_heads.dflash2 import DFlash2Config
 from jaxspec.draft_heads.eagle import EagleConfig
+from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.mtp import MTPConfig
 from jaxspec.draft_heads.save import save
 
@@ -49,6 +51,7 @@ DFLASH2 = DFlash2Config(**BLOCK, causal_windows=False, group=4, rank=5, candidat
 DSPARK = dataclasses.replace(DFLASH, markov_rank=5, from_anchor=True)
 SMALL = dict(own_head=True, draft_vocab=20)
 WINDOWED = with_window(nets.replace(QWEN, layers=2))
+UNUSED = "DFlash, windows that are not used"  # whose folder is changed after it was written, and read by both
 
 
 FORMATS = {
@@ -58,6 +61,8 @@ FORMATS = {
     "EAGLE-3, the target's head": dataclasses.replace(EAGLE, own_head=False),
     "EAGLE-3, two layers": dataclasses.replace(EAGLE, layer=nets.replace(LLAMA, layers=2)),
     "EAGLE-3, windows": dataclasses.replace(EAGLE, layer=WINDOWED),
+    "EAGLE-3, windows, no head_norms": dataclasses.replace(EAGLE, layer=with_window(nets.replace(LLAMA, layers=2))),
+    "EAGLE-3, windows in all layers": dataclasses.replace(EAGLE, layer=with_window(nets.replace(LLAMA, layers=1))),
     "EAGLE-3, own_embedding": dataclasses.replace(EAGLE, own_embedding=True),
     **{
         f"EAGLE-3, {option}": dataclasses.replace(EAGLE, **{option: True})
@@ -65,13 +70,16 @@ FORMATS = {
     },
     "P-EAGLE": PARALLEL,
     "P-EAGLE, draft_vocab": dataclasses.replace(PARALLEL, draft_vocab=20),
+    "P-EAGLE, windows, no head_norms": dataclasses.replace(PARALLEL, layer=with_window(nets.replace(LLAMA, layers=2))),
     "MTP": MTPConfig(nets.replace(QWEN, layers=1)),
     "DFlash": DFLASH,
     "DFlash, from_anchor": dataclasses.replace(DFLASH, from_anchor=True),
     "DFlash, draft_vocab": dataclasses.replace(DFLASH, **SMALL),
     "DFlash, windows, causal": dataclasses.replace(DFLASH, layer=WINDOWED, causal_windows=True),
     "DFlash, windows, not causal": dataclasses.replace(DFLASH, layer=WINDOWED, causal_windows=False),
+    UNUSED: dataclasses.replace(DFLASH, layer=WINDOWED, causal_windows=True),
     "DFlash 2": DFLASH2,
+    "DFlash 2, windows in all layers": dataclasses.replace(DFLASH2, layer=with_window(nets.replace(QWEN, layers=1))),
     "DFlash 2, windows, causal": dataclasses.replace(DFLASH2, layer=WINDOWED, causal_windows=True),
     "DFlash 2, windows, not causal": dataclasses.replace(DFLASH2, layer=WINDOWED),
     **{
@@ -142,6 +150,11 @@ def compared(target, config, folder, random):
     """The largest difference of one drafter's logits, and their range."""
     params = parity.random_params(kind_of(config), config, random)
     save(config, params, folder, target=target)
+    if folder.name == UNUSED:
+        table = json.loads((folder / "config.json").read_text())
+        table["transformer_layer_config"]["use_sliding_window"] = False
+        (folder / "config.json").write_text(json.dumps(table))
+        config, params = read_head(folder, target=target)
     states, tokens = parity.random_text(1 if isinstance(config, MTPConfig) else len(config.taps), random)
     is_parallel = isinstance(config, EagleConfig) and config.mask_token is not None
     actual = parity.logits_of(target, config, params, states, tokens, DEPTHS if is_parallel else 1)

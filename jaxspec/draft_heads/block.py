@@ -516,7 +516,7 @@ def confidence_lesson(
 KIND = Kind(
     name="block",
     config=BlockConfig,
-    sizes=sizes_of(BlockConfig, layers=WindowedSizes),
+    sizes=sizes_of(BlockConfig, layers=WindowedSizes, head_norms=True),
     init=init,
     head=head,
     drafter=block,

@@ -71,7 +71,9 @@ def read(
     causal_windows = is_causal is not False
     if of_speculators:
         formats.only(table, is_causal=False)
-        causal_windows = not options.get("sliding_window_non_causal", kind is not BlockConfig)
+        # Where the window is dropped, speculators hides nothing of the block, whatever the option says.
+        is_dropped = any(x.attention.window == formats.HIDES_NOTHING for x in layer.layers)
+        causal_windows = not (is_dropped or options.get("sliding_window_non_causal", kind is not BlockConfig))
     # Speculators trains on the rows of the target's matrix. So does z-lab where a factor of them is given; without one
     # the rows are taken as the target's first layer reads them.
     scale = 1.0 if of_speculators or parts["own_embedding"] else target.embedding_scale
@@ -162,6 +164,7 @@ def names(config: BlockConfig) -> dict[str, str]:
 
 def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json as `speculators` has it, or as z-lab has it if the network differs from those."""
+    formats.check_head_norms(config.layer, "block drafters")
     scales = config.embedding_scale, config.logits_scale, config.logits_cap
     from_queries = bool(config.layer.windows) and not config.windows_from_anchor
     if scales != (1.0, 1.0, None) or config.causal_full or from_queries:
@@ -181,7 +184,8 @@ def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
         table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
         reads_token = config.confidence_reads_token
         table |= {"enable_confidence_head": config.confidence, "confidence_head_with_markov": reads_token}
-    return formats.speculators(kind, architecture, config.layer, table, verifier, min(tokens, config.count))
+    layer = formats.written_layer(config.layer, types=("qwen3",))
+    return formats.speculators(kind, architecture, layer, table, verifier, min(tokens, config.count))
 
 
 def _zlabs(config: BlockConfig, verifier: dict) -> dict:
@@ -212,7 +216,7 @@ def _zlabs(config: BlockConfig, verifier: dict) -> dict:
     }
     causal = {(True, False): {}, (True, True): {"is_causal": True}, (False, False): {"is_causal": False}}
     return {
-        **formats.written_layer(config.layer),
+        **formats.written_layer(config.layer, types=("qwen3",)),
         "architectures": ["DFlashDraftModel"],
         "dflash_config": table,
         "base_model_name_or_path": verifier["name_or_path"],

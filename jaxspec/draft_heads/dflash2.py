@@ -300,7 +300,7 @@ def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
 KIND = Kind(
     name="dflash2",
     config=DFlash2Config,
-    sizes=sizes_of(DFlash2Config, layers=WindowedSizes),
+    sizes=sizes_of(DFlash2Config, layers=WindowedSizes, head_norms=True),
     init=init,
     head=head,
     drafter=block.block,

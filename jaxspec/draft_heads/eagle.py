@@ -340,7 +340,8 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
     if config.mask_token is not None:
         kind, architecture = "peagle", "PEagleSpeculator"
         table |= {"mask_token_id": config.mask_token, "embed_requires_grad": config.own_embedding}
-    return formats.speculators(kind, architecture, config.layer, table, verifier, tokens)
+    layer = formats.written_layer(config.layer, types=("llama", "qwen3"))
+    return formats.speculators(kind, architecture, layer, table, verifier, tokens)
 
 
 KIND = Kind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxspec import nets
@@ -119,7 +119,8 @@ def with_windows(table: dict) -> dict:
     width = table.get("sliding_window", 4096) if table.get("use_sliding_window") else None
     if width is None:
         return {**table, "sliding_window": HIDES_NOTHING}
-    first, count = table.get("max_window_layers", 28), need(table, "num_hidden_layers")
+    first, count = table.get("max_window_layers"), need(table, "num_hidden_layers")
+    first = 28 if first is None else first  # null is no value
     usual = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     return {**table, "sliding_window": width, "layer_types": table.get("layer_types") or usual}
 
@@ -202,20 +203,39 @@ def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
     return None if size == vocab else size
 
 
-def written_layer(layer: DecoderConfig) -> dict[str, Any]:
-    """Writes the shape of the layers as transformers has it."""
-    table = describe(dataclasses.replace(layer, tied_head=False))[1]
-    if not layer.windows:
+def written_layer(layer: DecoderConfig, types: Collection[str] = ()) -> dict[str, Any]:
+    """Writes the shape of the layers as transformers has it.
+
+    `types`: the values of model_type that the format's readers know; empty: any.
+    """
+    windows = sorted(layer.windows)
+    # The type is that of the layers without windows: drafters' readers know no Mistral, and go by the list.
+    whole = decoders.with_layers(layer, lambda i, x: decoders.change(x, {"window": None})) if windows else layer
+    table = describe(dataclasses.replace(whole, tied_head=False))[1]
+    if types and table["model_type"] not in types:
+        raise FamilyError(f"its layers are those of {table['model_type']}: the format has those of {', '.join(types)}")
+    if not windows:
         return table
-    # A family whose layers all have the window does not list them; drafters' readers go by the list.
+    if len(windows) > 1:
+        raise FamilyError(f"its layers have windows of {windows}: the format stores one width for all")
     kinds = ["full_attention" if x.attention.window is None else "sliding_attention" for x in layer.layers]
-    return table | {"layer_types": kinds, "use_sliding_window": True}
+    return table | {"sliding_window": windows[0], "layer_types": kinds, "use_sliding_window": True}
 
 
-def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:
+def check_head_norms(layer: DecoderConfig, drafters: str) -> None:
+    """Refuses to write layers without head norms: readers build Qwen 3's, and make norms that the files lack."""
+    if not all(x.attention.head_norms for x in layer.layers):
+        raise FamilyError(
+            f"the format has only {drafters} with Qwen 3's layer, which normalises queries and keys. This one has "
+            "head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
+        )
+
+
+def speculators(kind: str, architecture: str, layer: dict, table: dict, verifier: dict, tokens: int) -> dict:
     """Writes the config.json that `speculators`, and so vLLM and SGLang, read; `table` has this kind's own entries.
 
-    `verifier`: the target's name and architectures, and what else is known of it. `tokens`: draft tokens a round.
+    `layer`: what `written_layer` returns. `verifier`: the target's name and architectures, and what else is known of
+    it. `tokens`: draft tokens a round.
     """
     return {
         "architectures": [architecture],
@@ -227,7 +247,7 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
             "verifier": {name: verifier[name] for name in ("name_or_path", "architectures")},
         },
-        "transformer_layer_config": written_layer(layer),
+        "transformer_layer_config": layer,
         "tie_word_embeddings": False,
         **table,
     }

@@ -274,13 +274,9 @@ def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
         )
     if config.own_embedding or config.own_head:
         raise formats.FamilyError("in the format of speculators a module uses its target's embedding and head")
-    if not config.layer.layers[0].attention.head_norms:
-        raise formats.FamilyError(
-            "speculators takes only modules with Qwen 3's layer, which normalises queries and keys. This one has "
-            "head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
-        )
-    table = {"num_nextn_predict_layers": 1}
-    return formats.speculators("mtp", "MTPDraftModel", config.layer, table, verifier, tokens)
+    formats.check_head_norms(config.layer, "modules")
+    table, layer = {"num_nextn_predict_layers": 1}, formats.written_layer(config.layer)
+    return formats.speculators("mtp", "MTPDraftModel", layer, table, verifier, tokens)
 
 
 def spelled(name: str) -> str:

@@ -31,7 +31,10 @@ def save(
 
     DFlash 2 is, too. DFlash with scales, caps or windows that count from each token is written as z-lab has it, EAGLE-1
     as its authors publish it. Medusa is written as vLLM has it, with tensors of our own for
-    blockwise and Hydra heads.
+    blockwise and Hydra heads. Tensors of block drafters that read the source are our own, too.
+
+    Block drafters and MTP modules without `head_norms` are refused: `speculators` and z-lab's code would load them with
+    norms of queries and keys that nobody trained, and without an error.
 
     Args:
         config: the network's configuration, as `draft_heads.load.read_head` returns it.
@@ -47,13 +50,21 @@ def save(
     folder = Path(folder).expanduser().resolve()
     if complaint := folders.occupied(folder, "Hugging Face folder", overwrite, marker=CONFIG):
         raise CheckpointError(complaint)
-    form, shape = kind_of(config).format, shape_of(config)
+    tables = {CONFIG: config_json(config, target, tokens)}
+    return huggingface.write_folder(folder, tables, _theirs(config, params, kind_of(config).format))
+
+
+def config_json(config: Any, target: Model, tokens: int = 5) -> dict[str, Any]:
+    """Makes the config.json that `save` writes.
+
+    Raises:
+        CheckpointError: the format has no such drafter.
+    """
     try:
-        table = form.write(config, _verifier(target), tokens)
+        table = kind_of(config).format.write(config, _verifier(target), tokens)
     except FamilyError as error:
         raise CheckpointError(f"the drafter cannot be written: {error}") from error
-    tables = {CONFIG: table | {"torch_dtype": shape.dtype}}
-    return huggingface.write_folder(folder, tables, _theirs(config, params, form))
+    return table | {"torch_dtype": shape_of(config).dtype}
 
 
 def save_parallel(draft: Model, mask_token: int, folder: str | Path, *, overwrite: bool = False) -> Path:

@@ -16,13 +16,13 @@ from jaxspec.core import Model, Params
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.load import read_head
-from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.save import config_json, save
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.training.data import Tasks, TrainingBatch, batches, counts, examples, few
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import HeadTask, HeldOutAcceptance, Lesson, held_out_acceptance, losses
 from jaxspec.training.loop import Destination, Objective, TrainingRun
-from jaxspec.training.recipes import HeadRecipe
+from jaxspec.training.recipes import HeadRecipe, RecipeError
 from jaxspec.weights import tokenizers
 from jaxspec.weights.loading import load, with_taps
 
@@ -81,8 +81,15 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
 
     Args:
         frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
+
+    Raises:
+        RecipeError: the sizes make no drafter of this target, or one that no format can store.
     """
-    config = in_dtype(recipe.head.config(target), recipe.train.dtype)
+    try:
+        config = in_dtype(recipe.head.config(target), recipe.train.dtype)
+        config_json(config, target)  # what cannot be written in the end is not trained
+    except ValueError as error:
+        raise RecipeError(f"{recipe.name}: [head] {error}") from error
     kind = kind_of(config)
     assert kind.training is not None, "recipes have the kinds that are trained"
     if recipe.learn.regression and not kind.training.predicts_features(config):

@@ -284,6 +284,21 @@ CASES = {
         dflash_shapes(),
         dict(ids=(2, 5), slots=1, mask=12, window=3),
     ),
+    # Qwen3Config drops the window, and speculators then hides nothing of a block.
+    "DFlash, unused windows": Published(
+        unified(
+            "dflash",
+            QWEN3
+            | {"num_hidden_layers": 2, "use_sliding_window": False, "sliding_window": 3}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            aux_hidden_state_layer_ids=[2, 5],
+            block_size=5,
+            mask_token_id=12,
+            draft_vocab_size=V,
+        ),
+        dflash_shapes(),
+        dict(ids=(2, 5), slots=1, mask=12),
+    ),
     **{
         f"DFlash, z-lab's {name}": Published(
             QWEN3

@@ -116,6 +116,12 @@ REFUSED = {
     "dflash_config is of type list: expected an object": {"dflash_config": []},
     "output_multiplier is -1": {"nested": {"output_multiplier": -1}},
     "is_causal is True: only False is supported": {"speculators_model_type": "dflash", "is_causal": True},
+    "use_sliding_window is 'false': expected true or false": {"use_sliding_window": "false"},
+    "is_causal is 'no': expected true or false": {"is_causal": "no"},
+    "sliding_window_non_causal is 'no': expected true or false": {"sliding_window_non_causal": "no"},
+    "sample_from_anchor is 1: expected true or false": {"nested": {"sample_from_anchor": 1}},
+    "rope_parameters is of type list: expected an object": {"transformer_layer_config": {"rope_parameters": [1]}},
+    "transformer_layer_config is of type list: expected an object": {"transformer_layer_config": [1]},
     "speculators_model_type is 'xpress': expected one of eagle, eagle3": {"speculators_model_type": "xpress"},
 }
 
@@ -153,6 +159,8 @@ def test_values_that_are_read_where_the_file_is_silent(published, folder, target
     assert read_head(changed(where, null), target=target)[0] == whole
     silent, _ = read_head(changed(where, {"target_layer_ids": None, "block_size": None}), target=target)
     assert (silent.taps, silent.block) == ((1, 4), 16)
+    windows = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": None}  # from layer 28 on
+    assert read_head(changed(where, **windows), target=target)[0].layer.windows == set()
 
 
 def test_options_of_dspark_may_lie_in_dflash_config(published, folder, target, tmp_path):

@@ -5,6 +5,7 @@ read the hidden states of transformers' own Llama; so names, numbers of layers, 
 state are tested together, through `load_drafter` and the drafters' own functions.
 """
 
+import dataclasses
 import json
 
 import jax
@@ -15,11 +16,15 @@ import pytest
 import jaxspec
 from jaxspec import nets
 from jaxspec.core import Prompt
+from jaxspec.draft_heads import formats
 from jaxspec.draft_heads import medusa as medusa_kind
 from jaxspec.draft_heads import mtp as mtp_kind
+from jaxspec.draft_heads.block_config import BlockConfig
+from jaxspec.draft_heads.dflash2 import DFlash2Config
+from jaxspec.draft_heads.eagle import EagleConfig
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.medusa import HeadsConfig
-from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.save import config_json, save
 from jaxspec.weights.orbax import CheckpointError
 from tests.marks import marked
 
@@ -291,7 +296,7 @@ NAMES = [
     *("EAGLE", "EAGLE-3, its authors'", "EAGLE-3, SGLang's", "EAGLE-3, DeepSpec's", "EAGLE-3, speculators"),
     *("EAGLE-3, windows", "P-EAGLE", "Medusa", "Medusa, vLLM's"),
     *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
-    *("DFlash", "DFlash, windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
+    *("DFlash", "DFlash, windows", "DFlash, unused windows", "DSpark", "DSpark, speculators", "DSpark, a memory"),
     *("DFlash 2", "DFlash 2, speculators"),
     *("DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
     *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number"),
@@ -325,7 +330,7 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
             *("EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DFlash, windows"),
             *("EAGLE-3, windows", "P-EAGLE", "DFlash 2", "DFlash 2, speculators"),
             *("DSpark", "DFlash, z-lab's windows", "DFlash, z-lab's causal layers", "DFlash, z-lab's scales"),
-            *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number"),
+            *("DFlash, z-lab's unused windows", "DFlash, z-lab's windows by number", "DFlash, unused windows"),
         ],
         slow={"EAGLE-3, its authors'"},
     ),
@@ -371,6 +376,52 @@ def test_a_format_without_such_a_drafter(target, folder, tmp_path, published):
     ):
         save(plain, mtp_kind.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()
+
+
+def windowed(layers, *windows):
+    """Layers with a window each; None: the whole row."""
+    pairs = zip(layers.layers, windows, strict=True)
+    changed = [dataclasses.replace(x, attention=dataclasses.replace(x.attention, window=w)) for x, w in pairs]
+    return dataclasses.replace(layers, layers=tuple(changed))
+
+
+EAGLE3 = dict(hidden_size=D, taps=(0, 2, 4), own_head=True)
+
+
+@pytest.mark.parametrize("windows", [(3,), (3, None), (None, 3)])
+@pytest.mark.parametrize("options", [EAGLE3, dict(hidden_size=D)], ids=["EAGLE-3", "EAGLE-1"])
+def test_windows_without_head_norms_are_those_of_a_llama(windows, options, target):
+    """Speculators knows the layers of Llama and Qwen 3 alone; it reads windows from the list of layers."""
+    layer = windowed(nets.replace(target.config, layers=len(windows)), *windows)
+    config = EagleConfig(layer, **options)
+    table = config_json(config, target)
+    layers = table.get("transformer_layer_config", table)
+    assert (layers["model_type"], layers["sliding_window"], layers["use_sliding_window"]) == ("llama", 3, True)
+    assert layers["layer_types"] == ["full_attention" if w is None else "sliding_attention" for w in windows]
+    # A layer's own tensors do not say of its window.
+    again = formats.layer_of(table, {}, windows=True)
+    assert [x.attention.window for x in again.layers] == [*windows]
+
+
+@pytest.mark.parametrize("change", [{}, {"markov_rank": 5, "from_anchor": True}, {"causal_full": True}, {"group": 4}])
+def test_block_drafters_without_head_norms_are_refused(change, target):
+    """In z-lab's format (`causal_full`), too: others would load them with norms that nobody trained."""
+    kind = DFlash2Config if "group" in change else BlockConfig
+    options = dict(layer=nets.replace(target.config, layers=2), hidden_size=D, taps=(0, 2), block=4, mask_token=12)
+    config = kind(**options | ({"candidates": 4} if "group" in change else {}) | change)
+    with pytest.raises(CheckpointError, match=r"only block drafters with Qwen 3's .*False: train it with head_norms"):
+        config_json(config, target)
+    normed = dataclasses.replace(config, layer=nets.replace(config.layer, head_norms=True))
+    layers = config_json(normed, target)
+    assert layers.get("transformer_layer_config", layers)["model_type"] == "qwen3"
+
+
+def test_layers_that_readers_do_not_know_are_refused(target):
+    one = nets.replace(target.config, layers=1)
+    with pytest.raises(CheckpointError, match="are those of qwen2: the format has those of llama, qwen3"):
+        config_json(EagleConfig(nets.replace(one, qkv_bias=True), **EAGLE3), target)
+    with pytest.raises(CheckpointError, match=r"windows of \[2, 3\]: the format stores one width"):
+        config_json(EagleConfig(windowed(nets.replace(one, layers=2), 2, 3), **EAGLE3), target)
 
 
 @pytest.mark.slow

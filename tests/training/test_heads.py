@@ -18,7 +18,7 @@ import jaxspec
 from jaxspec import drafters, nets
 from jaxspec.draft_heads import kangaroo, kind_of
 from jaxspec.draft_heads.check import TOO_LOW, check_acceptance
-from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.save import config_json, save
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, head_loss, heads, recipes, run
@@ -312,6 +312,22 @@ def test_a_draft_vocabulary_of_0_is_the_targets_as_none_is(family, target, tmp_p
             run.check_run(other, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "complaint"),
+    [
+        ("dspark", dict(reads_source=True, window=4), "got reads_source and layers with windows"),
+        ("dspark", dict(head_norms=False), "the drafter cannot be written: .* block drafters .* head_norms = true"),
+        ("dflash 2", dict(head_norms=False), "the drafter cannot be written: .* block drafters .* head_norms = true"),
+        ("eagle 3", dict(fc_bias=True), r"the drafter cannot be written: .*\(fc_bias\)"),
+    ],
+)
+def test_sizes_that_make_no_drafter_are_refused_before_training(kind, sizes, complaint, target):
+    family, usual, _ = KINDS[kind]
+    recipe = recipes.parse(TABLE | {"family": family, "head": usual | sizes})
+    with pytest.raises(recipes.RecipeError, match=rf"^toy: \[head\] {complaint}"):
+        heads.start(recipe, target, np.zeros(V, np.int32))
+
+
 @pytest.mark.parametrize("kind", ["eagle 3", "dspark", "dflash 2"])
 def test_a_window_is_that_of_all_layers_but_some(kind, target):
     family, sizes, _ = KINDS[kind]
@@ -370,6 +386,7 @@ def test_shipped_recipes_fit_their_targets():
         lm = nets.net_of(config).language_model(config)
         head = recipe.head.config(jaxspec.Model(lm, {}, None, config))
         requirements = kind_of(head).head(head).requirements
+        config_json(head, jaxspec.Model(lm, {}, None, config, name))  # what is trained can be written
         assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.inside.width)
         layers = nets.decoder_layers(config)
         # The output of the last layer is not what others publish.

@@ -112,8 +112,12 @@ MAY_BE_ZERO = {
 }
 TABLES = (
     *("text_config", "encoder", "decoder", "rope_scaling", "rope_parameters"),
-    *("full_attention", "sliding_attention", "dflash_config"),
+    *("full_attention", "sliding_attention", "dflash_config", "transformer_layer_config"),
 )
+FLAGS = {  # keys of drafters whose values are true or false
+    *("use_sliding_window", "sliding_window_non_causal", "is_causal", "sample_from_anchor"),
+    *("norm_before_residual", "norm_output"),
+}
 LARGEST = 2**31 - 1  # of a count: sizes are int32
 MOST = {  # lists and tables are made with an entry for each
     "_layers": 10_000,
@@ -151,6 +155,8 @@ def check(table: dict) -> None:
         is_none = number == 0 and key.endswith("_softcapping")  # no cap, as llama.cpp and SGLang read it
         if key.endswith(NUMBERS) and not by_layer and not is_none and not 0 < number < float("inf"):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
+        if key in FLAGS and not isinstance(value, bool):
+            raise FamilyError(f"{key} is {value!r}: expected true or false")
         if key in TABLES:
             if not isinstance(value, dict):
                 raise FamilyError(f"{key} is of type {type(value).__name__}: expected an object")
