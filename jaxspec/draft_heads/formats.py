@@ -210,8 +210,8 @@ def written_layer(layer: DecoderConfig, types: Collection[str] = ()) -> dict[str
     """
     windows = sorted(layer.windows)
     # The type is that of the layers without windows: drafters' readers know no Mistral, and go by the list.
-    whole = decoders.with_layers(layer, lambda i, x: decoders.change(x, {"window": None})) if windows else layer
-    table = describe(dataclasses.replace(whole, tied_head=False))[1]
+    changed = (lambda i, x: decoders.change(x, {"window": None})) if windows else None
+    table = describe(decoders.with_layers(layer, changed, tied_head=False))[1]
     if types and table["model_type"] not in types:
         raise FamilyError(f"its layers are those of {table['model_type']}: the format has those of {', '.join(types)}")
     if not windows:

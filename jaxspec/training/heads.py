@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,7 @@ def prepare(recipe: HeadRecipe, folder: Path, work: Path, progress: bool) -> Tra
     """Makes the untrained drafter of a recipe, and its objective on the data in `folder`, as `run.train` takes them."""
     languages = {"source_language": recipe.source_language, "target_language": recipe.target_language}
     target = load(recipe.target, dtype=recipe.train.dtype, **languages)
+    config_of(recipe, target)  # a wrong recipe is refused before its texts are made
     tasks, heldout_tasks = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
     head = start(recipe, target, counts(tasks, target.lm.vocab_size))
     (first, rest), acceptance = losses(head.task), held_out_acceptance(head.task)
@@ -76,11 +77,8 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
     return own_texts(target, tasks, learn, options.longest, work / f"{split}.answers", progress)
 
 
-def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> HeadInTraining:
-    """Makes the drafter that a run begins with: random, with what its kind copies of the target, or a trained one.
-
-    Args:
-        frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
+def config_of(recipe: HeadRecipe, target: Model) -> Any:
+    """Returns the configuration of the drafter that a recipe makes for its target.
 
     Raises:
         RecipeError: the sizes make no drafter of this target, or one that no format can store.
@@ -90,6 +88,16 @@ def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"])
         config_json(config, target)  # what cannot be written in the end is not trained
     except ValueError as error:
         raise RecipeError(f"{recipe.name}: [head] {error}") from error
+    return config
+
+
+def start(recipe: HeadRecipe, target: Model, frequencies: Int[np.ndarray, " V"]) -> HeadInTraining:
+    """Makes the drafter that a run begins with: random, with what its kind copies of the target, or a trained one.
+
+    Args:
+        frequencies: counts of tokens, of which a vocabulary of its own has the most frequent ones.
+    """
+    config = config_of(recipe, target)
     kind = kind_of(config)
     assert kind.training is not None, "recipes have the kinds that are trained"
     if recipe.learn.regression and not kind.training.predicts_features(config):
