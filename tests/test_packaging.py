@@ -82,7 +82,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "cli": 4_287,  # transcribe; times of a plan
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_490,
-    "draft_heads": 4_722,  # block drafters of both writers, DFlash 2, P-EAGLE, confidences, assistants, PARD, windows
+    "draft_heads": 4_722,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; what readers know
     "drafters": 4_469,  # PARD
     "files": 649,
     "jobs": 1_991,
@@ -94,7 +94,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "testing": 2_056,
     "top": 786,
     "trace": 440,
-    "training": 2_727,  # a lesson of a kind's own
+    "training": 2_727,  # a lesson of a kind's own; recipes that cannot be written
     "vocab": 723,
     "weights": 8_046,  # T5Gemma; stacks of experts and pairs, mxfp4; Apertus; GGUF of 18 architectures; 30 shapes
 }
