@@ -82,7 +82,7 @@ MOST = {  # lines of each package's Python, blank ones and docstrings included; 
     "cli": 4_287,  # transcribe; times of a plan
     "core": 4_015,  # checks of who takes token trees, and of rewinds; kinds of caches are classes; room to read
     "decode": 4_490,
-    "draft_heads": 4_722,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; what readers know
+    "draft_heads": 4_722,  # block drafters of both writers, DFlash 2, P-EAGLE, assistants, PARD, windows; readers
     "drafters": 4_469,  # PARD
     "files": 649,
     "jobs": 1_991,
