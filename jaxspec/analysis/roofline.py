@@ -164,16 +164,16 @@ def shape_of(name: str) -> Any:
     from jaxspec.weights import huggingface, loading
     from jaxspec.weights.hf_families import names
 
-    shapes, path = published_shapes(), Path(name)
+    if not name:  # which would be the current folder
+        return None
+    shapes = published_shapes()
     try:
-        path = path.expanduser()
+        path = Path(name).expanduser()
         is_there = path.exists()
-    except (OSError, RuntimeError, ValueError):  # no path of this system, such as one that begins with ~nobody
+    except (OSError, RuntimeError, ValueError):  # not a path here, such as one that begins with ~nobody
         return None
     if (size := names.size_of(name, shapes)) is not None and not is_there:
         return shapes[size]
-    if not name:
-        return None
     if path.is_file() and path.name == huggingface.CONFIG:
         return huggingface.read_config(path.parent)[1]
     folder = loading.local(name, loading.shipped())

@@ -113,7 +113,7 @@ def generate(
         reports, records = _reported(texts, decoded, shown.trace, as_lines)
     else:
         records = _printed(texts, decoded, prepared, pair, shown, out)
-    if is_timed and not shown.compare and not as_json:
+    if is_timed and is_example and not as_json:
         with err.status("timing plain decoding beside it"):
             sentence = comparing.in_a_sentence(prepared, pair, settings.batch)
         out.print("", Text(sentence, "bold"), "", Text(NEXT, "dim"), sep="\n")

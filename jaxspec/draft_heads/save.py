@@ -79,8 +79,8 @@ def save_parallel(draft: Model, mask_token: int, folder: str | Path, *, overwrit
         overwrite: whether a Hugging Face folder that is there already may be replaced.
 
     Raises:
-        CheckpointError: as `jaxspec.weights.huggingface.save`.
-        ValueError: as `drafters.parallel`.
+        CheckpointError: the reasons of `jaxspec.weights.huggingface.save`.
+        ValueError: the reasons of `drafters.parallel`, such as an id past the vocabulary.
     """
     parallel(draft, mask_token)  # checks both
     return huggingface.save(draft, folder, overwrite=overwrite, keys={PARD: int(mask_token)})

@@ -270,35 +270,24 @@ CASES = {
         dflash_shapes(),
         dict(ids=(2, 5), slots=1, mask=12),
     ),
-    "DFlash, windows": Published(
-        unified(
-            "dflash",
-            QWEN3
-            | {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
-            | {"layer_types": ["sliding_attention", "full_attention"]},
-            aux_hidden_state_layer_ids=[2, 5],
-            block_size=5,
-            mask_token_id=12,
-            draft_vocab_size=V,
-        ),
-        dflash_shapes(),
-        dict(ids=(2, 5), slots=1, mask=12, window=3),
-    ),
-    # Qwen3Config drops the window, and speculators then hides nothing of a block.
-    "DFlash, unused windows": Published(
-        unified(
-            "dflash",
-            QWEN3
-            | {"num_hidden_layers": 2, "use_sliding_window": False, "sliding_window": 3}
-            | {"layer_types": ["sliding_attention", "full_attention"]},
-            aux_hidden_state_layer_ids=[2, 5],
-            block_size=5,
-            mask_token_id=12,
-            draft_vocab_size=V,
-        ),
-        dflash_shapes(),
-        dict(ids=(2, 5), slots=1, mask=12),
-    ),
+    # Qwen3Config drops a window that is not used, and speculators then hides nothing of a block.
+    **{
+        name: Published(
+            unified(
+                "dflash",
+                QWEN3
+                | {"num_hidden_layers": 2, "use_sliding_window": is_used, "sliding_window": 3, "max_window_layers": 0}
+                | {"layer_types": ["sliding_attention", "full_attention"]},
+                aux_hidden_state_layer_ids=[2, 5],
+                block_size=5,
+                mask_token_id=12,
+                draft_vocab_size=V,
+            ),
+            dflash_shapes(),
+            dict(ids=(2, 5), slots=1, mask=12, **window),
+        )
+        for name, is_used, window in (("DFlash, windows", True, {"window": 3}), ("DFlash, unused windows", False, {}))
+    },
     **{
         f"DFlash, z-lab's {name}": Published(
             QWEN3
