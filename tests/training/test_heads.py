@@ -1,6 +1,7 @@
 """Training drafters that read hidden states: they learn, resume exactly, and are read by `load_drafter`."""
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -87,13 +88,17 @@ def target():
     return jaxspec.Model(lm, jax.tree.unflatten(structure, leaves), word_tokenizer(WORDS), SHAPE, "toy")
 
 
-@pytest.fixture
-def folder(tmp_path):
+def write_texts(folder):
     random = np.random.default_rng(0)
     for name, count in (("train", 60), ("heldout", 20)):
         texts = [" ".join(random.choice(WORDS[2:], 18)) for _ in range(count)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return tmp_path
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_texts(tmp_path)
 
 
 def recipe_of(kind):
@@ -107,14 +112,27 @@ def load_target(target, monkeypatch):
     monkeypatch.setattr(heads, "load", lambda name, **options: target)
 
 
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory):
+    """Whole runs of kinds, each trained once for all tests: the run, its held-out acceptance, and what was printed."""
+    folder = write_texts(tmp_path_factory.mktemp("runs"))
+
+    @functools.cache
+    def run_of(kind):
+        lines = []
+        return *run.train(recipe_of(kind), folder, folder / kind, lines.append, progress=False), lines
+
+    return run_of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind in SELDOM else ()) for kind in KINDS]
 )
-def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypatch, promotion):
+def test_a_head_learns_and_is_loaded(kind, target, folder, uncut, load_target, monkeypatch, promotion):
     """It promises more tokens a round than at the beginning, and what is written is what was trained."""
-    recipe, lines = recipe_of(kind), []
-    trained, held_out = run.train(recipe, folder, folder / "run", lines.append, progress=False)
+    recipe = recipe_of(kind)
+    trained, held_out, lines = uncut(kind)
     assert lines[1].startswith("untrained: T=0") and lines[-1].endswith(str(held_out))
     least = 0.03 if kind == "pass" else 0.1  # its three vectors are 48 numbers
     assert held_out.tokens_per_round[1] > float(lines[1].rsplit(" ")[-1]) + least, lines
@@ -130,11 +148,11 @@ def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypa
 
 
 @pytest.mark.slow
-def test_the_lesson_of_confidence_and_of_the_walk_is_learnt(target, folder, load_target, promotion):
+def test_the_lesson_of_confidence_and_of_the_walk_is_learnt(target, folder, uncut, load_target, promotion):
     """A step's own lesson, measured on held-out texts, falls in training; with a weight of 0 it is not learnt."""
     for kind in ("dspark", "dflash 2"):
         recipe = recipe_of(kind)
-        trained, _ = run.train(recipe, folder, folder / kind, lambda _: None, progress=False)
+        trained, *_ = uncut(kind)
         start = heads.start(recipe, target, np.ones(V, int))
         batch = next(iter(data.batches(recipe, heads.texts(recipe, target, folder, "heldout", folder, False)).once()))
         lesson = head_loss.Lesson(batch, target.params)
@@ -188,7 +206,7 @@ class Killed(Exception):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
+def test_a_killed_run_resumes_exactly(target, folder, uncut, load_target, promotion):
     """From a step before the loss changes."""
 
     def kill(line):
@@ -196,12 +214,12 @@ def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
             raise Killed
 
     recipe, lines = recipe_of("medusa"), []
-    uncut, held_out = run.train(recipe, folder, folder / "whole", lambda _: None, progress=False)
+    whole, held_out, _ = uncut("medusa")
     with pytest.raises(Killed):
         run.train(recipe, folder, folder / "cut", kill, progress=False)
     resumed, again = run.train(recipe, folder, folder / "cut", lines.append, progress=False)
     assert any(line.startswith("resumed at step 16") for line in lines)
-    jax.tree.map(np.testing.assert_array_equal, uncut.params, resumed.params)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
     assert str(held_out) == str(again)
 
 
@@ -251,7 +269,7 @@ def test_the_gradient_in_parts_is_that_of_the_sum():
 
 
 @pytest.mark.slow
-def test_a_head_of_another_target_is_noticed(target, folder, load_target, promotion):
+def test_a_head_of_another_target_is_noticed(target, folder, uncut, load_target, promotion):
     """Measured on texts of the target's; a random head is warned of, one that drafts what the target draws is not."""
     recipe = recipe_of("medusa")
     head = heads.start(recipe, target, np.ones(V, int))
@@ -260,7 +278,7 @@ def test_a_head_of_another_target_is_noticed(target, folder, load_target, promot
     save(config, bad, folder / "bad", target=target)
     with pytest.warns(UserWarning, match="bad has .*% of its first draft tokens accepted"):
         jaxspec.load_drafter(folder / "bad", target=target, check=["a b c", "d"])
-    good, _ = run.train(recipe, folder, folder / "run", lambda _: None, progress=False)
+    good, *_ = uncut("medusa")
     save(config, good.params, folder / "good", target=target)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
