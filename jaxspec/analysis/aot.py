@@ -27,7 +27,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from rich import filesize
 
 from jaxspec import sharding
-from jaxspec.analysis import chips, memory, roofline
+from jaxspec.analysis import chips, memory, random_model, roofline
 from jaxspec.core import Model, Params, Request, Weights, token_rows
 from jaxspec.core.programs import accepted_options
 from jaxspec.decode import loop
@@ -115,7 +115,8 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     """
     dtype = loading.dtype_name(dtype)
     config = dataclasses.replace(
-        _config(shape) if isinstance(shape, str) else shape, dtype=quantisation.computation(dtype, "bfloat16")
+        random_model.config_of(shape) if isinstance(shape, str) else shape,
+        dtype=quantisation.computation(dtype, "bfloat16"),
     )
 
     def params() -> Params:
@@ -123,13 +124,6 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
 
     name = shape if isinstance(shape, str) else ""
     return Model(net_of(config).language_model(config), jax.eval_shape(params), config=config, name=name)
-
-
-def _config(shape: str) -> Any:
-    if (config := roofline.shape_of(shape)) is None:
-        expected = roofline.shapes_there_are(shape)
-        raise ValueError(f"no shape, folder or config.json {shape!r}: expected {expected}")
-    return config
 
 
 def compile_for(

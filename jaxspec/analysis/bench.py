@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import tempfile
 import time
 import uuid
@@ -238,15 +239,12 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
             described = records.summary(run.setting, run.prepared.target)._replace(pays=run.pays, gamma=gamma)
             results.append(BenchResult(described, **numbers))
     first = results[0]
+    # A result with the dtype, mesh and backend of the first is compared with its plain decoding anyhow.
+    where = operator.attrgetter("setting.dtype", "setting.mesh", "setting.backend")
     return [
-        result._replace(speed_over_first=None if _how(result) == _how(first) else records.over(result, first))
+        result._replace(speed_over_first=None if where(result) == where(first) else records.over(result, first))
         for result in results
     ]
-
-
-def _how(result: BenchResult) -> tuple[str, str, str]:
-    """Returns the dtype, mesh and backend: a result with the first one's is compared with its plain decoding anyhow."""
-    return result.setting.dtype, result.setting.mesh, result.setting.backend
 
 
 def _prepare(target: Model, setting: Setting, config: Config, predictor: Predictor, step: Step) -> Run:

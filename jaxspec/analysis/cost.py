@@ -338,11 +338,8 @@ def timed_loops(
         tokens = jnp.repeat(first, step, axis=1)
         caches = shared or [read(step - 1 if nodes is None else nodes)[1]]
 
-        def call(count: int) -> None:
-            last, caches[0] = passes(lm, model.params, caches[0], length, tokens, jnp.asarray(count, jnp.int32), keys)
-            last.block_until_ready()
-
-        return counted(call, inner)
+        params = model.params
+        return timed_loop(lambda cache, n: passes(lm, params, cache, length, tokens, n, keys)[1], caches, inner)
 
     return loop_over
 
@@ -361,17 +358,23 @@ def draft_loop(prepared: Prepared, inner: int | None) -> TimedLoop:
     forward, _ = jax.eval_shape(lm.extend, weights.target, caches.target, fed)
     verified = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), forward)
     static = prepared.drafter.functions, lm, prepared.decoder.gamma, prepared.is_sampled
+    return timed_loop(lambda carry, n: drafts(*static, weights, *carry, verified, n), [(caches, row)], inner)
+
+
+def timed_loop(
+    advance: Callable[[Any, Int[Array, ""]], Any], carry: list[Any], inner: int | None, least: float = MIN_SECONDS
+) -> TimedLoop:
+    """Compiles and warms up a loop of passes, and settles on as many as take `least` seconds.
+
+    Args:
+        advance: (state, number of passes) -> the state after them. It may consume the state that it is given.
+        carry: the state, alone in a list that loops may share.
+        inner: the number of passes, if it is fixed.
+    """
 
     def call(count: int) -> None:
-        nonlocal caches, row
-        caches, row = drafts(*static, weights, caches, row, verified, jnp.asarray(count, jnp.int32))
-        row.tokens.block_until_ready()
+        carry[0] = jax.block_until_ready(advance(carry[0], jnp.asarray(count, jnp.int32)))
 
-    return counted(call, inner)
-
-
-def counted(call: Callable[[int], None], inner: int | None, least: float = MIN_SECONDS) -> TimedLoop:
-    """Compiles and warms up a call of a number of passes, and settles on as many as take `least` seconds."""
     call(inner or WARMUP)
     if inner is None:
         seconds = float(np.median(interleave([functools.partial(call, WARMUP)], 3))) / WARMUP
@@ -471,18 +474,13 @@ def _round_loops(prepared: Prepared, inner: int | None, begin: loop.Begin) -> Ca
     # One state for all numbers of draft tokens: the policy, whose values say how many, is an argument of the program.
     first = forced(0)
     limit = jnp.full_like(first.request.max_new_tokens, first.max_new_tokens)
-    state = begin(first._replace(request=first.request._replace(max_new_tokens=limit)))
-    row = jnp.copy(state.tokens), jnp.copy(state.length)
+    carry = [begin(first._replace(request=first.request._replace(max_new_tokens=limit)))]
+    row = jnp.copy(carry[0].tokens), jnp.copy(carry[0].length)
 
     def loop_of(count: int) -> TimedLoop:
         values = forced(count).request.policy
-
-        def call(times: int) -> None:
-            nonlocal state
-            state = rounds(first.decoder, first.weights, state, row, values, jnp.asarray(times, jnp.int32))
-            state.length.block_until_ready()
-
-        return counted(call, inner, ROUNDS_SECONDS)
+        advance = functools.partial(rounds, first.decoder, first.weights, row=row, policy=values)
+        return timed_loop(lambda state, n: advance(state=state, count=n), carry, inner, ROUNDS_SECONDS)
 
     return loop_of
 

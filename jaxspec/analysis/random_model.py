@@ -20,7 +20,7 @@ from jaxspec.weights import loading, quantisation
 def config_of(shape: str) -> Any:
     """Returns the configuration of a shape, as `roofline.shape_of` takes it."""
     if (config := roofline.shape_of(shape)) is None:
-        raise ValueError(f"no shape {shape!r}: expected {roofline.shapes_there_are(shape)}")
+        raise ValueError(f"no shape, folder or config.json {shape!r}: expected {roofline.shapes_there_are(shape)}")
     return config
 
 

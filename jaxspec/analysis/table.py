@@ -6,8 +6,8 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -149,11 +149,10 @@ def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = 
             all columns in one table.
     """
     views, groups = [], [[column for group in columns for column in group]] if width is None else columns
-
-    def key(result: BenchResult) -> tuple[str, float, int]:
-        return result.setting.task, result.setting.temperature, result.setting.batch
-
-    for (task, heat, batch), grouped in _grouped(results, key):
+    alike = dict[tuple[str, float, int], list[BenchResult]]()
+    for result in results:
+        alike.setdefault((result.setting.task, result.setting.temperature, result.setting.batch), []).append(result)
+    for (task, heat, batch), grouped in alike.items():
         words = [task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(grouped)]
         beside = _settings_that_differ(grouped)
         filled = [[c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)] for group in groups]
@@ -224,16 +223,6 @@ def _shared(results: Sequence[BenchResult]) -> list[str]:
     words += [settings[0].sampling] if len({setting.sampling for setting in settings}) == 1 else []
     words += ["* the plan's γ"] if any(setting.planned for setting in settings) else []
     return words + (["! its best, but it is not to speculate"] if not all(x.pays for x in settings) else [])
-
-
-Key = TypeVar("Key")
-
-
-def _grouped(results: Iterable[BenchResult], key: Callable[[BenchResult], Key]) -> list[tuple[Key, list[BenchResult]]]:
-    groups: dict[Key, list[BenchResult]] = {}
-    for result in results:
-        groups.setdefault(key(result), []).append(result)
-    return list(groups.items())
 
 
 def of_policies(results: Sequence[BenchResult]) -> list[str]:

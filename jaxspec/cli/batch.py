@@ -88,7 +88,7 @@ def batch(
     in_range(0, settings.num_shards - 1, shard=settings.shard)
     check_paths(settings.input)
     err = Console(stderr=True, highlight=False)
-    with signals.leaving_soon(lambda: _say_interrupted(err)), contextlib.ExitStack() as stack:
+    with signals.leaving_soon(lambda: say_interrupted(err)), contextlib.ExitStack() as stack:
         job = _prepared(settings, sampling, resume, err, stack)
         with err.status("reading the rows that are there"):
             chunks = stack.enter_context(contextlib.closing(Chunks(job.output, job.total)))
@@ -97,7 +97,7 @@ def batch(
         is_terminated = threading.Event()
         feed = _until(is_terminated, job.source.prompts(chunks))
         ending = signals.answered(signal.SIGTERM, is_terminated.set)
-        with _Bar(job.total, chunks) as bar, _saying_how_to_go_on(err), ending:
+        with _Bar(job.total, chunks) as bar, ending:
             totals = _decode(job, feed, chunks, totals, bar, max_errors)
         if chunks.is_complete:
             job.output.finish(totals.to_dict())
@@ -275,18 +275,10 @@ def _check_some_line(job: _Job) -> None:
     raise ValueError(f"none of the {job.survey.lines:,} lines can be decoded, and nothing was written. {why}")
 
 
-def _say_interrupted(err: Console) -> None:
+def say_interrupted(err: Console) -> None:
+    """Says, on a terminal whose bar was cut short, how a job is resumed."""
     err.show_cursor()
     err.print(f"interrupted: {GO_ON}")
-
-
-@contextlib.contextmanager
-def _saying_how_to_go_on(err: Console) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        _say_interrupted(err)
-        raise
 
 
 def _costs(job: _Job, err: Console) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def parse(name: str) -> Written | None:
     if kind not in KINDS:
         if not name:
             raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
-        usages = {kind: form.usage for kind, form in KINDS.items()} | {counted: counted for counted in COUNTED}
+        usages = {kind: form.usage for kind, form in KINDS.items()}
         closest = difflib.get_close_matches(kind, usages, n=1, cutoff=0.75)
         if closest and not Path(name).expanduser().exists():
             raise ValueError(f"there is no drafter {name!r}: did you mean {usages[closest[0]]}?")
@@ -61,7 +61,8 @@ def parse(name: str) -> Written | None:
     written, _, draw = written.partition("-") if kind == "tree" else (written, "", "")
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in written.split("x")) if written else ()
     inner = tuple(rest.split(":", len(form.inner) - 1)) if colon else ()
-    if 0 in numbers or not form.least <= len(numbers) <= form.most or len(inner) != len(form.inner) or "" in inner:
+    names_fit = len(inner) == len(form.inner) or (kind == "retrieval" and not colon)  # of held-out texts
+    if 0 in numbers or not form.least <= len(numbers) <= form.most or not names_fit or "" in inner:
         raise wrong
     return Written(name, kind, numbers, inner, draw)
 
@@ -72,7 +73,7 @@ def is_model(name: str) -> bool:
     >>> is_model("debian-t5-draft"), is_model("tree=4x2:debian-t5-draft"), is_model("prompt_lookup+debian-t5-draft")
     (True, False, False)
     """
-    return len(parts(name)) == 1 and re.split("[=:]", name)[0] not in {*KINDS, *COUNTED}
+    return len(parts(name)) == 1 and re.split("[=:]", name)[0] not in KINDS
 
 
 def parts(name: str) -> list[str]:
@@ -155,8 +156,6 @@ def _leaves(name: str) -> Iterator[tuple[str, str]]:
     [('model', 'debian-t5-draft'), ('model', 'debian-t5-small'), ('head', 'a')]
     """
     for part in parts(name):
-        if part in (*COUNTED, "retrieval"):
-            continue
         if (written := parse(part)) is None:
             yield MODEL, part
             continue
@@ -189,8 +188,6 @@ class Maker(NamedTuple):
 
         if len(several := parts(name)) > 1:
             return drafters.fallback(*map(self.drafter, several))
-        if name in (*COUNTED, "retrieval") and self.target is not None:
-            return _counted(name, self.target, self.references)
         if (written := parse(name)) is None:
             return self.load(name) if self.target is None else with_shared_encoder(self.load(name), self.target)
         if KINDS[written.kind].of_target and self.target is None:
@@ -221,6 +218,10 @@ def _head(d: Any, m: Maker, w: Written) -> BoundDrafter:
 
     assert m.target is not None
     return load_drafter(w.inner[0], target=m.target, head=m.head)
+
+
+def _retrieval(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
+    return d.retrieval(w.inner[0], m.target) if w.inner else _counted(d, m, w)
 
 
 def _share(d: Any, m: Maker, w: Written) -> Model:
@@ -264,6 +265,27 @@ def _skip_layers(d: Any, m: Maker, w: Written) -> BoundDrafter:
     return d.skip_layers(m.target, *layers, head=m.head)
 
 
+def _counted(d: Any, m: Maker, w: Written) -> BoundDrafter | Model:
+    """Makes n-gram tables, or a datastore, of texts."""
+    from jaxspec.drafters.lookups import datastore
+    from jaxspec.files import corpus
+
+    name, target = w.kind, m.target
+    if m.references is None or target is None:
+        folder = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
+        folder = folder if name in COUNTED else "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
+        raise ValueError(f"the drafter is {name!r}, made of held-out texts in bench and measure: expected {folder}")
+    if not (texts := m.references()):
+        raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
+    if name in COUNTED:
+        return d.ngram(texts, target, order=COUNTED[name])._replace(name=name)
+    vocabulary = datastore.vocabulary_of(target.tokenizer)
+    begin = target.lm.limits.first_tokens
+    rows = corpus.token_rows(texts, target.tokenizer, encoder=bool(begin))
+    store = datastore.build(rows, vocab_size=target.lm.vocab_size, begin=begin, vocabulary=vocabulary)
+    return d.retrieval(store, target)
+
+
 class DrafterSpelling(NamedTuple):
     """A kind of drafter, written NAME=NUMBERS:INNER."""
 
@@ -283,7 +305,8 @@ WITH_HEAD = ("head", "early_exit", "skip_layers")  # whose head is the target's,
 KINDS = {
     "prompt_lookup": DrafterSpelling("prompt_lookup=NUMBER, the fewest tokens to match", most=1, make=_prompt_lookup),
     **{kind: DrafterSpelling(kind) for kind in BARE},
-    "retrieval": DrafterSpelling("retrieval:FOLDER", (STORE,), make=lambda d, m, w: d.retrieval(w.inner[0], m.target)),
+    **{kind: DrafterSpelling(kind, make=_counted, of_target=True) for kind in COUNTED},
+    "retrieval": DrafterSpelling("retrieval:FOLDER", (STORE,), make=_retrieval),
     "head": DrafterSpelling("head:FOLDER", (HEAD,), make=_head, of_target=True),
     "greedy": DrafterSpelling("greedy:NAME", (DRAFTER,)),
     "share": DrafterSpelling("share:NAME", (MODEL,), make=_share),
@@ -299,24 +322,3 @@ KINDS = {
     "quantised": DrafterSpelling("quantised or quantised=4 (bits)", most=1, make=_quantised, of_target=True),
     "skip_layers": DrafterSpelling("skip_layers=5x7:6 (attention:mlp)", make=_skip_layers, of_target=True),
 }
-
-
-def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> BoundDrafter | Model:
-    """Makes n-gram tables, or a datastore, of texts."""
-    from jaxspec import drafters
-    from jaxspec.drafters.lookups import datastore
-    from jaxspec.files import corpus
-
-    if references is None:
-        folder = "the folder of a table, such as `jaxspec train debian-t5-bigram` writes"
-        folder = folder if name in COUNTED else "retrieval:FOLDER, a folder that `jaxspec datastore` wrote"
-        raise ValueError(f"the drafter is {name!r}, made of held-out texts in bench and measure: expected {folder}")
-    if not (texts := references()):
-        raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
-    if name in COUNTED:
-        return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)
-    vocabulary = datastore.vocabulary_of(target.tokenizer)
-    begin = target.lm.limits.first_tokens
-    rows = corpus.token_rows(texts, target.tokenizer, encoder=bool(begin))
-    store = datastore.build(rows, vocab_size=target.lm.vocab_size, begin=begin, vocabulary=vocabulary)
-    return drafters.retrieval(store, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import json
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import files
-from jaxspec.cli import drafter_names, names
+from jaxspec.cli import drafter_names
 
 EXAMPLES = 3  # prompts of the first screen
 LONGEST = 100  # characters of a sentence there
@@ -116,17 +115,13 @@ def prepared_pair(
     target: str, draft: str, dtype: str, prompts: Path | None, count: int, seed: int = 0, **options: Any
 ) -> Prepared:
     """Prepares two models on the first prompts of a file, or on held-out ones; `options` are those of `generate`."""
-    import jax
-
+    from jaxspec.cli import pair as pairs
     from jaxspec.decode.request import prepare
 
     if draft == "none" or not drafter_names.is_model(draft):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     texts = None if prompts is None else from_file(prompts, count)
-    options["key"] = jax.random.key(seed)
-    names.check_options(True, **options)
-    names.check_model(target, dtype)
-    drafter_names.check(draft, dtype)
-    big = names.model(target, dtype)
-    small = drafter_names.drafter(draft, functools.partial(names.model, dtype=dtype), big)
-    return prepare(big, texts or heldout_for(big, count), drafter=small, **options)
+    pair = pairs.with_drafter(pairs.Pair(target, draft, dtype=dtype, seed=seed))
+    generation = pairs.checked_options(pair, options)
+    big, small = pairs.load(pair)
+    return prepare(big, texts or heldout_for(big, count), drafter=small, **generation)

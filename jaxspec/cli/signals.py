@@ -44,10 +44,10 @@ def answered(number: int, answer: Callable[[], Any], also: bool = True) -> Itera
 
 @contextlib.contextmanager
 def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
-    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a device.
+    """Ends the process soon after Ctrl-C, also while the interpreter waits for a compiler or a device; calls `say`.
 
     Only the main thread answers signals, and only between two steps of Python. The operating system's own handler
-    writes them to a pipe at once. A thread reads it, gives the main thread some time, and calls `say`.
+    writes them to a pipe at once. A thread reads it, gives the main thread some time, and ends the process itself.
     """
     if not is_main_thread():
         yield
@@ -66,6 +66,10 @@ def leaving_soon(say: Callable[[], Any]) -> Iterator[None]:
     watcher.start()
     try:
         yield
+    except KeyboardInterrupt:
+        has_left.set()
+        say()
+        raise
     finally:
         has_left.set()
         signal.set_wakeup_fd(former)

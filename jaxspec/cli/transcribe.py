@@ -19,7 +19,7 @@ from jaxspec.audio.files import Listed
 from jaxspec.audio.transcribe import Recording, Transcribing, Transcript, checked, iterate
 from jaxspec.cli import console, drafter_names, names, signals
 from jaxspec.cli import pair as pairs
-from jaxspec.cli.batch import GO_ON, ROWS_FAILED
+from jaxspec.cli.batch import ROWS_FAILED, say_interrupted
 from jaxspec.cli.options import flag, group_of, number, refuse, text
 from jaxspec.cli.pair import Pair
 from jaxspec.jobs.chunks import Chunks
@@ -123,7 +123,7 @@ def _chunks(folder: Output, settings: TranscribeSettings, listed: Sequence[Liste
         "shard": 0,
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(signals.leaving_soon(lambda: err.print(f"interrupted: {GO_ON}")))
+        stack.enter_context(signals.leaving_soon(lambda: say_interrupted(err)))
         stack.enter_context(folder.locked())
         folder.begin(manifest)
         yield stack.enter_context(contextlib.closing(Chunks(folder, len(sounds))))

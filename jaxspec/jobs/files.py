@@ -180,6 +180,12 @@ class Output(NamedTuple):
     shard: InputShard  # the part of the input that they come from
     chunk: int  # lines of the input that a chunk has the results of
 
+    manifest = property(lambda self: self.folder / f"manifest-{self.shard.suffix}.json", doc="This part's manifest.")
+    summary = property(
+        lambda self: self.folder / f"summary-{self.shard.suffix}.json",
+        doc="This part's summary, which is there when all chunks are.",
+    )
+
     def path(self, index: int) -> Path:
         """Returns where a chunk is written."""
         return self.folder / f"part-{self.shard.suffix}-{index:06}.jsonl"
@@ -187,16 +193,6 @@ class Output(NamedTuple):
     def journal(self, index: int) -> Path:
         """Returns where the rows of a chunk are that is not whole."""
         return self.folder / f"journal-{self.shard.suffix}-{index:06}"
-
-    @property
-    def manifest(self) -> Path:
-        """The path of this part's manifest."""
-        return self.folder / f"manifest-{self.shard.suffix}.json"
-
-    @property
-    def summary(self) -> Path:
-        """The path of this part's summary, which is there when all chunks are."""
-        return self.folder / f"summary-{self.shard.suffix}.json"
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds this part for this process; see `folders.locked`."""

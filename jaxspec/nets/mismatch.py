@@ -42,7 +42,7 @@ def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str,
             raise TypeError(f"the parameters are of type {type(params).__name__}, or have too many layers")
         yield
     except (flax.errors.FlaxError, TypeError, ValueError) as error:
-        wrong = _differences(jax.eval_shape(lambda key: init(config, key), jax.random.key(0)), params)
+        wrong = differences(jax.eval_shape(lambda key: init(config, key), jax.random.key(0)), params)
         if not wrong:
             raise
         more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
@@ -57,7 +57,8 @@ def _is_past(name: str, layers: Mapping[str, int]) -> bool:
     return kind in layers and number.isdecimal() and int(number) >= layers[kind]
 
 
-def _differences(expected: Any, params: Any) -> list[str]:
+def differences(expected: Any, params: Any) -> list[str]:
+    """Says which parameters are missing, unexpected or of another shape."""
     expected_shapes, shapes = _shapes(expected), _shapes(params if isinstance(params, Mapping) else {})
     parts = {name.rpartition("/")[0] for name in shapes}  # a quantised matrix has several leaves in the place of one
     missing = [f"{name} is missing" for name in expected_shapes if name not in shapes and name not in parts]

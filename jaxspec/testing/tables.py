@@ -203,7 +203,7 @@ def plain_distribution(
     read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
     logits = read(target, prompt, contexts)
     one_each = token_rows.map_rows(lambda x: np.repeat(np.asarray(x), len(contexts) * steps, axis=0), sampling_params)
-    distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _preceding(target.lm, prompt, contexts))
+    distribution = jax.jit(sampler)(one_each, logits.reshape(-1, 1, vocab), _preceding(target.lm, prompt, contexts))
     next_probs = _probabilities(distribution, vocab).reshape(logits.shape)
     digit_weights = vocab ** np.arange(steps - 1)[::-1]
 
@@ -226,11 +226,6 @@ def _preceding(lm: core.LanguageModel, prompt: core.Prompt, new: Int[np.ndarray,
     length = np.tile(np.arange(new.shape[1] + 1, dtype=np.int32) + len(read), len(new))
     start = np.full_like(length, len(read))
     return core.Preceding(core.Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
-
-
-@functools.lru_cache
-def _jitted(sampler: core.Sampler):
-    return jax.jit(sampler)
 
 
 def _probabilities(distribution: core.Distribution, vocab: int) -> Float[np.ndarray, "N T V"]:

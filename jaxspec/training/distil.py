@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxspec
 from jaxspec import progress as bars
 from jaxspec.core import LanguageModel, Model, Prompt, Request, Weights, noise, token_rows
-from jaxspec.decode import autoregressive, generate, loop
+from jaxspec.decode import autoregressive, loop
 from jaxspec.files import digests, json_object, numbered, write_jsonl, write_text
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.training.data import Example, TrainingBatch
@@ -28,7 +29,7 @@ from jaxspec.training.divergences import Divergence, kl
 from jaxspec.training.losses import LossFunction, logits_and_labels, negative_log_likelihood, over_real
 from jaxspec.training.recipes import Answers
 
-BATCH = 64  # prompts that the teacher answers at once
+SLOTS = 64  # prompts that the teacher answers at once
 
 
 def distillation(config, teacher: Model, weight: float, divergence: Divergence = kl) -> LossFunction:
@@ -97,8 +98,7 @@ def answers(
     """Returns the examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
 
     Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
-    recipe that asks for more gets the rest. Examples are answered in order of length, so that a batch holds little
-    padding.
+    recipe that asks for more gets the rest. Samples depend on the sources alone.
     """
     header = {"teacher": digests.of_arrays(jax.tree.leaves(teacher.params))[:16], "max_new_tokens": max_new_tokens}
     header |= {"temperature": temperature} if temperature else {}
@@ -106,12 +106,15 @@ def answers(
     stored = _open(path, header)
     all_sources = {tuple(example.source.tolist()) for example in examples}
     sources = sorted(all_sources.difference(stored), key=lambda source: (len(source), source))
-    batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]
+    seeds = (hashlib.sha256(np.array(source, np.int32).tobytes()).digest()[:4] for source in sources)
+    prompts = [{"prompt": x, "seed": int.from_bytes(seed, "big")} for x, seed in zip(sources, seeds, strict=True)]
+    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max(map(len, sources), default=1)}
+    key = jax.random.key(0) if temperature else None  # in whose place the prompts have seeds
+    rows = jaxspec.generate_many(teacher, prompts, slots=SLOTS, temperature=temperature, key=key, **limits)
     with path.open("a", encoding="utf-8") as file, bars.bar(progress, remaining=True) as bar:
-        for batch in bar.track(batches, description="the teacher's outputs, in batches"):
-            for source, target in zip(batch, _answer(teacher, batch, max_new_tokens, temperature), strict=True):
-                stored[source] = target
-                file.write(json.dumps({"source": source, "target": target}) + "\n")
+        for row in bar.track(rows, total=len(sources), description="the teacher's outputs"):
+            stored[sources[row.number]] = row.tokens
+            file.write(json.dumps({"source": sources[row.number], "target": row.tokens}) + "\n")
             file.flush()
     return [Example(e.source, np.array(stored[tuple(e.source.tolist())], np.int32)) for e in examples]
 
@@ -129,26 +132,6 @@ def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]
     if complete != text:
         write_text(path, [complete])
     return {tuple(row["source"]): row["target"] for row in rows}
-
-
-def _answer(
-    teacher: Model, sources: Sequence[tuple[int, ...]], max_new_tokens: int, temperature: float
-) -> list[list[int]]:
-    """Generates the teacher's outputs, as one batch of `BATCH` rows; samples depend on the sources alone."""
-    tokens, length = np.zeros((BATCH, max(map(len, sources))), np.int32), np.ones((BATCH,), np.int32)
-    for row, source in enumerate(sources):
-        tokens[row, : len(source)], length[row] = source, len(source)
-    limits = np.where(np.arange(BATCH) < len(sources), max_new_tokens, 1)
-    prompt = Prompt(jnp.asarray(tokens), jnp.asarray(length))
-    seed = int.from_bytes(hashlib.sha256(tokens.tobytes()).digest()[:4], "big") >> 1
-    out = generate(
-        teacher,
-        prompt,
-        max_new_tokens=limits,
-        temperature=temperature,
-        key=jax.random.key(seed) if temperature else None,
-    )
-    return [out.tokens[row, : out.lengths[row]].tolist() for row in range(len(sources))]
 
 
 def on_policy(

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Forward, LanguageModel, Params, Prompt, token_rows
@@ -189,7 +190,7 @@ def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     distance = jnp.zeros(())
     if task.learn.regression and task.kind.predicts_features(task.config):
         actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
-        errors = jnp.mean(smooth_l1(hidden - actual), axis=-1)
+        errors = jnp.mean(optax.losses.huber_loss(hidden, actual), axis=-1)
         distance = jnp.sum(jnp.where(real, errors, 0.0) * _weights(task)[None, None])
 
     # Places are cut into P parts of C, padded to a multiple; each part has a window of features for its places.
@@ -208,16 +209,6 @@ def draft(task: HeadTask, params: Params, lesson: Lesson) -> Drafted:
     windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
     parts = Part(in_parts(tokens[:, after]), in_parts(real), windows)
     return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
-
-
-def smooth_l1(x: Array) -> Array:
-    """Halves the square of entries of at most 1, and takes a half off the absolute value of others.
-
-    >>> smooth_l1(jnp.array([0.5, -2.0])).tolist()
-    [0.125, 1.5]
-    """
-    size = jnp.abs(x)
-    return jnp.where(size < 1, 0.5 * jnp.square(x), size - 0.5)
 
 
 class Compared(NamedTuple):

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxspec import progress as bars
 from jaxspec.files import folders
+from jaxspec.nets.mismatch import differences
 from jaxspec.training import optimizer, regularise
 from jaxspec.training.data import Batches, TrainingBatch
 from jaxspec.training.losses import LossFunction
@@ -245,20 +246,11 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
 
 def _check_state(stored: Any, params: Any, folder: Path) -> None:
     """Refuses parameters of another model; a restore that fails inside Orbax leaves its threads behind."""
-    stored_shapes, shapes = (
-        {jax.tree_util.keystr(path): tuple(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (stored, params)
-    )
-    if stored_shapes == shapes:
-        return
-    name = next(name for name in stored_shapes | shapes if stored_shapes.get(name) != shapes.get(name))
-    stored_shape, shape = (
-        f"of shape {sizes[name]}" if name in sizes else "missing" for sizes in (stored_shapes, shapes)
-    )
-    raise ValueError(
-        f"{folder} holds the state of another model's training ({name} is {stored_shape} there and {shape} here): "
-        "choose another folder for the state, or remove this one"
-    )
+    if wrong := differences(params, stored):
+        raise ValueError(
+            f"{folder} holds the state of another model's training ({folders.some(wrong)}): choose another folder for "
+            "the state, or remove this one"
+        )
 
 
 def _check_room(state: TrainState, folder: Path, stays: str) -> None:

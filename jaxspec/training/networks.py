@@ -95,24 +95,18 @@ def prepare(recipe: Recipe, folder: Path, work: Path, progress: bool) -> Trainin
     tasks = examples(recipe.data, recipe.has_sources, folder, tokenizer)
     if recipe.distil is not None:
         tasks = answered(recipe, recipe.distil, tasks, work, progress)
-    training, heldout = batches(recipe, tasks, recipe.data.repeat), heldout_batches(recipe, folder)
+    others = examples(recipe.data, recipe.has_sources, folder, tokenizer, heldout=True)
+    training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few(others, HELDOUT_EXAMPLES))
     fixed = fixed_parameters(recipe)
     params = {name: value for name, value in start(recipe).items() if name not in fixed}
     report = mean_loss(with_fixed(cross_entropy(recipe.model), fixed))
     objective = Objective(with_fixed(loss_of(recipe), fixed), training, report, heldout)
     if recipe.early_exit is not None:
         objective = objective._replace(inputs=early_exit.numbered)
-    return TrainingRun(params, fixed, objective, functools.partial(write, recipe, folder, work))
+    return TrainingRun(params, fixed, objective, functools.partial(write, recipe, folder, work, heldout))
 
 
-def heldout_batches(recipe: Recipe, folder: Path) -> Batches:
-    """Makes batches of some held-out examples of each task."""
-    tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
-    tasks = examples(recipe.data, recipe.has_sources, folder, tokenizer, heldout=True)
-    return batches(recipe, few(tasks, HELDOUT_EXAMPLES))
-
-
-def beside_teacher(recipe: Recipe, params: Params, folder: Path) -> tuple[float, float]:
+def beside_teacher(recipe: Recipe, params: Params, heldout: Batches) -> tuple[float, float]:
     """Compares a drafter with its teacher on held-out texts, both reading the same prefixes.
 
     Returns:
@@ -120,19 +114,20 @@ def beside_teacher(recipe: Recipe, params: Params, folder: Path) -> tuple[float,
         distributions; and the teacher's loss per token in nats.
     """
     assert recipe.distil is not None
-    heldout = heldout_batches(recipe, folder)
     teacher, total_variation = load(recipe.distil.teacher, dtype=recipe.train.dtype), DIVERGENCES["total_variation"]
     distance = distillation(_in_training(recipe), teacher, 1.0, total_variation)
     teachers_loss = evaluate(jax.jit(cross_entropy(teacher.config)), teacher.params, heldout.once())
     return 1 - evaluate(jax.jit(distance), params, heldout.once()), teachers_loss
 
 
-def write(recipe: Recipe, folder: Path, work: Path, params: Params, held_out: float, to: Destination) -> str:
+def write(
+    recipe: Recipe, folder: Path, work: Path, heldout: Batches, params: Params, held_out: float, to: Destination
+) -> str:
     """Writes a trained model as `jaxspec.load` reads it; returns a line that describes it."""
     provenance: dict[str, Any] = {"jaxspec": jaxspec.__version__, "heldout_loss": round(held_out, 4)}
     provenance["steps"], compared, shares = recipe.train.steps, "", None
     if recipe.distil is not None:
-        acceptance, teachers_loss = beside_teacher(recipe, params, folder)
+        acceptance, teachers_loss = beside_teacher(recipe, params, heldout)
         provenance |= {"teacher": recipe.distil.teacher, "heldout_acceptance": round(acceptance, 4)}
         compared = f" (its teacher's {teachers_loss:.4f}), acceptance rate {acceptance:.3f} at temperature 1"
         if recipe.distil.share_encoder and orbax.is_folder(to.out.parent / recipe.distil.teacher):

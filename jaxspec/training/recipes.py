@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from jaxspec.core.checks import at_least, in_range, one_of
+from jaxspec.core.checks import at_least, in_range, one_of, suggest
 from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
 from jaxspec.files.strict_tables import RecipeError, build
@@ -293,11 +292,8 @@ def load(path: str | Path) -> AnyRecipe:
     path, recipes = Path(path), shipped()
     if not path.is_file():
         if str(path) not in recipes:
-            closest = difflib.get_close_matches(str(path), recipes, n=1)
-            advice = (
-                f"did you mean {closest[0]!r}?" if closest else f"expected a .toml file, or one of {', '.join(recipes)}"
-            )
-            raise FileNotFoundError(f"no recipe {str(path)!r}: {advice}")
+            advice = suggest(str(path), recipes) or f": expected a .toml file, or one of {', '.join(recipes)}"
+            raise FileNotFoundError(f"no recipe {str(path)!r}{advice}")
         path = recipes[str(path)]
     text = read_text(path)
     try:

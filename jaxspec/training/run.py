@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 from jaxspec import files
 from jaxspec.core.checks import one_of
@@ -60,7 +61,7 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
         defaults |= _defaults(form_of(recipe.model)[1], "model.")
     for name in ("steps", "evaluate_every", "save_every"):
         del table["train"][name]
-    fields = {name: json.dumps(value) for name, value in _flat(table)}
+    fields = {name: json.dumps(value) for name, value in flatten_dict(table, sep=".").items()}
     if record.is_file():
         recorded = files.json_object(files.read_text(record), str(record))
         earlier = {name: json.dumps(value, default=str) for name, value in defaults.items()} | recorded
@@ -71,12 +72,6 @@ def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
             )
     elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
         files.write_text(record, [json.dumps(fields), "\n"])
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of nested tables, by their paths."""
-    for name, value in table.items():
-        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
 
 
 def _meaning(name: str, texts: dict[str, str]) -> str:

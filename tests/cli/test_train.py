@@ -123,7 +123,7 @@ def test_a_folder_of_another_recipe_is_refused_in_a_line(project, standard_dtype
     assert said.count("\n") == 1
     (project / "runs" / "tiny" / run.RECORD).unlink()
     said = refused(*again)
-    assert "runs/tiny/state holds the state of another model's training (['layers_0']['ff']" in said
+    assert "runs/tiny/state holds the state of another model's training (layers_0/ff/" in said
     assert said.count("\n") == 1
     result = call("tiny.toml", "--overwrite")
     assert result.exit_code == 0 and "resumed at step 1" in result.stdout

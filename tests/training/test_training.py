@@ -110,9 +110,13 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
 
     with path.open("a") as file:
         file.write('{"source": [1, 2], "tar')  # killed while it wrote
-    sources = []
-    answer = distil._answer
-    monkeypatch.setattr(distil, "_answer", lambda t, batch, n, heat: sources.extend(batch) or answer(t, batch, n, heat))
+    sources, make = [], jaxspec.generate_many
+
+    def counted(teacher, prompts, **options):
+        sources.extend(prompt["prompt"] for prompt in prompts)
+        return make(teacher, prompts, **options)
+
+    monkeypatch.setattr(jaxspec, "generate_many", counted)
     more = distil.answers(teacher, examples, path, 6, progress=False)
     assert set(sources) == {tuple(e.source.tolist()) for e in examples[3:]}
     again = distil.answers(teacher, examples, path, 6, progress=False)
