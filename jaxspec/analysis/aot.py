@@ -101,9 +101,8 @@ def shape_model(shape: Any, dtype: str = "bfloat16") -> Model:
     """Makes a model without weights: its parameters are shapes, which is all that compiling needs.
 
     Args:
-        shape: a published shape (`jaxspec models` lists them), the hub id of a model that has one, a checkpoint's
-            folder, a config.json of Hugging Face's, or the name of a shipped checkpoint; or a configuration of one of
-            `jaxspec.nets`.
+        shape: a configuration of one of `jaxspec.nets`, or a name that `roofline.shape_of` takes, such as a published
+            shape (`jaxspec models` lists them), a hub id or a folder.
         dtype: the dtype of the matrices: "float32", "bfloat16", "int8" or "int4".
 
     Raises:

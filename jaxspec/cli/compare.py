@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 from rich.console import Console
 from rich.text import Text
 
 from jaxspec import trace
+from jaxspec.cli.pair import Pair
+from jaxspec.decode.request import Prepared
 
 if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult
-    from jaxspec.cli.pair import Pair
-    from jaxspec.decode.request import Prepared
 
 REPEATS = 5  # of each side, interleaved
 CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
@@ -51,8 +52,6 @@ def in_a_sentence(prepared: Prepared, pair: Pair, batch: int) -> str:
 
 def show(plain: BenchResult, speculative: BenchResult, prepared: Prepared, out: Console) -> None:
     """Prints both speeds, what theory promises, whether the texts agree, and whether it pays."""
-    import jax
-
     from jaxspec.analysis import environment, table
 
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(prepared.weights.target))

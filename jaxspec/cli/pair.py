@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 
 from jaxspec import files, sharding
 from jaxspec.cli import drafter_names, names
 from jaxspec.cli.options import TARGET, Adapter, ChatTemplate, Languages, refuse, seed_number, text
+from jaxspec.core import BoundDrafter, Model
 from jaxspec.decode import prefix
-
-if TYPE_CHECKING:
-    from jaxspec.core import BoundDrafter, Model
-    from jaxspec.decode.shared_prefix import SharedPrefix
+from jaxspec.decode.shared_prefix import SharedPrefix
 
 COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 NONE = "none"  # as the name of a drafter: plain decoding

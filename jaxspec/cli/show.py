@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -13,15 +14,15 @@ from rich.text import Text
 
 from jaxspec import nets, sharding
 from jaxspec.cli import console, prefill
+from jaxspec.cli.pair import Pair
 from jaxspec.core import BoundDrafter, Model, Stats
+from jaxspec.decode.request import Prepared
 from jaxspec.trace import terminal
 from jaxspec.vocab import trim
 from jaxspec.weights import quantisation
 
 if TYPE_CHECKING:
     from jaxspec.analysis.result import BenchResult
-    from jaxspec.cli.pair import Pair
-    from jaxspec.decode.request import Prepared
 
 REPORTED = ("text", "tokens", "finish", "raw_log_probs", "sampled_log_probs", "top_tokens", "top_log_probs")
 Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate._decoded`
@@ -29,7 +30,6 @@ Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate._d
 
 def headline(prepared: Prepared, pair: Pair) -> Text:
     """Names models, draft and device, and what a mesh cannot split as it should."""
-    import jax
 
     def name(model: Model) -> str:
         return f"{model.name} ({console.count(quantisation.count(trim.untrimmed(model).params))})"

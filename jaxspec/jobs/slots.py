@@ -153,8 +153,10 @@ class Slots:
         longest = max(len(row.tokens) for row in rows)
         width = self._width_of(longest)
         prompt = token_rows.pad([row.tokens for row in rows], width)
+        impl = jax.random.key_impl(_key(self._prepared))  # a seed's key is of the job's kind
+        keys = [None if row.seed is None else jax.random.key(row.seed, impl=impl) for row in rows]
         sources: Any = KeySources(
-            jnp.asarray(np.stack([self._key if row.seed is None else self._key_of(row.seed) for row in rows])),
+            jnp.asarray(np.stack([self._key if key is None else jax.random.key_data(key) for key in keys])),
             jnp.asarray([row.number if row.seed is None else 0 for row in rows], jnp.int32),
             jnp.asarray([row.sample for row in rows], jnp.int32),
         )
@@ -226,11 +228,6 @@ class Slots:
         key = jax.ShapeDtypeStruct((self.group, *self._key.shape), self._key.dtype)
         sources, sampling = KeySources(key, count, count), self._sampling_of([Row(0, (0,), 1)] * self.group)  # type: ignore[arg-type]
         return jax.eval_shape(start, new=NewRows(prompt, sources, count, sampling))  # type: ignore[arg-type]
-
-    def _key_of(self, seed: int) -> np.ndarray:
-        """The bits of a seed's key, which is of the job's kind."""
-        impl = jax.random.key_impl(_key(self._prepared))
-        return np.asarray(jax.random.key_data(jax.random.key(seed, impl=impl)))
 
     def _sampling_of(self, rows: Sequence[Row]) -> tuple[Any, Any]:
         """The values of sampling of some rows: the target's, and the drafter's where those are others."""
