@@ -286,7 +286,7 @@ def test_examples_hold(path):
 @pytest.mark.parametrize(
     ("script", "arguments", "shown"),
     [
-        ("beam_search", "--count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
+        ("beam_search", "--target debian-t5-small --count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
         # two checkouts, each measured in processes of its own
         pytest.param("compare_commits", ". . --repeats 1 --only gpt8", "same", marks=pytest.mark.exhaustive),
         ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
@@ -302,7 +302,7 @@ def test_examples_hold(path):
         ),
         ("read_bandwidth", "debian-t5-small", "a step"),
         ("speculators_parity", "--only DSpark", "DSpark"),
-        ("structured", "--target debian-gpt-base --count 1 --repeats 1 --max-new-tokens 40", "same texts: yes"),
+        ("structured", "--target debian-gpt-small --count 1 --repeats 1 --max-new-tokens 40", "same texts: yes"),
         ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
         pytest.param(  # what it does is tested in analysis/test_tree.py
             *("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
