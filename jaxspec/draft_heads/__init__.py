@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from jaxspec.draft_heads import assistant, block, dflash2, eagle, kangaroo, lookahead_embeddings, medusa, mtp
 from jaxspec.draft_heads.kind import Kind
+from jaxspec.weights import parameters
 
 KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a module for MTP lies beside a model
     eagle.KIND,
@@ -38,3 +41,8 @@ def kind_of(config: Any) -> Kind:
     'lookahead_embeddings'
     """
     return next(kind for kind in KINDS if type(config) is kind.config)
+
+
+def shapes_of(config: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a network's parameters by path; nothing is drawn."""
+    return parameters.flat(jax.eval_shape(lambda: kind_of(config).init(config, jax.random.key(0))))

@@ -314,9 +314,9 @@ def _drafter(head: AssistantHead, parts: HeadParts) -> core.Drafter:
 ASSISTANT, UNIFIED = "gemma4_assistant", "gemma4_unified_assistant"
 WITHOUT = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")  # layers that read others' keys
 OUTER = {
-    "joined/weight": "pre_projection.weight",
-    "fed_on/weight": "post_projection.weight",
-    "centers/weight": "masked_embedding.centroids.weight",
+    "joined": "pre_projection",
+    "fed_on": "post_projection",
+    "centers": "masked_embedding.centroids",
     VOCABULARY: "masked_embedding.token_ordering",
 }
 
@@ -387,10 +387,9 @@ def _source(attention: AttentionShape, target: TargetShape, number: int | None) 
     return number
 
 
-def names(config: AssistantConfig) -> dict[str, str]:
-    """Says where each parameter lies."""
-    inner = {path: tensor.name for path, tensor in gemma4.names(config.layer).items() if canonical(tensor.name)}
-    return inner | {path: name for path, name in OUTER.items() if config.centroids or "masked_" not in name}
+def modules(config: AssistantConfig) -> dict[str, str]:
+    """Names the modules of a network."""
+    return gemma4.modules(config.layer) | OUTER
 
 
 def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
@@ -431,6 +430,6 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=assistant,
-    format=Format("Gemma 4 assistant", canonical, matches, read, names, write, stores_ids=True),
+    format=Format("Gemma 4 assistant", canonical, matches, read, modules, write, stores_ids=True),
     published=SIZES,
 )

@@ -521,7 +521,7 @@ KIND = Kind(
     head=head,
     drafter=block,
     format=Format(
-        *("block drafter", formats.plain, block_files.matches, block_files.read, block_files.names, block_files.write)
+        *("block drafter", formats.plain, block_files.matches, block_files.read, block_files.modules, block_files.write)
     ),
     training=Training(draft_states, draft_logits, longest=lambda config: config.count, own=confidence_lesson),
 )

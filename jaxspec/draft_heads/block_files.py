@@ -146,20 +146,23 @@ def _layer(table: dict, shapes: Shapes) -> DecoderConfig:
     return decoders.with_layers(layer, turned)
 
 
-def names(config: BlockConfig) -> dict[str, str]:
-    """Says where each parameter lies."""
-    where = {"fc/weight": "fc.weight", "hidden_norm/scale": "hidden_norm.weight", "norm/scale": "norm.weight"}
-    where |= formats.layer_names(config.layer) | formats.part_names(config, config.draft_vocab)
-    if config.reads_source:
-        where |= {"source_fc/weight": SOURCE, "source_norm/scale": "encoder_norm.weight"}
-    if config.markov_rank:
-        where |= {"markov/before/embedding": BEFORE, "markov/after/weight": "markov_head.markov_w2.weight"}
-        for form, layer, tensor in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
-            if config.markov == form:
-                where |= {f"markov/{layer}/{x}": f"markov_head.{tensor}.{x}" for x in ("weight", "bias")}
-    if config.confidence:
-        where |= {f"confidence/{x}": f"{CONFIDENCE}.{x}" for x in ("weight", "bias")}
-    return where
+MODULES = formats.PARTS | {
+    "fc": "fc",
+    "hidden_norm": "hidden_norm",
+    "norm": "norm",
+    "source_fc/weight": SOURCE,
+    "source_norm": "encoder_norm",
+    "markov/before/embedding": BEFORE,
+    "markov/after": "markov_head.markov_w2",
+    "markov/gate": "markov_head.gate_proj",
+    "markov/joint": "markov_head.joint_proj",
+    "confidence": CONFIDENCE,
+}
+
+
+def modules(config: BlockConfig) -> dict[str, str]:
+    """Names the modules of a network."""
+    return MODULES | formats.layer_modules(config.layer)
 
 
 def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:

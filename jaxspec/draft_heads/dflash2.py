@@ -251,6 +251,7 @@ KEYS = {
     "candidates": "selector_top_k",
 }
 SELECTOR = "candidate_selector."
+CONVOLUTIONS = {"attention": "attention", "ff": "mlp"}  # by the sublayer that they are around
 
 
 def canonical(name: str) -> str | None:
@@ -273,18 +274,18 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
     return block_files.read(table, shapes, target, DFlash2Config, KEYS)
 
 
-def names(config: DFlash2Config) -> dict[str, str]:
-    """Says where each parameter lies."""
-    where = block_files.names(config) | {
-        "before/embedding": f"{SELECTOR}predecessor_codebook",
-        "after/embedding": f"{SELECTOR}successor_codebook",
-        "here/weight": f"{SELECTOR}hidden_projection.weight",
-    }
-    for i in range(len(config.layer.layers)):
-        for part, module in (("attention_mix", "attention_conv"), ("ff_mix", "mlp_conv")):
-            where[f"layers_{i}/{part}/base"] = f"layers.{i}.{module}.base_kernel"
-            where[f"layers_{i}/{part}/factors/weight"] = f"layers.{i}.{module}.kernel_projection.weight"
-    return where
+MODULES = {
+    "before/embedding": f"{SELECTOR}predecessor_codebook",
+    "after/embedding": f"{SELECTOR}successor_codebook",
+    "here": f"{SELECTOR}hidden_projection",
+    **{f"layers_{{}}/{x}_mix/base": f"layers.{{}}.{y}_conv.base_kernel" for x, y in CONVOLUTIONS.items()},
+    **{f"layers_{{}}/{x}_mix/factors": f"layers.{{}}.{y}_conv.kernel_projection" for x, y in CONVOLUTIONS.items()},
+}
+
+
+def modules(config: DFlash2Config) -> dict[str, str]:
+    """Names the modules of a network."""
+    return block_files.modules(config) | MODULES
 
 
 def write(config: DFlash2Config, verifier: dict, tokens: int) -> dict:
@@ -304,7 +305,7 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=block.block,
-    format=Format("DFlash 2 drafter", canonical, matches, read, names, write),
+    format=Format("DFlash 2 drafter", canonical, matches, read, modules, write),
     training=Training(
         *(draft_states, draft_logits),
         longest=lambda config: config.count,

@@ -299,25 +299,15 @@ def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
     return formats.taps_of(table.get("eagle_aux_hidden_state_layer_ids") or default, -1, target)
 
 
-def names(config: EagleConfig) -> dict[str, str]:
-    """Says where each parameter lies."""
-    where = {"fc/weight": "fc.weight"} | formats.part_names(config, config.draft_vocab)
-    for path, name in formats.layer_names(config.layer).items():
-        if not path.startswith("layers_0/attention_norm"):
-            where[path] = name
-        elif config.taps:
-            where |= {"layers_0/embedding_norm/scale": name, "layers_0/hidden_norm/scale": FUSED}
-    if config.fc_bias:
-        where["fc/bias"] = "fc.bias"
-    if config.mask_token is not None:
-        where["mask_hidden"] = MASK
-    if config.taps:
-        where["norm/scale"] = "norm.weight"
-    if config.norm_before_fc:
-        where["taps_norm/scale"] = "input_norm.weight"
-    if config.norm_each_tap:
-        where |= {f"tap_norms_{i}/scale": f"fc_norm.{i}.weight" for i in range(len(config.taps))}
-    return where
+MODULES = formats.PARTS | {
+    "fc": "fc",
+    "norm": "norm",
+    "taps_norm": "input_norm",
+    "tap_norms_{}": "fc_norm.{}",
+    "mask_hidden": MASK,
+    "layers_{}/embedding_norm": "layers.{}.input_layernorm",
+    "layers_{}/hidden_norm": "layers.{}.hidden_norm",
+}
 
 
 def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
@@ -351,7 +341,9 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=eagle,
-    format=Format("EAGLE", canonical, matches, read, names, write),
+    format=Format(
+        *("EAGLE", canonical, matches, read, lambda config: MODULES | formats.layer_modules(config.layer), write)
+    ),
     training=Training(
         *(recurrent.unrolled(Eagle), logits_of_head(head)), predicts_features=lambda config: not config.taps
     ),

@@ -50,12 +50,13 @@ class Format(NamedTuple):
     matches: Callable[[dict, Shapes], bool]
     # (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
     read: Callable[[dict, Shapes, TargetShape], Any]
-    names: Callable[[Any], dict[str, str]]  # configuration -> {path of our parameter: name in that spelling}
+    # configuration -> the names of its modules in that spelling, for `weights.hf_families.common.named`
+    modules: Callable[[Any], Mapping[str, str]]
     # (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and SGLang read
     # it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
     write: Callable[[Any, dict, int], dict]
     spelled: Callable[[str], str] = lambda name: name  # name in that spelling -> as they have it
-    # names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's
+    # names -> what is in front of those that `modules` has; a model's other tensors lie beside a drafter's
     root: Callable[[Shapes], str] = lambda shapes: ""
     # whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`) what is to be added to
     # the drafter's
@@ -124,20 +125,13 @@ def with_windows(table: dict) -> dict:
     return {**table, "sliding_window": width, "layer_types": table.get("layer_types") or usual}
 
 
-def layer_names(config: DecoderConfig) -> dict[str, str]:
-    """Says where each parameter of the layers lies."""
-    return {
-        f"layers_{i}/{path}": f"layers.{i}.{name}"
-        for i, layer in enumerate(config.layers)
-        for path, name in decoders.layer_names(layer).items()
-    }
+def layer_modules(config: DecoderConfig, path: str = "layers_{}", name: str = "layers.{}") -> dict[str, str]:
+    """Names the modules of the layers; `path` and `name` are in front of ours and theirs."""
+    return decoders.layer_modules(config, {}, path, name)
 
 
-def part_names(config: Any, draft_vocab: int | None = None) -> dict[str, str]:
-    """Says where the embedding, the head and the vocabulary lie, of those that a drafter has of its own."""
-    parts = {"embedding/embedding": "embed_tokens.weight"} if config.own_embedding else {}
-    parts |= {"head/weight": "lm_head.weight"} if config.own_head else {}
-    return parts | ({"vocabulary": D2T} if draft_vocab is not None else {})
+PARTS = {"embedding": "embed_tokens", "head": "lm_head", "vocabulary": D2T}
+"""The names of what a drafter may have of its own."""
 
 
 def own_parts(shapes: Shapes, prefix: str = "") -> dict[str, bool]:

@@ -152,12 +152,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
     return ExitAdapterConfig(dataclasses.replace(layer, tied_head=False), tap + 1)
 
 
-def names(config: ExitAdapterConfig) -> dict[str, str]:
-    """Says where each parameter lies."""
-    # Files are described as Llama's layers, of which half is not there.
-    unread, layers = (".mlp.", "post_attention_layernorm"), formats.layer_names(config.layer)
-    layers = {path: name for path, name in layers.items() if not any(part in name for part in unread)}
-    return layers | {"norm/scale": "norm.weight"}
+def modules(config: ExitAdapterConfig) -> dict[str, str]:
+    """Names the modules of a network: those of Llama's layers, of which half is not there."""
+    return {"norm": "norm"} | formats.layer_modules(config.layer)
 
 
 def write(config: ExitAdapterConfig, verifier: dict, tokens: int) -> dict:
@@ -173,6 +170,6 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=drafter,
-    format=Format("Kangaroo", formats.plain, matches, read, names, write),
+    format=Format("Kangaroo", formats.plain, matches, read, modules, write),
     training=Training(draft_states, draft_logits),
 )

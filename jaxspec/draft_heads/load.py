@@ -17,7 +17,7 @@ import numpy as np
 from jaxspec import nets, sharding
 from jaxspec.core import BoundDrafter, Model, Params, Prompt
 from jaxspec.decode.request import first_difference
-from jaxspec.draft_heads import KINDS, kind_of
+from jaxspec.draft_heads import KINDS, kind_of, shapes_of
 from jaxspec.draft_heads.check import bound, check_acceptance
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
@@ -249,12 +249,11 @@ def describe(
         shapes = {name: tensor.shape for name, tensor in by_name.items()}
         config = form.read(table, shapes, target_shape(target, taps))
         config = in_dtype(config, nets.dtype_of(target.config))
+        expected, prefix = shapes_of(config), form.root(shapes)
+        named = common.named(expected, form.modules(config))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
-    prefix = form.root(shapes)
-    paths = {f"{prefix}{name}": path for path, name in form.names(config).items()}
-    # Shapes of the network that config.json describes; nothing is drawn.
-    expected = parameters.flat(jax.eval_shape(lambda: kind_of(config).init(config, jax.random.key(0))))
+    paths = {f"{prefix}{tensor.name}": path for path, tensor in named.items()}
     read_shapes = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     # A drafter with the whole vocabulary needs no map, though some files have one.
     read_shapes = {name: shape for name, shape in read_shapes.items() if name != D2T or D2T in paths}

@@ -188,11 +188,6 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> LookAheadConfig:
     return LookAheadConfig(target.vocab_size, target.hidden_size, shapes[VECTORS][0], dtype)
 
 
-def names(config: LookAheadConfig) -> dict[str, str]:
-    """Says where the parameter lies."""
-    return {"vectors": VECTORS}
-
-
 def write(config: LookAheadConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json."""
     return {
@@ -211,6 +206,6 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=lookahead_embeddings,
-    format=Format("PaSS", lambda name: name, matches, read, names, write),
+    format=Format("PaSS", lambda name: name, matches, read, lambda config: {"vectors": VECTORS}, write),
     training=Training(draft_states, logits_of_head(head), lambda config: config.vectors + 1, begin),
 )

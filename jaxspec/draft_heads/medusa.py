@@ -336,19 +336,12 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
     )
 
 
-def names(config: HeadsConfig) -> dict[str, str]:
-    """Says where each parameter lies."""
-    where: dict[str, str] = {} if config.draft_vocab is None else {"vocabulary": MAP}
-    layers = {"linear": ""} if config.block == "residual" else {"wi": "wi.", "out": "out."}
-    for i in range(config.heads):
-        if config.own_head:
-            where[f"heads_{i}/head/weight"] = f"{i}.head.weight"
-        if config.reads_tokens:
-            where[f"heads_{i}/blocks_0/shortcut/weight"] = f"{i}.0.shortcut.weight"
-        for j in range(config.blocks):
-            for part in ("weight", "bias") if config.bias else ("weight",):
-                where |= {f"heads_{i}/blocks_{j}/{layer}/{part}": f"{i}.{j}.{x}{part}" for layer, x in layers.items()}
-    return where
+MODULES = {
+    "vocabulary": MAP,
+    "heads_{}/head": "{}.head",
+    "heads_{}/blocks_{}/linear": "{}.{}",
+    **{f"heads_{{}}/blocks_{{}}/{layer}": f"{{}}.{{}}.{layer}" for layer in ("wi", "out", "shortcut")},
+}
 
 
 def write(config: HeadsConfig, verifier: dict, tokens: int) -> dict:
@@ -373,6 +366,6 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=heads,
-    format=Format("Medusa", canonical, matches, read, names, write, spelled, stores_ids=True),
+    format=Format("Medusa", canonical, matches, read, lambda config: MODULES, write, spelled, stores_ids=True),
     training=Training(draft_states, draft_logits, longest=lambda config: config.heads),
 )

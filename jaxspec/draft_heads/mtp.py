@@ -259,11 +259,10 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     )
 
 
-def names(config: MTPConfig) -> dict[str, str]:
-    """Says where each parameter lies, but for the place (`place_of`)."""
-    layers = {path.replace("layers_0/", "layer/"): name for path, name in formats.layer_names(config.layer).items()}
-    norms = {f"{norm}/scale": f"{norm}.weight" for norm in ("embedding_norm", "hidden_norm", "norm")}
-    return {"fc/weight": "fc.weight"} | norms | layers | formats.part_names(config)
+def modules(config: MTPConfig) -> dict[str, str]:
+    """Names the modules of a network, but for the place (`place_of`)."""
+    own = {name: name for name in ("fc", "embedding_norm", "hidden_norm", "norm")}
+    return formats.PARTS | own | formats.layer_modules(config.layer, "layer", "layers.0")
 
 
 def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
@@ -299,7 +298,7 @@ KIND = Kind(
     head=head,
     drafter=mtp,
     format=Format(
-        *("MTP", canonical, matches, read, names, write), spelled, root=lambda shapes: place_of(shapes) or ""
+        *("MTP", canonical, matches, read, modules, write), spelled, root=lambda shapes: place_of(shapes) or ""
     ),
     training=Training(recurrent.unrolled(MTP), logits_of_head(head)),
 )

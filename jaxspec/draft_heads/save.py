@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec import sharding
 from jaxspec.core import Model, Params
-from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads import kind_of, shapes_of
 from jaxspec.draft_heads.formats import FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.draft_heads.load import PARD
@@ -19,7 +19,7 @@ from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.parallel import parallel
 from jaxspec.files import folders
 from jaxspec.weights import huggingface, parameters
-from jaxspec.weights.hf_families import describe
+from jaxspec.weights.hf_families import common, describe
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.tensors import CheckpointError
 
@@ -98,7 +98,7 @@ def _verifier(target: Model) -> dict[str, Any]:
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:
     """Yields tensors by the names that they are written by."""
     flat, shape = parameters.flat(params), shape_of(config)
-    for path, name in form.names(config).items():
+    for path, (name, *_) in common.named(shapes_of(config), form.modules(config)).items():
         x = sharding.fetch(parameters.apart(flat[path]))
         if path != VOCABULARY:
             yield form.spelled(name), np.ascontiguousarray(x, jnp.dtype(shape.dtype))

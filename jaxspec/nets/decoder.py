@@ -314,9 +314,14 @@ def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
     return stack.init_params(DecoderNet(config), key, jnp.zeros((1, 2), jnp.int32))
 
 
+def numbers_of(layers: Sequence[LayerShape]) -> list[int]:
+    """Numbers the shapes of layers, in the order in which they occur first."""
+    numbers = {shape: number for number, shape in enumerate(dict.fromkeys(layers))}
+    return [numbers[shape] for shape in layers]
+
+
 def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
-    shapes = collections.Counter(config.layers)
-    numbers = {shape: number for number, shape in enumerate(shapes)}
+    shapes, numbers = collections.Counter(config.layers), numbers_of(config.layers)
 
     def shallow(*layers: LayerShape) -> DecoderConfig:
         """Makes a configuration of some layers; those that share keys share them with the same shape's here."""
@@ -325,7 +330,7 @@ def _pieces(config: DecoderConfig) -> list[tuple[DecoderConfig, int]]:
             mixer, source = layer.attention, layer.attention.shares
             if source is not None:
                 # The layer whose keys are shared has another number among fewer layers.
-                mixer = dataclasses.replace(mixer, shares=numbers[config.layers[source]])
+                mixer = dataclasses.replace(mixer, shares=numbers[source])
             moved.append(dataclasses.replace(layer, attention=mixer))
         return dataclasses.replace(config, layers=tuple(moved))
 
@@ -377,4 +382,5 @@ NETWORK = Network(
         ("embedding" if config.tied_head else "head",),
     ),
     forms=FORMS,
+    alike=lambda config: {"layers": numbers_of(config.layers)},
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,7 +121,8 @@ class Network(NamedTuple):
             gives the stream after each layer, which `features` and `logits` read. None: it is not trained by gradients.
         stacks: configuration -> number of layers by the name that their parameters begin with; those that generate
             are last.
-        pieces: configuration -> smaller ones, and how many of each add up to it: see `total`.
+        pieces: configuration -> smaller ones, and how many of each add up to it: see `total`. The first has a layer of
+            each shape.
         cache: (configuration, rows, room, width of the prompts) -> a cache of the sizes that prefill makes.
         axes: configuration -> how its parameters may be split over devices.
         share: (configuration, path) -> the share of a matrix that each token of a decoding pass is multiplied with:
@@ -134,6 +135,8 @@ class Network(NamedTuple):
         source: (configuration, rows) -> what an encoder reads for so many prompts, where that is no text; else None.
         small_kernels: kernels of a layer on a GPU besides its products.
         forms: (family, short form of the configuration) for each family; none: the configuration is short itself.
+        alike: configuration -> by the name of a stack, the layers of the first piece that have the shapes of its
+            layers, by number; {} if each stack has one shape.
     """
 
     name: str
@@ -153,6 +156,7 @@ class Network(NamedTuple):
     source: Callable[[Any, int], Any] = lambda config, rows: None
     small_kernels: int = KERNELS_OF_LAYER
     forms: tuple[tuple[str, Form], ...] = ()
+    alike: Callable[[Any], Mapping[str, Sequence[int]]] = lambda config: {}
 
     def depth(self, config: Any) -> int:
         """Counts the layers that generate: a T5's decoder's."""
@@ -161,6 +165,25 @@ class Network(NamedTuple):
     def shapes(self, config: Any) -> Params:
         """Returns shapes and dtypes of the parameters; nothing is computed."""
         return _shapes(self, config)
+
+    def paths(self, config: Any) -> list[str]:
+        """Lists the paths of the parameters, layer by layer; each shape of layer is traced once.
+
+        >>> from jaxspec.nets import decoder
+        >>> decoder.NETWORK.paths(decoder.gpt_config(32, dim=8, ff_dim=8, layers=99, heads=2))[-1]
+        'layers_98/ff_norm/scale'
+        """
+        modules: dict[str, list[str]] = {}
+        for path, _ in jax.tree_util.tree_leaves_with_path(self.shapes(self.pieces(config)[0][0])):
+            module, slash, rest = jax.tree_util.keystr(path, simple=True, separator="/").partition("/")
+            modules.setdefault(module, []).append(slash + rest)
+        # Layers of a deep network have the parameters of those of the first piece.
+        alike = {stack: [0] * depth for stack, depth in self.stacks(config).items()} | dict(self.alike(config))
+        layers = {
+            f"{name}_{i}": f"{name}_{number}" for name, numbers in alike.items() for i, number in enumerate(numbers)
+        }
+        outer = {module: module for module in modules if module not in layers.values()}
+        return [name + rest for name, module in (outer | layers).items() for rest in modules[module]]
 
     def total(self, config: Any, measure: Callable[[Any], int]) -> int:
         """Adds up an amount to which every layer adds its own, from small networks that have each shape of layer once.

@@ -249,4 +249,8 @@ NETWORK = Network(
     embedding_scale=decoder.NETWORK.embedding_scale,
     logits_cap=decoder.NETWORK.logits_cap,
     trimmed=_trimmed,
+    alike=lambda config: {
+        "encoder": decoder.numbers_of(config.encoder.layers),
+        "layers": decoder.numbers_of(config.layers),
+    },
 )

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from jaxspec import optional_imports
 from jaxspec.nets import net_of, rotary
 from jaxspec.weights import gguf_tokenizer, hf_families, huggingface
 from jaxspec.weights.gguf_header import Header, TensorEntry, is_file, name_of, read
-from jaxspec.weights.hf_families import Family, FamilyError, llama_cpp
+from jaxspec.weights.hf_families import Family, FamilyError, Tensor, llama_cpp
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
@@ -31,7 +31,7 @@ HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 COMPARED, ALIKE = 1024, 0.2  # rows of both, and how far they may be apart, each quantised in its way: 4 bits lose 0.1
 ROPE = "rope_freqs.weight"  # what each frequency is divided by, of models whose positions are scaled
 FACTORS = (ROPE, llama_cpp.LONGROPE, "rope_factors_long.weight")  # no tensors of the network
-EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+EXPERTS = re.compile(r"layers_(\d+)/ff/experts/(inwards|outwards)/(weight|bias)")
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -57,7 +57,16 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, list[Shard]]:
     ends = tuple(i for i in gguf_tokenizer.end_ids(header.metadata) if i < config.vocab_size)
     config = dataclasses.replace(config, end_tokens=ends)
     heads = table.get("num_attention_heads", 0), table.get("num_key_value_heads", 0)
+    family = family._replace(names=functools.partial(_names, family.names), apart=(), alternate=False)
     return family, config, [_shard(path, header, family, config, heads)]
+
+
+def _names(names: Callable[[Any], dict[str, Tensor]], config: Any) -> dict[str, Tensor]:
+    """Says where each parameter lies: all are [out, in], and stacks of experts are as ours, by our names."""
+    return {
+        path: Tensor(path) if EXPERTS.fullmatch(path) else tensor._replace(transposed=False)
+        for path, tensor in names(config).items()
+    }
 
 
 def _repeats_embedding(header: Header) -> bool:
@@ -84,14 +93,9 @@ def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
 
 def _shard(path: Path, header: Header, family: Family, config: Any, head_counts: tuple[int, int]) -> Shard:
     architecture = header.metadata["general.architecture"]
-    called = _names(architecture, family, config)
-    experts = _experts(path, header, family, config)
-    by_name = {
-        called.get(name, name): name
-        for name in header.tensors
-        if name not in FACTORS and not (experts and EXPERTS.fullmatch(name))
-    }
-    transposed = {x.name for x in family.names(config).values() if x.transposed}
+    named = huggingface.traced(path, "header", family.names, config)
+    called, (experts, used) = _called(architecture, named, config), _experts(path, header, named)
+    by_name = {called.get(name, name): name for name in header.tensors if name not in (*FACTORS, *used)}
     heads = dict(zip((".attn_q.", ".attn_k."), head_counts, strict=True))
 
     def convert(canonical: str, x: Stored) -> np.ndarray | Stored:
@@ -103,14 +107,10 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
             for part, count in heads.items():
                 if part in name:
                     return _halves(np.asarray(x), count)
-        return np.asarray(x).T if canonical in transposed else x
+        return x
 
-    shapes = {
-        canonical: shape[::-1] if canonical in transposed else shape
-        for canonical, shape in ((canonical, header.tensors[name].shape) for canonical, name in by_name.items())
-    }
     stored = {canonical: _stored(name, header.tensors[name]) for canonical, name in by_name.items()}
-    shapes |= {canonical: x.shape for canonical, x in experts.items()}
+    shapes = {canonical: x.shape for canonical, x in (stored | experts).items()}
 
     def load(names: Collection[str]) -> Iterator[tuple[str, np.ndarray | Stored]]:
         return ((name, experts[name] if name in experts else convert(name, stored[name])) for name in names)
@@ -118,50 +118,32 @@ def _shard(path: Path, header: Header, family: Family, config: Any, head_counts:
     return Shard(path, shapes, load)
 
 
-def _experts(path: Path, header: Header, family: Family, config: Any) -> dict[str, Stored]:
-    """Presents stacks of experts as folders have them: each matrix apart, or pairs of one layer in one stack."""
-    named = {
-        tuple(match.groups()): _stored(name, entry)
-        for name, entry in header.tensors.items()
-        if (match := EXPERTS.fullmatch(name))
-    }
-    blocks = {name.split(".")[3] for name in (x.name for x in family.names(config).values()) if ".experts." in name}
-    prefix = f"model.layers.{{}}.{min(blocks, default='')}.experts"
-    if family.apart:
-        return {
-            f"{prefix.format(layer)}.{expert}.{called}.weight": _entry(x, expert)
-            for (layer, part, _), x in named.items()
-            for expert in range(x.shape[0])
-            for called in [dict[str, str](zip(("gate", "up", "down"), family.apart, strict=True))[part]]
-        }
-    stacks = {}
-    for (layer, part, kind), x in named.items():
-        name = f"{prefix.format(layer)}.{{}}{'_bias' if kind == 'bias' else ''}"
-        if part == "down":
-            stacks[name.format("down_proj")] = _turned([x])
+def _experts(path: Path, header: Header, named: Iterable[str]) -> tuple[dict[str, Stored], list[str]]:
+    """Presents stacks of experts, whose two projections inwards take turns; returns the tensors that they are of."""
+    stacks, used = dict[str, Stored](), list[str]()
+    for name in named:
+        if not (place := EXPERTS.fullmatch(name)):
             continue
-        pair = [named[key] for half in ("gate", "up") if (key := (layer, half, kind)) in named]
-        if len({x.shape for x in pair}) != 1 or len(pair) != 2:
-            names, shapes = f"blk.{layer}.ffn_(gate|up)_exps.{kind}", [list(x.shape) for x in pair]
-            raise CheckpointError(f"{path}: {names} have the shapes {shapes}: expected two alike. Download it again")
-        stacks[name.format("gate_up_proj")] = _turned(pair)
-    return stacks
+        layer, side, leaf = place.groups()
+        names = [f"blk.{layer}.ffn_{x}_exps.{leaf}" for x in (("gate", "up") if side == "inwards" else ("down",))]
+        parts = [_stored(x, header.tensors[x]) for x in names if x in header.tensors]
+        used += names
+        if parts and (len({x.shape for x in parts}) != 1 or len(parts) != len(names)):
+            pair, shapes = f"blk.{layer}.ffn_(gate|up)_exps.{leaf}", [list(x.shape) for x in parts]
+            raise CheckpointError(f"{path}: {pair} have the shapes {shapes}: expected two alike. Download it again")
+        if parts:
+            stacks[name] = _in_turn(parts)
+    return stacks, used
 
 
-def _entry(stack: Stored, expert: int) -> Stored:
-    return Stored(stack.shape[1:], stack.dtype, lambda start, stop: stack[expert : expert + 1][0, start:stop])
-
-
-def _turned(parts: list[Stored]) -> Stored:
-    """Makes one stack [experts, in, parts * out], whose columns belong to each part in turn; of biases without "in"."""
+def _in_turn(parts: list[Stored]) -> Stored:
+    """Makes one stack of several, whose entries take turns."""
 
     def rows(start: int, stop: int) -> np.ndarray:
-        x = np.stack([part[start:stop] for part in parts], axis=2)  # [n, out, parts, ...]
-        x = x.reshape(len(x), -1, *x.shape[3:])
-        return x.swapaxes(1, -1) if x.ndim == 3 else x
+        places = (divmod(i, len(parts)) for i in range(start, stop))
+        return np.concatenate([parts[part][i : i + 1] for i, part in places])
 
-    count, out, *inwards = parts[0].shape
-    return Stored((count, *inwards, out * len(parts)), parts[0].dtype, rows)
+    return Stored((len(parts) * parts[0].shape[0], *parts[0].shape[1:]), parts[0].dtype, rows)
 
 
 def _halves(x: np.ndarray, heads: int) -> np.ndarray:
@@ -173,18 +155,18 @@ def _halves(x: np.ndarray, heads: int) -> np.ndarray:
     return x.reshape(heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
-def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
+def _called(architecture: str, named: Mapping[str, Tensor], config: Any) -> dict[str, str]:
     gguf = package()
     # The package maps transformers' names to llama.cpp's; here that is turned round.
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     layers = max(net_of(config).stacks(config).values())
     tensor_names = gguf.get_tensor_name_map(arch, layers)
-    hf_names = {tensor.name for tensor in family.names(config).values()}
-    named = {tensor_names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in hf_names}
-    output = {HEAD: "lm_head.weight"}  # a head of its own, or a copy of the embedding
-    named = {name: canonical for name, canonical in named.items() if name is not None}
-    # Vectors that transformers calls without ".weight" have it here.
-    return output | {name if name.endswith((".weight", ".bias")) else f"{name}.weight": x for name, x in named.items()}
+    called = {HEAD: "lm_head.weight"}  # a head of its own, or a copy of the embedding
+    for canonical in {tensor.name for tensor in named.values()}:
+        if (name := tensor_names.get_name(canonical, try_suffixes=(".weight", ".bias"))) is not None:
+            # Vectors that transformers calls without ".weight" have it here.
+            called[name if name.endswith((".weight", ".bias")) else f"{name}.weight"] = canonical
+    return called
 
 
 @functools.lru_cache

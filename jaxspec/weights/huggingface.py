@@ -13,9 +13,9 @@ import json
 import logging
 import re
 import types
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,7 @@ WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin
 ADAPTER_FILES = ("adapter_model*.safetensors", "adapter_model*.bin")
 DRAFTER_FILES = (*WEIGHT_FILES, "medusa_lm_head*.safetensors", "medusa_lm_head*.pt")
 IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
+T = TypeVar("T")
 
 
 def is_folder(folder: Path) -> bool:
@@ -125,12 +126,14 @@ def restore(
     # A quantised layer has other tensors than the network: it is presented as the matrix before names are compared.
     family, config = read_config(folder)
     table = read_object(folder / CONFIG)
-    by_name, scheme = _by_tensor(family.names(config)), quantised_files.scheme_of(table)
+    scheme = quantised_files.scheme_of(table)
+    names = {} if scheme is None and adapter is None else traced(folder, CONFIG, family.names, config)
+    by_name = _by_tensor(names)
     files = quantised_files.unpacked(tensors.shards(folder), scheme, lambda name: family.canonical(name) in by_name)
     if adapter is not None:
         if scheme is not None:
             raise CheckpointError(f"{folder} is quantised, and {adapter} changes it: load the full model, in any dtype")
-        tied = (family.names(config)[EMBEDDING].name, family.head) if config.tied_head else None
+        tied = (names[EMBEDDING].name, family.head) if config.tied_head else None
         transposed = {name for name, ((_, tensor), *_) in by_name.items() if tensor.transposed}
         files = lora.merge(files, lora.open_folder(adapter), family.canonical, transposed.__contains__, tied)
     if any("text_config" in half for half in (table, table.get("encoder") or {})):
@@ -161,9 +164,10 @@ def assemble(
     # Experts and heads that lie apart are presented as stacks before names are compared.
     shards = stacks.stacked(shards, family.apart, family.alternate)
     files = [_of_model(shard, config).keep(lambda name: family.canonical(name) not in unused) for shard in shards]
-    config, copies = _without_copies(folder, family, config, files)
+    embedding = traced(folder, described, family.names, config)[EMBEDDING].name
+    config, copies = _without_copies(folder, family, config, files, embedding)
     where = _by_tensor(family.names(config))
-    _check(folder, where, config, files, family, copies, described)
+    expected = _check(folder, where, config, files, family, copies, described)
     axes, params = net_of(config).axes(config), dict[str, jax.Array]()
     for shard in files:
         for name, x in shard.read():
@@ -173,8 +177,8 @@ def assemble(
             parameters.check_float(shard.path, name, x.dtype.name)
             # What makers of 4 bits left in full hurts when it is rounded: it gets 8.
             finer = "int8" if dtype == "int4" and name in shard.in_full else dtype
-            for path, tensor in where.get(canonical, ()):
-                params[path] = parameters.place(path, _take(x, tensor), axes, mesh, finer)
+            for path, part in _split(x, expected, where[canonical]) if canonical in where else ():
+                params[path] = parameters.place(path, part, axes, mesh, finer)
     return parameters.nested(params), config
 
 
@@ -348,10 +352,10 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
     for name, parts in _by_tensor(family.names(model.config)).items():
         # Queries, keys and values of a GPT-2 are one tensor: parts in order, joined along the first axis.
-        ordered = sorted(parts, key=lambda item: item[1].part)
-        tensor = np.concatenate([read(path) for path, _ in ordered]) if len(ordered) > 1 else read(ordered[0][0])
-        tensor = tensor.swapaxes(-1, -2) if ordered[0][1].transposed else tensor
-        tensor = tensor[None] if ordered[0][1].is_row else tensor
+        (path, first), *others = parts
+        tensor = np.concatenate([read(path) for path, _ in parts]) if others else read(path)
+        tensor = tensor.swapaxes(-1, -2) if first.transposed else tensor
+        tensor = tensor[None] if first.is_row else tensor
         tensor = np.asarray(tensor, jnp.dtype(_saved_as(model)), order="C")
         yield from stacks.unstacked(name, tensor, family.apart, family.alternate)
 
@@ -385,11 +389,11 @@ def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None
 
 
 def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
-    """Groups our parameters by the tensor that holds them."""
+    """Groups our parameters by the tensor that holds them, in the order in which it does."""
     parts: dict[str, list[tuple[str, Tensor]]] = {}
     for path, tensor in names.items():
         parts.setdefault(tensor.name, []).append((path, tensor))
-    return parts
+    return {name: sorted(members, key=lambda item: item[1].order) for name, members in parts.items()}
 
 
 def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
@@ -398,39 +402,43 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
         return ()
     if tensor.is_row:
         return (1, *expected[path])
-    rows, *rest = expected[path]
-    first, last, count = tensor.part
-    shape = (rows * count // (last - first), *rest)
+    shape = (sum(expected[path][0] for path, _ in parts), *expected[path][1:])
     return (*shape[:-2], shape[-1], shape[-2]) if tensor.transposed else shape
 
 
-def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
-    first, last, count = tensor.part
-    if count == 1 and not tensor.transposed and not tensor.is_row:
-        return x
-    if tensor.is_row:
-        return np.asarray(x)[0]
-    rows = x.shape[1 if tensor.transposed else 0] // count
-    if isinstance(x, quantised_files.Quantised) and not tensor.transposed:
-        return x.part(first * rows, last * rows)
-    if tensor.transposed and len(x.shape) == 3:  # experts, each of which is turned when it is read
+def _split(
+    x: np.ndarray | Stored, expected: dict[str, Shape], parts: list[tuple[str, Tensor]]
+) -> Iterator[tuple[str, np.ndarray | Stored]]:
+    """Yields the parameters that lie in a tensor."""
+    start, (_, tensor) = 0, parts[0]
+    for path, _ in parts:
+        stop = start + expected[path][0] if len(parts) > 1 else None
+        yield path, np.asarray(x)[0] if tensor.is_row else _rows(x, start, stop, tensor.transposed)
+        start = stop or 0
+
+
+def _rows(x: np.ndarray | Stored, start: int, stop: int | None, transposed: bool) -> np.ndarray | Stored:
+    """Returns rows of a tensor as it is in PyTorch, or where it is `transposed` columns, turned."""
+    if transposed and len(x.shape) == 3:  # experts, each of which is turned when it is read
         turned = (x.shape[0], x.shape[2], x.shape[1]), x.dtype, lambda start, stop: x[start:stop].swapaxes(1, 2)
         if isinstance(x, quantised_files.Quantised):
             return dataclasses.replace(x, **dict(zip(("shape", "dtype", "rows"), turned, strict=True)))
         return Stored(*turned)
-    x = np.asarray(x)
-    return (x.T if tensor.transposed else x)[first * rows : last * rows]
+    if transposed:
+        return np.asarray(x).T[start:stop]
+    if stop is None:
+        return x
+    return x.part(start, stop) if isinstance(x, quantised_files.Quantised) else x[start:stop]
 
 
 def _without_copies(
-    folder: Path, family: Family, config: Any, files: list[tensors.Shard]
+    folder: Path, family: Family, config: Any, files: list[tensors.Shard], embedding: str
 ) -> tuple[Any, frozenset[str]]:
     """Returns the network that the files hold, and which tensors of theirs repeat another and are left out.
 
     A head that differs from the embedding is the network's own, though config.json call it tied (transformers 5 calls
     every T5's so). What may be copies is read once more, for that; few files hold any.
     """
-    embedding = family.names(config)[EMBEDDING].name
     copies = {**family.copies, **({family.head: embedding} if config.tied_head else {})}
     by_name: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
@@ -468,10 +476,11 @@ def _check(
     family: Family,
     copies: Container[str],
     described: str,
-) -> None:
+) -> dict[str, Shape]:
     """Compares names, and then shapes, both in PyTorch's terms, before any weights are read.
 
-    Shapes are those of the network, which has to be traced for them: not before its names are known to be right.
+    Returns the shapes of our parameters. The whole network is traced for them: not before its names are known to be
+    right.
     """
     stored = {name: shape for shard in files for name, shape in shard.shapes.items()}
     shapes = {canonical: shape for name, shape in stored.items() if (canonical := family.canonical(name)) is not None}
@@ -481,14 +490,20 @@ def _check(
     if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(shapes), str):
         quantised = quantised_files.unread(folder, stored)
         raise CheckpointError(f"{folder}: {quantised}" if quantised else wrong + complaint)
-    try:
-        expected = parameters.shapes(config)
-    except Exception as error:  # tracing a network of impossible sizes fails in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{folder}: its {described} describes no network that can be built: {reason}") from error
+    expected = traced(folder, described, parameters.shapes, config)
     want = {name: _shape(expected, parts) for name, parts in where.items()}
     if complaint := parameters.differences(want, shapes):
         raise CheckpointError(wrong + complaint)
+    return expected
+
+
+def traced(folder: Path, described: str, function: Callable[[Any], T], config: Any) -> T:
+    """Calls a function that traces the network of a configuration."""
+    try:
+        return function(config)
+    except Exception as error:  # impossible sizes fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{folder}: its {described} describes no network that can be built: {reason}") from error
 
 
 def stored_dtype(folder: Path) -> str:

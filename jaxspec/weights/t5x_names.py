@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxspec.files.folders import some
+from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights.hf_families import t5
+from jaxspec.weights.hf_families import common, t5
 from jaxspec.weights.hf_families.common import Family, Tensor
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.tensors import CheckpointError
@@ -24,12 +25,13 @@ EMBEDDING, HEAD = "token_embedder/embedding", "decoder/logits_dense/kernel"
 BIAS = "relpos_bias/rel_embedding"
 SIDES = ("encoder", "decoder")
 STACKS = ("encoder/encoder/", "decoder/decoder/")  # of layers, along axis 1
-BLOCKS = {  # a layer's blocks: T5X's name, its norm's, and ours
-    "encoder": [("attention", "pre_attention_layer_norm", "attention")],
-    "decoder": [
-        ("self_attention", "pre_self_attention_layer_norm", "attention"),
-        ("encoder_decoder_attention", "pre_cross_attention_layer_norm", "cross"),
-    ],
+BLOCKS = {  # of a side's layers, by our names: T5X's and its norm's
+    "encoder": {"attention": ("attention", "pre_attention_layer_norm"), "ff": ("mlp", "pre_mlp_layer_norm")},
+    "decoder": {
+        "attention": ("self_attention", "pre_self_attention_layer_norm"),
+        "cross": ("encoder_decoder_attention", "pre_cross_attention_layer_norm"),
+        "ff": ("mlp", "pre_mlp_layer_norm"),
+    },
 }
 
 
@@ -68,20 +70,22 @@ def names(config: T5Config) -> dict[str, Tensor]:
     >>> names(config)["encoder_2/ff/out/weight"].name
     'encoder/layers_2/mlp/wo/kernel'
     """
-    tensors = {"embedding/embedding": EMBEDDING} | ({} if config.tied_head else {"head/weight": HEAD})
-    ff = {"gate": "wi_0", "wi": "wi_1"} if config.gated else {"wi": "wi"}
-    for side, layers in zip(SIDES, (config.encoder_layers, config.decoder_layers), strict=True):
-        tensors |= {f"{side}_norm/scale": f"{side}/{side}_norm/scale", f"{side}_bias/table": f"{side}/{BIAS}"}
-        for i in range(layers):
-            layer, tensor = f"{side}_{i}", f"{side}/layers_{i}"
-            for block, norm, path in BLOCKS[side]:
-                tensors[f"{layer}/{path}_norm/scale"] = f"{tensor}/{norm}/scale"
-                for matrix in ("query", "key", "value", "out"):
-                    tensors[f"{layer}/{path}/{matrix}/weight"] = f"{tensor}/{block}/{matrix}/kernel"
-            tensors[f"{layer}/ff_norm/scale"] = f"{tensor}/pre_mlp_layer_norm/scale"
-            for path, matrix in {**ff, "out": "wo"}.items():
-                tensors[f"{layer}/ff/{path}/weight"] = f"{tensor}/mlp/{matrix}/kernel"
-    return {path: Tensor(name, transposed=path.endswith(("weight", "table"))) for path, name in tensors.items()}
+    tensors = common.named(net_of(config).paths(config), _modules(config.gated))
+    return {path: x._replace(transposed=path.endswith(("weight", "table"))) for path, x in tensors.items()}
+
+
+def _modules(gated: bool) -> dict[str, str]:
+    modules = {"embedding/embedding": EMBEDDING, "head/weight": HEAD}
+    for side, blocks in BLOCKS.items():
+        modules |= {f"{side}_norm/scale": f"{side}/{side}_norm/scale", f"{side}_bias/table": f"{side}/{BIAS}"}
+        for path, (block, norm) in blocks.items():
+            parts = t5.FF[gated] if path == "ff" else {x: x for x in t5.PROJECTIONS}
+            modules |= {
+                f"{side}_{{}}/{path}/{x}/weight": f"{side}/layers_{{}}/{block}/{part}/kernel"
+                for x, part in parts.items()
+            }
+            modules[f"{side}_{{}}/{path}_norm/scale"] = f"{side}/layers_{{}}/{norm}/scale"
+    return modules
 
 
 def infer(checkpoint: Path, arrays: Mapping[str, Shape]) -> T5Config:

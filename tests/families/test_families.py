@@ -180,16 +180,14 @@ def test_what_is_written_is_read_as_it_was(name):
 
 
 def test_every_parameter_has_one_place():
-    """No two parameters lie in the same part of a tensor, and the parts of a tensor are complete."""
+    """No two parameters lie in the same part of a tensor; those of one tensor are of one layer."""
     for family, config in SIZES.values():
         names = family.names(config)
         assert len(set(names.values())) == len(names)
-        tensors: dict[str, list] = {}
-        for tensor in names.values():
-            tensors.setdefault(tensor.name, []).append(tensor.part)
-        for parts in map(sorted, tensors.values()):
-            ends = [0, *(last for _, last, _ in parts)]
-            assert [first for first, _, _ in parts] == ends[:-1] and {count for _, _, count in parts} == {ends[-1]}
+        tensors: dict[str, set[str]] = {}
+        for path, tensor in names.items():
+            tensors.setdefault(tensor.name, set()).add(path.partition("/")[0])
+        assert {len(layers) for layers in tensors.values()} == {1}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxspec.nets.bart import BartConfig
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor
+from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, FamilyError, Tensor
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -109,54 +109,27 @@ def write(model_type: str, architecture: str, config: BartConfig) -> dict[str, A
     }
 
 
+BLOCK = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+LAYER = {"ff_norm": "final_layer_norm", "ff/wi": "fc1", "ff/out": "fc2"}
+for _path, _name in (("attention", "self_attn"), ("cross", "encoder_attn")):
+    LAYER |= {f"{_path}_norm": f"{_name}_layer_norm", **{f"{_path}/{x}": f"{_name}.{y}" for x, y in BLOCK.items()}}
+SIDE = {"position": "embed_positions", "embedding_norm": "layernorm_embedding", "norm": "layer_norm"}
+MODULES = {  # also Whisper's
+    **{f"{side}_{path}": f"model.{side}.{x}" for side in ("encoder", "decoder") for path, x in SIDE.items()},
+    **{
+        f"{side}_{{}}/{path}": f"model.{side}.layers.{{}}.{x}"
+        for side in ("encoder", "decoder")
+        for path, x in LAYER.items()
+    },
+}
+
+
 def names(config: BartConfig) -> dict[str, Tensor]:
     """Says where each parameter lies."""
-    shared = config.source_vocab is None
-    tensors = {EMBEDDING: Tensor(SHARED if shared else "model.decoder.embed_tokens.weight")}
-    if not shared:
-        tensors["encoder_embedding/embedding"] = Tensor("model.encoder.embed_tokens.weight")
-    if not config.tied_head:
-        tensors["head/weight"] = Tensor(HEAD)
-    if config.logits_bias:
-        tensors["head/bias"] = Tensor(BIAS, is_row=True)
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        tensors |= side_names(config, side, layers, f"model.{side}")
-    return tensors
-
-
-def side_names(config: BartConfig, side: str, layers: int, prefix: str) -> dict[str, Tensor]:
-    """Says where the parameters of a side lie, but for its embedding: norms, positions and layers."""
-    tensors: dict[str, Tensor] = {}
-    if config.positions == "learned":
-        tensors |= _leaves(f"{side}_position", f"{prefix}.embed_positions", ("embedding",))
-    if config.embedding_norm:
-        tensors |= _leaves(f"{side}_embedding_norm", f"{prefix}.layernorm_embedding", NORM)
-    if config.final_norm:
-        tensors |= _leaves(f"{side}_norm", f"{prefix}.layer_norm", NORM)
-    return tensors | layer_names(side, layers, f"{prefix}.layers")
-
-
-NORM, MATRIX = ("scale", "bias"), ("weight", "bias")
-
-
-def layer_names(side: str, layers: int, prefix: str, *, key_bias: bool = True) -> dict[str, Tensor]:
-    """Says where the parameters of a side's layers lie: also Whisper's, whose projections to keys have no bias."""
-    tensors: dict[str, Tensor] = {}
-    blocks = {"attention": "self_attn", "cross": "encoder_attn"}
-    for i in range(layers):
-        layer, name = f"{side}_{i}", f"{prefix}.{i}"
-        for block, tensor in list(blocks.items())[: 1 if side == "encoder" else 2]:
-            tensors |= _leaves(f"{layer}/{block}_norm", f"{name}.{tensor}_layer_norm", NORM)
-            for part, projection in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("out", "out_proj")):
-                leaves = MATRIX if part != "key" or key_bias else ("weight",)
-                tensors |= _leaves(f"{layer}/{block}/{part}", f"{name}.{tensor}.{projection}", leaves)
-        tensors |= _leaves(f"{layer}/ff_norm", f"{name}.final_layer_norm", NORM)
-        tensors |= _leaves(f"{layer}/ff/wi", f"{name}.fc1", MATRIX) | _leaves(f"{layer}/ff/out", f"{name}.fc2", MATRIX)
-    return tensors
-
-
-def _leaves(path: str, name: str, leaves: tuple[str, ...]) -> dict[str, Tensor]:
-    return {f"{path}/{leaf}": Tensor(f"{name}.{'bias' if leaf == 'bias' else 'weight'}") for leaf in leaves}
+    embedding = "model.shared" if config.source_vocab is None else "model.decoder.embed_tokens"
+    modules = {"embedding": embedding, "encoder_embedding": "model.encoder.embed_tokens"}
+    tensors = common.names_by(MODULES | modules | {"head/weight": HEAD, "head/bias": BIAS}, config)
+    return {path: x._replace(is_row=path == "head/bias") for path, x in tensors.items()}
 
 
 SHARED, BIAS = "model.shared.weight", "final_logits_bias"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from jaxspec.nets import net_of
 
 EMBEDDING = "embedding/embedding"  # our parameter, of every network
 HEAD = "lm_head.weight"  # every family's tensor of a head of its own; of a tied one, some files hold it as a copy
@@ -22,8 +25,46 @@ class Tensor(NamedTuple):
 
     name: str
     transposed: bool = False  # whether it, or each matrix of a stack, is stored [in, out]; ours are [out, in]
-    part: tuple[int, int, int] = (0, 1, 1)  # (a, b, n): parts a to b of n on the (untransposed) tensor's first axis
+    order: int = 0  # parameters in one tensor follow each other on its (untransposed) first axis, in this order
     is_row: bool = False  # whether a vector of ours is stored as a matrix of one row
+
+
+LEAVES = {"bias": "bias"} | dict.fromkeys(("weight", "scale", "embedding", "table", "matrix", "kernel"), "weight")
+"""The ends of our parameters' paths, and those of PyTorch's names."""
+_NUMBER = re.compile(r"(?<=_)\d+(?=/)")
+
+
+def named(paths: Iterable[str], table: Mapping[str, str], leaves: Mapping[str, str] = LEAVES) -> dict[str, Tensor]:
+    """Says where parameters lie.
+
+    Args:
+        paths: the parameters' paths.
+        table: names of their modules, or of themselves, by path; {} stands for a number. Modules with one name are
+            parts of one tensor, in the table's order.
+        leaves: the end of the name of a module's parameter, by that of its path.
+
+    Raises:
+        FamilyError: the table lacks a module.
+
+    >>> table = {"layers_{}/ff/out": "model.layers.{}.mlp.down_proj", "layers_{}/sinks": "model.layers.{}.sinks"}
+    >>> [tensor.name for tensor in named(["layers_3/ff/out/weight", "layers_3/sinks"], table).values()]
+    ['model.layers.3.mlp.down_proj.weight', 'model.layers.3.sinks']
+    """
+    tensors, order = {}, {entry: number for number, entry in enumerate(table)}
+    for path in paths:
+        pattern = _NUMBER.sub("{}", path)
+        module, _, leaf = pattern.rpartition("/")
+        entry = pattern if pattern in table else module
+        if entry not in table:
+            raise FamilyError(f"{path} has no name in this family: it has none of the kind")
+        end = "" if entry == pattern else f".{leaves.get(leaf, leaf)}"
+        tensors[path] = Tensor(f"{table[entry]}{end}".format(*_NUMBER.findall(path)), order=order[entry])
+    return tensors
+
+
+def names_by(table: Mapping[str, str], config: Any) -> dict[str, Tensor]:
+    """Says where each parameter of a network lies, as `named` does."""
+    return named(net_of(config).paths(config), table)
 
 
 class Family(NamedTuple):

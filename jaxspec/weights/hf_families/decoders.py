@@ -11,10 +11,10 @@ from typing import Any
 from jaxspec.nets.decoder import DecoderConfig, decoder_config
 from jaxspec.nets.experts import CLAMPED, ExpertsShape
 from jaxspec.nets.rotary import SCALINGS, Rotary, yarn_magnitude
-from jaxspec.nets.shapes import FeedForwardShape, LayerShape, NormShape
+from jaxspec.nets.shapes import FeedForwardShape, LayerShape
 from jaxspec.nets.uniform import UniformDecoder, nearest, period
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, FamilyError, Tensor, need, only
 
 Change = Callable[[int, LayerShape], LayerShape]
 KEYS = {  # the network's fields: those of config.json
@@ -369,87 +369,35 @@ LLAMA = {  # a layer's modules: their names in Llama's files
     "attention/key": "self_attn.k_proj",
     "attention/value": "self_attn.v_proj",
     "attention/out": "self_attn.o_proj",
+    "attention/sinks": "self_attn.sinks",
     "ff/gate": "mlp.gate_proj",
     "ff/wi": "mlp.up_proj",
     "ff/out": "mlp.down_proj",
+    "ff/activation": "mlp.act_fn",
     "ff/router": "mlp.gate",
-    "ff/experts/inwards": "mlp.experts.gate_up_proj",
-    "ff/experts/outwards": "mlp.experts.down_proj",
+    "ff/experts/inwards/weight": "mlp.experts.gate_up_proj",
+    "ff/experts/inwards/bias": "mlp.experts.gate_up_proj_bias",
+    "ff/experts/outwards/weight": "mlp.experts.down_proj",
+    "ff/experts/outwards/bias": "mlp.experts.down_proj_bias",
 }
 POST_NORMS = {"attention_post_norm": "post_attention_layernorm", "ff_post_norm": "post_feedforward_layernorm"}
 PRE_FF = {"ff_norm": "pre_feedforward_layernorm"}  # where the name that Llama has for it is a post-norm's
+WHOLE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head/weight": HEAD}  # modules outside of the layers
 
 
-def names(
-    config: DecoderConfig,
-    renamed: Mapping[str, str] = MappingProxyType({}),
-    embedding: str = "model.embed_tokens",
-    norm: str = "model.norm",
-    layers: str = "model.layers",
-) -> dict[str, Tensor]:
-    """Says where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
-    tensors = {EMBEDDING: Tensor(f"{embedding}.weight"), **_norm("norm", norm, config.norm)}
-    if not config.tied_head:
-        tensors["head/weight"] = Tensor(HEAD)
-    for i, layer in enumerate(config.layers):
-        for path, tensor in layer_tensors(layer, config.norm, renamed).items():
-            tensors[f"layers_{i}/{path}"] = tensor._replace(name=f"{layers}.{i}.{tensor.name}")
-    return tensors
+def layer_modules(
+    config: DecoderConfig, renamed: Mapping[str, str], path: str = "layers_{}", name: str = "model.layers.{}"
+) -> dict[str, str]:
+    """Names the modules of layers for `common.named`; with post-norms as Gemma calls them, else as Llama does.
+
+    Args:
+        renamed: names that differ, by the path of ours.
+        path, name: the beginning of both for a layer.
+    """
+    gemma = POST_NORMS | PRE_FF if any(layer.post_norms for layer in config.layers) else {}
+    return {f"{path}/{x}": f"{name}.{module}" for x, module in {**LLAMA, **gemma, **renamed}.items()}
 
 
-def layer_names(layer: LayerShape) -> dict[str, str]:
-    """Says where each parameter of a layer lies, in the layer's part of the names; norms are RMS norms."""
-    return {path: tensor.name for path, tensor in layer_tensors(layer, NormShape(), {}).items()}
-
-
-def _norm(path: str, name: str, norm: NormShape) -> dict[str, Tensor]:
-    tensors = {f"{path}/scale": Tensor(f"{name}.weight")}
-    return tensors | ({f"{path}/bias": Tensor(f"{name}.bias")} if norm.kind == "layer" and norm.bias else {})
-
-
-def layer_tensors(layer: LayerShape, norm: NormShape, renamed: Mapping[str, str]) -> dict[str, Tensor]:
-    """Says where each parameter of a layer lies, in the layer's part of the names; `renamed` as `family` has it."""
-    attention, ff, is_mixture = layer.attention, layer.ff, isinstance(layer.ff, ExpertsShape)
-    present = {"attention_norm": layer.pre_norms, "ff_norm": layer.pre_norms and not layer.parallel}
-    present |= dict.fromkeys(POST_NORMS, layer.post_norms)
-    present |= dict.fromkeys(("attention/query_norm", "attention/key_norm"), attention.head_norms)
-    present |= dict.fromkeys(("ff/router", "ff/experts/inwards", "ff/experts/outwards"), is_mixture)
-    present |= dict.fromkeys(("ff/wi", "ff/out"), not is_mixture)
-    present |= {"attention/value": not attention.keys_are_values, "ff/gate": not is_mixture and ff.gated}
-    if attention.shares is not None:  # it reads another layer's cache, and has no keys or norm of them
-        present |= dict.fromkeys(("attention/key", "attention/value", "attention/key_norm"), False)
-    modules = {**LLAMA, **(POST_NORMS | PRE_FF if layer.post_norms else {}), **renamed}
-    modules = {path: name for path, name in modules.items() if present.get(path, True)}
-    # How many rows each has of a tensor that it shares; keys and values have `kv_heads` parts of one size.
-    rows = {
-        "attention/query": attention.heads,
-        "attention/key": attention.kv_heads,
-        "attention/value": attention.kv_heads,
-    }
-    tensors: dict[str, Tensor] = {}
-    for path, name in modules.items():
-        if path.endswith("norm"):
-            of_each = path.startswith("attention/") and attention.norms_of == "each"  # which has no bias
-            tensors |= _norm(path, name, dataclasses.replace(norm, bias=False) if of_each else norm)
-            continue
-        # Of a fused tensor each module has the rows after those of the modules named before it.
-        together = [other for other, shared in modules.items() if shared == name]
-        sizes = [rows.get(other, 1) for other in together]
-        before = sum(sizes[: together.index(path)])
-        part = (before, before + rows.get(path, 1), sum(sizes)) if len(together) > 1 else (0, 1, 1)
-        biased = (
-            ff.bias if path.startswith("ff/") else attention.out_bias if path == "attention/out" else attention.qkv_bias
-        )
-        # Our kinds of parameters, and the ends of their names in files: a router's and experts' are their own.
-        ends = {"weight": ".weight", "bias": ".bias"}
-        ends = {"ff/router": {"matrix": ".weight", "bias": ".bias"}}.get(path, ends)
-        ends = {"weight": "", "bias": "_bias"} if path.startswith("ff/experts/") else ends
-        for kind, end in ends.items():
-            if kind != "bias" or biased:
-                tensors[f"{path}/{kind}"] = Tensor(f"{name}{end}", part=part)
-    if not is_mixture and ff.activation == "xielu":
-        numbers = ("alpha_p", "alpha_n", "beta", "eps")
-        tensors |= {f"ff/activation/{number}": Tensor(f"mlp.act_fn.{number}") for number in numbers}
-    if attention.sinks:
-        tensors["attention/sinks"] = Tensor("self_attn.sinks")
-    return tensors
+def names(config: DecoderConfig, renamed: Mapping[str, str] = MappingProxyType({})) -> dict[str, Tensor]:
+    """Says where each parameter lies; `renamed` as `family` has it."""
+    return common.names_by(WHOLE | layer_modules(config, renamed), config)

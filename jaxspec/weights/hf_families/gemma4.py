@@ -5,7 +5,6 @@ What a folder has for images and sound is not read. Names and equations are thos
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
@@ -220,54 +219,39 @@ def _experts_keys(ff: Any) -> dict[str, Any]:
     return {"enable_moe_block": True, "hidden_activation": THEIRS[ff.experts.activation], **counts}
 
 
-def names(config: DecoderConfig) -> dict[str, Tensor]:
-    """Says where each parameter lies."""
-    tensors = _names_of_layers(config)
-    if config.side is not None:
-        tensors |= {
-            "side/table/embedding": Tensor("model.embed_tokens_per_layer.weight"),
-            "side/projection/weight": Tensor("model.per_layer_model_projection.weight"),
-            "side/norm/scale": Tensor("model.per_layer_projection_norm.weight"),
-        }
-    ends = {"scalar": "layer_scalar"}
-    if config.side is not None:
-        ends |= {"gate/weight": "per_layer_input_gate.weight", "out/weight": "per_layer_projection.weight"}
-        ends |= {"norm/scale": "post_per_layer_input_norm.weight"}
-    for i in range(len(config.layers)):
-        tensors |= {f"layers_{i}/last/{path}": Tensor(f"model.layers.{i}.{name}") for path, name in ends.items()}
-    return tensors
-
-
-EXPERTS = {  # where the tensors of a block of experts and a dense one lie in a layer
-    "dense_norm/scale": "pre_feedforward_layernorm.weight",
-    "dense_post_norm/scale": "post_feedforward_layernorm_1.weight",
-    "experts_norm/scale": "pre_feedforward_layernorm_2.weight",
-    "experts_post_norm/scale": "post_feedforward_layernorm_2.weight",
-    "dense/gate/weight": "mlp.gate_proj.weight",
-    "dense/wi/weight": "mlp.up_proj.weight",
-    "dense/out/weight": "mlp.down_proj.weight",
-    "router/matrix": "router.proj.weight",
-    "router_scale": "router.scale",
-    "expert_scale": "router.per_expert_scale",
-    "experts/inwards/weight": "experts.gate_up_proj",
-    "experts/outwards/weight": "experts.down_proj",
+MODULES = decoders.WHOLE | {
+    "side/table": "model.embed_tokens_per_layer",
+    "side/projection": "model.per_layer_model_projection",
+    "side/norm": "model.per_layer_projection_norm",
+}
+LAYER = {  # a layer's modules beside Gemma 2's: its end, and a block of experts and a dense one
+    "last/scalar": "layer_scalar",
+    "last/gate": "per_layer_input_gate",
+    "last/out": "per_layer_projection",
+    "last/norm": "post_per_layer_input_norm",
+    "ff/dense_norm": "pre_feedforward_layernorm",
+    "ff/dense_post_norm": "post_feedforward_layernorm_1",
+    "ff/experts_norm": "pre_feedforward_layernorm_2",
+    "ff/experts_post_norm": "post_feedforward_layernorm_2",
+    "ff/dense/gate": "mlp.gate_proj",
+    "ff/dense/wi": "mlp.up_proj",
+    "ff/dense/out": "mlp.down_proj",
+    "ff/router": "router.proj",
+    "ff/router_scale": "router.scale",
+    "ff/expert_scale": "router.per_expert_scale",
+    "ff/experts/inwards/weight": "experts.gate_up_proj",
+    "ff/experts/outwards/weight": "experts.down_proj",
 }
 
 
-def _names_of_layers(config: DecoderConfig) -> dict[str, Tensor]:
-    """Says where the parameters lie that all sizes have, and those of experts where there are any."""
-    with_experts = [i for i, layer in enumerate(config.layers) if isinstance(layer.ff, DenseAndExpertsShape)]
-    if not with_experts:
-        return decoders.names(config)
-    # Names of layers with an ordinary block, of which those of the block are then replaced.
-    dense = FeedForwardShape(1)
-    layers = tuple(dataclasses.replace(layer, ff=dense) for layer in config.layers)
-    tensors = decoders.names(dataclasses.replace(config, layers=layers))
-    prefixes = tuple(f"layers_{i}/{part}" for i in with_experts for part in ("ff/", "ff_norm/"))
-    tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith(prefixes)}
-    for i in with_experts:
-        tensors |= {f"layers_{i}/ff/{path}": Tensor(f"model.layers.{i}.{name}") for path, name in EXPERTS.items()}
-    return tensors
+def modules(config: DecoderConfig) -> dict[str, str]:
+    """Names the modules of a network."""
+    return MODULES | decoders.layer_modules(config, LAYER)
+
+
+def names(config: DecoderConfig) -> dict[str, Tensor]:
+    """Says where each parameter lies."""
+    return common.names_by(modules(config), config)
 
 
 def unused(config: DecoderConfig) -> set[str]:

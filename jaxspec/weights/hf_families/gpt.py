@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.uniform import UniformGPT, configs, gpt_config, uniform_gpt
-from jaxspec.weights.hf_families import common, decoders
+from jaxspec.weights.hf_families import common
 from jaxspec.weights.hf_families.common import HEAD, THEIRS, Family, Tensor
 
 KEYS = {  # the network's fields: those of config.json
@@ -47,20 +47,19 @@ def write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-RENAMED = {"attention_norm": "ln_1", "ff_norm": "ln_2", "attention/out": "attn.c_proj"}  # a layer's modules
-RENAMED |= dict.fromkeys(("attention/query", "attention/key", "attention/value"), "attn.c_attn")
-RENAMED |= {"ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"}
-WHOLE = ("transformer.wte", "transformer.ln_f", "transformer.h")
+LAYER = {"attention_norm": "ln_1", "ff_norm": "ln_2", "ff/wi": "mlp.c_fc", "ff/out": "mlp.c_proj"}
+LAYER |= dict.fromkeys(("attention/query", "attention/key", "attention/value"), "attn.c_attn")
+LAYER |= {"attention/out": "attn.c_proj"}
+MODULES = {"embedding": "transformer.wte", "position": "transformer.wpe", "norm": "transformer.ln_f"}
+MODULES |= {"head/weight": HEAD, **{f"layers_{{}}/{path}": f"transformer.h.{{}}.{x}" for path, x in LAYER.items()}}
 
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
     """Says where each parameter lies: Conv1D stores [in, out], and queries, keys and values as one."""
-    tensors = decoders.names(config, RENAMED, *WHOLE)
-    tensors = {
+    return {
         path: x._replace(transposed=path.startswith("layers") and path.endswith("weight"))
-        for path, x in tensors.items()
+        for path, x in common.names_by(MODULES, config).items()
     }
-    return tensors | {"position/embedding": Tensor("transformer.wpe.weight")}
 
 
 def canonical(name: str) -> str | None:

@@ -23,6 +23,7 @@ _WINDOW, _LOGITS = {"sliding_window": "attention.sliding_window"}, {"logit_scale
 UNREAD = {  # by llama.cpp, when it generates text with these architectures
     *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "embedding_length_out"),
     *("classifier.output_labels", "classifier.pooling_type"),
+    "use_parallel_residual",  # of a StableLM, which goes by the second norm
 }
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -176,8 +177,12 @@ def _decoder(
         "rope_theta": _take(keys, "rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(keys, longest),
         "max_position_embeddings": longest,
-        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        # A family reads the keys that it knows of these.
+        **dict.fromkeys(("attention_bias", "use_bias", "use_qkv_bias"), "blk.0.attn_q.bias" in shapes),
+        "attention_out_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in shapes,
         **part,
         **{name: _take(keys, key) for name, key in (read_from or {}).items()},
         **fixed,
@@ -236,24 +241,6 @@ def _phi3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
         table["rope_scaling"] = {"type": "longrope", "attention_factor": magnitude}
         table["original_max_position_embeddings"] = original
     return table | {"sliding_window": table["sliding_window"] or None}
-
-
-def _stablelm(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    _take(keys, "use_parallel_residual")  # llama.cpp goes by the second norm
-    table = _decoder("stablelm", keys, shapes, epsilon="layer_norm_eps", rotates_part=True)
-    has_bias, is_parallel = table.pop("attention_bias"), "blk.0.ffn_norm.weight" not in shapes
-    return table | {"use_qkv_bias": has_bias, "use_parallel_residual": is_parallel}
-
-
-def _command_r(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    has_norms = "blk.0.attn_q_norm.weight" in shapes
-    return _decoder("cohere", keys, shapes, epsilon="layer_norm_eps", read_from=_LOGITS, use_qk_norm=has_norms)
-
-
-def _biased(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape], **options: Any) -> dict[str, Any]:
-    """Reads one whose config.json has keys of its own for biases of all projections, and of the last one."""
-    has_out, has_bias = "blk.0.attn_output.bias" in shapes, "blk.0.attn_q.bias" in shapes
-    return _decoder(model_type, keys, shapes, attention_out_bias=has_out, use_bias=has_bias, **options)
 
 
 def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
@@ -323,21 +310,19 @@ ARCHITECTURES = {
     "gpt2": _gpt2,
     "t5": _t5,
     "llama": _llama,
-    **{name: _plain(name) for name in ("qwen2", "qwen3", "olmo2", "smollm3", "arcee", "gemma")},
+    **{name: _plain(name) for name in ("qwen2", "qwen3", "olmo2", "smollm3", "arcee", "gemma", "seed_oss", "ernie4_5")},
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
     "granite": _granite,
     "exaone4": _exaone4,
-    "stablelm": _stablelm,
+    "stablelm": _plain("stablelm", epsilon="layer_norm_eps", rotates_part=True),
     "hunyuan-dense": _plain("hunyuan_v1_dense"),
     "glm4": _plain("glm4", rotates_part=True),
     "nemotron": _plain("nemotron", epsilon="norm_eps", rotates_part=True),
-    "command-r": _command_r,
+    "command-r": _plain("cohere", epsilon="layer_norm_eps", read_from=_LOGITS),
     "cohere2": _plain("cohere2", epsilon="layer_norm_eps", read_from=_LOGITS | _WINDOW),
-    "starcoder2": functools.partial(_biased, "starcoder2", epsilon="norm_epsilon"),
-    "seed_oss": functools.partial(_biased, "seed_oss"),
-    "ernie4_5": functools.partial(_biased, "ernie4_5"),
+    "starcoder2": _plain("starcoder2", epsilon="norm_epsilon"),
     "qwen3moe": _qwen3moe,
     "gpt-oss": _gpt_oss,
 }

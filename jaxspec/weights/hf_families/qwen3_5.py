@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jaxspec.nets import net_of
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.delta import DeltaShape
 from jaxspec.nets.rotary import Rotary
@@ -97,30 +98,18 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+LINEAR = {"rate": "A_log", "bias": "dt_bias", "convolution": "conv1d.weight", "norm": "norm"}
+LINEAR |= {"gate": "in_proj_z", "beta": "in_proj_b", "decay": "in_proj_a", "out": "out_proj"}
+# Queries, keys and values of all heads are rows of one tensor, one after the other.
+LINEAR |= dict.fromkeys(("query", "key", "value"), "in_proj_qkv")
+_DELTA = {f"layers_{{}}/attention/{path}": f"model.layers.{{}}.linear_attn.{name}" for path, name in LINEAR.items()}
+
+
 def _names(config: DecoderConfig) -> dict[str, Tensor]:
-    tensors = decoders.names(_attends(config))
-    for i, layer in enumerate(config.layers):
-        path_start, tensor_start = f"layers_{i}/attention/", f"model.layers.{i}.linear_attn."
-        if not isinstance(delta := layer.attention, DeltaShape):
-            continue
-        tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith(path_start)}
-        # Queries, keys and values of all heads are rows of one tensor, one after the other.
-        keys, values = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
-        rows = {"query": (0, keys), "key": (keys, 2 * keys), "value": (2 * keys, 2 * keys + values)}
-        modules = {"gate": "in_proj_z", "beta": "in_proj_b", "decay": "in_proj_a", "out": "out_proj"}
-        leaves = {"convolution": "conv1d.weight", "rate": "A_log", "bias": "dt_bias", "norm/scale": "norm.weight"}
-        tensors |= {
-            **{
-                f"{path_start}{name}/weight": Tensor(f"{tensor_start}in_proj_qkv.weight", part=(*part, delta.width))
-                for name, part in rows.items()
-            },
-            **{
-                f"{path_start}{name}/weight": Tensor(f"{tensor_start}{module}.weight")
-                for name, module in modules.items()
-            },
-            **{f"{path_start}{name}": Tensor(f"{tensor_start}{leaf}") for name, leaf in leaves.items()},
-        }
-    return tensors
+    modules, paths = decoders.WHOLE | decoders.layer_modules(config, {}), net_of(config).paths(config)
+    recurrent = tuple(f"layers_{i}/" for i, x in enumerate(config.layers) if isinstance(x.attention, DeltaShape))
+    others = common.named((path for path in paths if not path.startswith(recurrent)), modules)
+    return others | common.named((path for path in paths if path.startswith(recurrent)), modules | _DELTA)
 
 
 def _size(dim: int, ff_dim: int, layers: int, heads: int, value_heads: int, *, tied: bool) -> DecoderConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.common import BEGINNING, EMBEDDING, HEAD, Family, FamilyError, Tensor
+from jaxspec.weights.hf_families.common import BEGINNING, HEAD, Family, FamilyError, Tensor
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -81,34 +81,35 @@ def write(config: T5Config) -> dict[str, Any]:
     }
 
 
+PROJECTIONS = ("query", "key", "value", "out")  # of attention
+FF = {False: {"wi": "wi", "out": "wo"}, True: {"gate": "wi_0", "wi": "wi_1", "out": "wo"}}  # by whether it is gated
+BLOCKS = {"encoder": ("attention", "ff"), "decoder": ("attention", "cross", "ff")}  # of a layer, in their order
+_CALLED = {"attention": "SelfAttention", "cross": "EncDecAttention", "ff": "DenseReluDense"}
+_BIAS = "layer.0.SelfAttention.relative_attention_bias"
+
+
+def _modules(gated: bool) -> dict[str, str]:
+    modules = {"embedding": "shared", "head/weight": HEAD}
+    for side, blocks in BLOCKS.items():
+        modules |= {f"{side}_norm": f"{side}.final_layer_norm", f"{side}_bias": f"{side}.block.0.{_BIAS}"}
+        modules[f"{side}_{{}}/bias"] = f"{side}.block.{{}}.{_BIAS}"
+        for i, block in enumerate(blocks):
+            path, name = f"{side}_{{}}/{block}", f"{side}.block.{{}}.layer.{i}"
+            parts = FF[gated] if block == "ff" else {x: x[0] for x in PROJECTIONS}
+            modules |= {f"{path}/{x}": f"{name}.{_CALLED[block]}.{part}" for x, part in parts.items()}
+            modules[f"{path}_norm"] = f"{name}.layer_norm"
+    return modules
+
+
+_MODULES = {gated: _modules(gated) for gated in FF}
+
+
 def names(config: T5Config) -> dict[str, Tensor]:
     """Says where each parameter lies."""
-    tensors = {EMBEDDING: SHARED}
-    if not config.tied_head:
-        tensors["head/weight"] = HEAD
-    ff = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        tensors[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
-        if not config.bias_by_layer:
-            tensors[f"{side}_bias/table"] = f"{side}.block.0.{_BIAS}"
-        # PyTorch numbers the blocks of a layer; its last one is the feed-forward block.
-        blocks = [("attention", "SelfAttention"), ("cross", "EncDecAttention")][: 1 if side == "encoder" else 2]
-        for i in range(layers):
-            layer, tensor = f"{side}_{i}", f"{side}.block.{i}.layer"
-            if config.bias_by_layer:
-                tensors[f"{layer}/bias/table"] = f"{side}.block.{i}.{_BIAS}"
-            for j, (block, name) in enumerate(blocks):
-                tensors[f"{layer}/{block}_norm/scale"] = f"{tensor}.{j}.layer_norm.weight"
-                for matrix, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
-                    tensors[f"{layer}/{block}/{matrix}/weight"] = f"{tensor}.{j}.{name}.{letter}.weight"
-            tensors[f"{layer}/ff_norm/scale"] = f"{tensor}.{len(blocks)}.layer_norm.weight"
-            for matrix, name in ff.items():
-                tensors[f"{layer}/ff/{matrix}/weight"] = f"{tensor}.{len(blocks)}.DenseReluDense.{name}.weight"
-    return {path: Tensor(name) for path, name in tensors.items()}
+    return common.names_by(_MODULES[config.gated], config)
 
 
 SHARED = "shared.weight"
-_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 COPIES = {"encoder.embed_tokens.weight": SHARED, "decoder.embed_tokens.weight": SHARED}
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 

@@ -10,15 +10,20 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
 from jaxspec.nets.t5gemma import T5GemmaConfig, t5gemma_config, without_encoder
 from jaxspec.nets.uniform import configs, nearest
-from jaxspec.weights.hf_families import decoders, gemma
-from jaxspec.weights.hf_families.common import BEGINNING, EMBEDDING, Family, FamilyError, Tensor, need, only
+from jaxspec.weights.hf_families import common, decoders, gemma
+from jaxspec.weights.hf_families.common import BEGINNING, Family, FamilyError, Tensor, need, only
 
 HEAD = "lm_head.out_proj.weight"
-RENAMED = {  # a layer's norms
+LAYER = {  # a layer's norms
     "attention_norm": "pre_self_attn_layernorm",
     "attention_post_norm": "post_self_attn_layernorm",
     "ff_norm": "pre_feedforward_layernorm",
     "ff_post_norm": "post_feedforward_layernorm",
+}
+CROSS = {  # cross-attention has the names of self-attention, with another word in them
+    path.replace("attention", "cross"): name.replace("self_attn", "cross_attn")
+    for path, name in (decoders.LLAMA | LAYER).items()
+    if path.startswith("attention")
 }
 OF_IMAGES = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 TEXT = "model.encoder.text_model."
@@ -119,42 +124,26 @@ def write_2(config: T5GemmaConfig) -> dict[str, Any]:
 
 def names(config: T5GemmaConfig) -> dict[str, Tensor]:
     """Says where each parameter of a T5Gemma lies."""
-    return _names(config, "model.encoder.", "model.decoder.embed_tokens.weight")
+    return _names(config, "model.encoder.", "model.decoder.")
 
 
 def names_2(config: T5GemmaConfig) -> dict[str, Tensor]:
     """Says where each parameter of a T5Gemma 2 lies."""
-    return _names(config, TEXT, f"{TEXT}embed_tokens.weight")
+    return _names(config, TEXT, TEXT)
 
 
 def _names(config: T5GemmaConfig, encoder: str, embedding: str) -> dict[str, Tensor]:
-    tensors = {EMBEDDING: Tensor(embedding)}
-    if not config.shares_embedding:
-        tensors["encoder_embedding/embedding"] = Tensor(f"{encoder}embed_tokens.weight")
-    if config.end_of_image is not None:
-        tensors["encoder_image_end"] = Tensor(f"{encoder}embed_tokens.eoi_embedding")
-    if not config.tied_head:
-        tensors["head/weight"] = Tensor(HEAD)
-    sides = (("encoder", encoder, config.encoder), ("layers", "model.decoder.", config))
-    for name, tensor_name, side in sides:
-        tensors["norm/scale" if name == "layers" else "encoder_norm/scale"] = Tensor(f"{tensor_name}norm.weight")
-        for i, layer in enumerate(side.layers):
-            for path, tensor in _layer(layer, side).items():
-                tensors[f"{name}_{i}/{path}"] = tensor._replace(name=f"{tensor_name}layers.{i}.{tensor.name}")
-    return tensors
-
-
-def _layer(layer: LayerShape, config: DecoderConfig) -> dict[str, Tensor]:
-    tensors = decoders.layer_tensors(layer, config.norm, RENAMED)
-    if layer.cross is None:
-        return tensors
-    # Cross-attention has the names of self-attention, with another word in them.
-    crossing = decoders.layer_tensors(replace(layer, attention=layer.cross), config.norm, RENAMED)
-    return tensors | {
-        path.replace("attention", "cross", 1): tensor._replace(name=tensor.name.replace("self_attn", "cross_attn"))
-        for path, tensor in crossing.items()
-        if path.startswith("attention")
+    modules = {
+        "embedding": f"{embedding}embed_tokens",
+        "encoder_embedding": f"{encoder}embed_tokens",
+        "encoder_image_end": f"{encoder}embed_tokens.eoi_embedding",
+        "encoder_norm": f"{encoder}norm",
+        "norm": "model.decoder.norm",
+        "head/weight": HEAD,
+        **decoders.layer_modules(config, LAYER | CROSS, name="model.decoder.layers.{}"),
+        **decoders.layer_modules(config, LAYER, "encoder_{}", f"{encoder}layers.{{}}"),
     }
+    return common.names_by(modules, config)
 
 
 def canonical(name: str) -> str | None:

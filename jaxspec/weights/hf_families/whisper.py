@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from jaxspec.nets.whisper import SIZES, Speech, WhisperConfig
-from jaxspec.weights.hf_families import common
-from jaxspec.weights.hf_families.bart import layer_names
-from jaxspec.weights.hf_families.common import EMBEDDING, THEIRS, Family, FamilyError, Tensor, only
+from jaxspec.weights.hf_families import bart, common
+from jaxspec.weights.hf_families.common import THEIRS, Family, FamilyError, only
 
 KEYS = {  # the network's fields: those of config.json
     "vocab_size": "vocab_size",
@@ -104,35 +104,22 @@ def write_generation(config: WhisperConfig) -> dict[str, Any]:
     return table | {"decoder_start_token_id": config.start_token, "is_multilingual": bool(speech.languages)}
 
 
-def names(config: WhisperConfig) -> dict[str, Tensor]:
-    """Says where each parameter lies."""
-    tensors = {EMBEDDING: EMBEDDED}
-    tensors["position/embedding"] = "model.decoder.embed_positions.weight"
-    tensors["encoder_positions/embedding"] = "model.encoder.embed_positions.weight"
-    # Kernels [out, in, 3] lie as PyTorch's do.
-    for i in (1, 2):
-        tensors[f"encoder_conv{i}/kernel"] = f"model.encoder.conv{i}.weight"
-        tensors[f"encoder_conv{i}/bias"] = f"model.encoder.conv{i}.bias"
-
-    for side in ("encoder", "decoder"):
-        for leaf, name in (("scale", "weight"), ("bias", "bias")):
-            tensors[f"{side}_norm/{leaf}"] = f"model.{side}.layer_norm.{name}"
-    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
-    # A bias of keys would add the same to all scores of a query: the softmax takes it away.
-    sides = (layer_names(side, n, f"model.{side}.layers", key_bias=False) for side, n in layers.items())
-    return {path: Tensor(name) for path, name in tensors.items()} | {k: v for side in sides for k, v in side.items()}
-
-
-EMBEDDED = "model.decoder.embed_tokens.weight"
+MODULES = bart.MODULES | {
+    "embedding": "model.decoder.embed_tokens",
+    "position": "model.decoder.embed_positions",
+    "encoder_positions": "model.encoder.embed_positions",
+    "encoder_conv1": "model.encoder.conv1",  # kernels [out, in, 3] lie as PyTorch's do
+    "encoder_conv2": "model.encoder.conv2",
+}
 WHISPER = Family(
     "Whisper, distil-whisper",
     ("whisper",),
     read,
     write,
-    names,
+    functools.partial(common.names_by, MODULES),
     canonical=lambda name: name,
     sizes=SIZES,
-    copies={"proj_out.weight": EMBEDDED},
+    copies={"proj_out.weight": "model.decoder.embed_tokens.weight"},
     unwritten=("begin_tokens", "dtype", "end_tokens", "speech"),
     read_generation=read_generation,
     write_generation=write_generation,
