@@ -3,7 +3,7 @@
 Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the embedding of a token
 with the target's hidden state of the position before, or with its own output in place of that. Its layers project
 queries only. They attend to the keys and values of the target's last local and last global layer that have any. So an
-assistant reads no prompt, has no cache and takes nothing back. All draft tokens of a round attend to the same entries,
+assistant works without a cache: it never reads the prompt, and never takes anything back. All draft tokens of a round attend to the same entries,
 from the same position.
 
 Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit; the others get -inf.
@@ -330,11 +330,6 @@ def canonical(name: str) -> str | None:
     return None if name == "lm_head.weight" or any(part in name for part in WITHOUT) else decoders.canonical(name)
 
 
-def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether config.json is that of an assistant."""
-    return table.get("model_type") in (ASSISTANT, UNIFIED)
-
-
 def read(table: dict, shapes: Shapes, target: TargetShape) -> AssistantConfig:
     """Reads the network of a config.json, in either spelling, and finds the target's layers that it attends to."""
     text = decoders.text_half(table)
@@ -387,11 +382,6 @@ def _source(attention: AttentionShape, target: TargetShape, number: int | None) 
     return number
 
 
-def modules(config: AssistantConfig) -> dict[str, str]:
-    """Names the modules of a network."""
-    return gemma4.modules(config.layer) | OUTER
-
-
 def write(config: AssistantConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json as transformers has it; keys of ours name the sources, and where queries stand."""
     text = gemma4.write(config.layer)
@@ -430,6 +420,14 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=assistant,
-    format=Format("Gemma 4 assistant", canonical, matches, read, modules, write, stores_ids=True),
+    format=Format(
+        title="Gemma 4 assistant",
+        canonical=canonical,
+        matches=lambda table, shapes: table.get("model_type") in (ASSISTANT, UNIFIED),
+        read=read,
+        modules=lambda config: gemma4.modules(config.layer) | OUTER,
+        write=write,
+        stores_ids=True,
+    ),
     published=SIZES,
 )

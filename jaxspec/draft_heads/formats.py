@@ -55,7 +55,7 @@ class Format(NamedTuple):
     # (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and SGLang read
     # it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
     write: Callable[[Any, dict, int], dict]
-    spelled: Callable[[str], str] = lambda name: name  # name in that spelling -> as they have it
+    written: Callable[[Any], Mapping[str, str]] | None = None  # `modules` as they have them; None: in that spelling
     # names -> what is in front of those that `modules` has; a model's other tensors lie beside a drafter's
     root: Callable[[Shapes], str] = lambda shapes: ""
     # whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`) what is to be added to

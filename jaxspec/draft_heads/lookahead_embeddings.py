@@ -173,11 +173,6 @@ def draft_states(config: LookAheadConfig, params: core.Params, shared: SharedWit
 VECTORS = "lookahead_embeddings.weight"
 
 
-def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there are vectors."""
-    return VECTORS in shapes
-
-
 def read(table: dict, shapes: Shapes, target: TargetShape) -> LookAheadConfig:
     """Reads as many vectors as the matrix has rows."""
     formats.check_same(
@@ -206,6 +201,13 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=lookahead_embeddings,
-    format=Format("PaSS", lambda name: name, matches, read, lambda config: {"vectors": VECTORS}, write),
+    format=Format(
+        title="PaSS",
+        canonical=lambda name: name,
+        matches=lambda table, shapes: VECTORS in shapes,
+        read=read,
+        modules=lambda config: {"vectors": VECTORS},
+        write=write,
+    ),
     training=Training(draft_states, logits_of_head(head), lambda config: config.vectors + 1, begin),
 )

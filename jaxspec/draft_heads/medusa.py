@@ -291,22 +291,6 @@ def canonical(name: str) -> str | None:
     return name
 
 
-def spelled(name: str) -> str:
-    """Spells a name as vLLM has it.
-
-    >>> spelled("2.0.weight"), spelled("2.head.weight")
-    ('blocks.2.layers.0.weight', 'lm_heads.2.weight')
-    """
-    if match := re.fullmatch(r"(\d+)\.head\.weight", name):
-        return f"lm_heads.{match[1]}.weight"
-    return re.sub(r"^(\d+)\.(\d+)\.", r"blocks.\1.layers.\2.", name)
-
-
-def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there is a head number 0 with a block."""
-    return "0.0.wi.weight" in shapes or "0.0.weight" in shapes
-
-
 def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
     """Reads as many heads and blocks as there are tensors of; config.json is often wrong about the former."""
     heads, blocks = (len({name.split(".")[i] for name in shapes if re.match(r"\d+\.\d+\.", name)}) for i in (0, 1))
@@ -336,12 +320,10 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
     )
 
 
-MODULES = {
-    "vocabulary": MAP,
-    "heads_{}/head": "{}.head",
-    "heads_{}/blocks_{}/linear": "{}.{}",
-    **{f"heads_{{}}/blocks_{{}}/{layer}": f"{{}}.{{}}.{layer}" for layer in ("wi", "out", "shortcut")},
-}
+def modules(block: str, head: str) -> dict[str, str]:
+    """Names the modules of a network, by the names of a block and of a head."""
+    layers = {f"heads_{{}}/blocks_{{}}/{layer}": f"{block}.{layer}" for layer in ("wi", "out", "shortcut")}
+    return {"vocabulary": MAP, "heads_{}/head": head, "heads_{}/blocks_{}/linear": block, **layers}
 
 
 def write(config: HeadsConfig, verifier: dict, tokens: int) -> dict:
@@ -366,6 +348,15 @@ KIND = Kind(
     init=init,
     head=head,
     drafter=heads,
-    format=Format("Medusa", canonical, matches, read, lambda config: MODULES, write, spelled, stores_ids=True),
+    format=Format(
+        title="Medusa",
+        canonical=canonical,
+        matches=lambda table, shapes: "0.0.wi.weight" in shapes or "0.0.weight" in shapes,
+        read=read,
+        modules=lambda config: modules("{}.{}", "{}.head"),
+        write=write,
+        written=lambda config: modules("blocks.{}.layers.{}", "lm_heads.{}"),
+        stores_ids=True,
+    ),
     training=Training(draft_states, draft_logits, longest=lambda config: config.heads),
 )

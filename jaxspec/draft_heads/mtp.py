@@ -9,8 +9,7 @@ Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
     Qwen3-Next, Qwen3.5    mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, mtp.layers.0.*
     speculators            mtp_layers.0.{input_proj, token_layernorm, hidden_layernorm, final_layernorm, *}
     MiMo                   model.mtp_layers.0.*, with the same names
-    DeepSeek-V3, GLM-4     model.layers.N.{eh_proj, enorm, hnorm, shared_head.*, embed_tokens, *}, N the number of
-    layers
+    DeepSeek-V3, GLM-4     model.layers.N.{eh_proj, enorm, hnorm, shared_head.*, embed_tokens, *} of N layers
 
 The layer of a module is read if it is one of `nets.decoder`, with gated attention (Qwen 3.5) or without. A mixture of
 experts and latent attention are not read. Of several modules the first is read. Beside a recurrent target (Qwen 3.5) a
@@ -177,7 +176,9 @@ PARTS = {
     "shared_head.head": "lm_head",
     "embed_tokens": "embed_tokens",
 }
-THEIRS = {PARTS[name]: name for name in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")}
+WRITTEN = {
+    PARTS[x]: f"mtp_layers.0.{x}" for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+}
 PATTERNS = (
     (r"mtp\.layers\.0\.(.+)", QWEN),
     (r"mtp\.(.+)", QWEN),
@@ -219,11 +220,6 @@ def place_of(shapes: Shapes) -> str | None:
     return f"{NEXTN}{min(numbers)}." if numbers else None
 
 
-def matches(table: dict, shapes: Shapes) -> bool:
-    """Tells whether there is a module's projection."""
-    return place_of(shapes) is not None
-
-
 def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     """Reads the module beside a model, whose layer is as the model's are."""
     root = place_of(shapes)
@@ -261,8 +257,8 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
 
 def modules(config: MTPConfig) -> dict[str, str]:
     """Names the modules of a network, but for the place (`place_of`)."""
-    own = {name: name for name in ("fc", "embedding_norm", "hidden_norm", "norm")}
-    return formats.PARTS | own | formats.layer_modules(config.layer, "layer", "layers.0")
+    parts = {name: name for name in ("fc", "embedding_norm", "hidden_norm", "norm")}
+    return formats.PARTS | parts | formats.layer_modules(config.layer, "layer", "layers.0")
 
 
 def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
@@ -278,16 +274,6 @@ def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
     return formats.speculators("mtp", "MTPDraftModel", layer, table, verifier, tokens)
 
 
-def spelled(name: str) -> str:
-    """Spells a name as `speculators` has it.
-
-    >>> spelled("fc.weight"), spelled("layers.0.mlp.up_proj.weight")
-    ('mtp_layers.0.input_proj.weight', 'mtp_layers.0.mlp.up_proj.weight')
-    """
-    stem, _, last = name.rpartition(".")
-    return f"mtp_layers.0.{THEIRS.get(stem, stem.removeprefix('layers.0.'))}.{last}"
-
-
 # Of what is trained here: `write` stores modules like Qwen's.
 UNTRAINED = ("hidden_first", "feeds_normed", "zero_first", "own_embedding", "own_head")
 KIND = Kind(
@@ -298,7 +284,14 @@ KIND = Kind(
     head=head,
     drafter=mtp,
     format=Format(
-        *("MTP", canonical, matches, read, modules, write), spelled, root=lambda shapes: place_of(shapes) or ""
+        title="MTP",
+        canonical=canonical,
+        matches=lambda table, shapes: place_of(shapes) is not None,
+        read=read,
+        modules=modules,
+        write=write,
+        written=lambda config: WRITTEN | formats.layer_modules(config.layer, "layer", "mtp_layers.0"),
+        root=lambda shapes: place_of(shapes) or "",
     ),
     training=Training(recurrent.unrolled(MTP), logits_of_head(head)),
 )

@@ -98,10 +98,11 @@ def _verifier(target: Model) -> dict[str, Any]:
 def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:
     """Yields tensors by the names that they are written by."""
     flat, shape = parameters.flat(params), shape_of(config)
-    for path, (name, *_) in common.named(shapes_of(config), form.modules(config)).items():
+    modules = (form.written or form.modules)(config)
+    for path, (name, *_) in common.named(shapes_of(config), modules).items():
         x = sharding.fetch(parameters.apart(flat[path]))
         if path != VOCABULARY:
-            yield form.spelled(name), np.ascontiguousarray(x, jnp.dtype(shape.dtype))
+            yield name, np.ascontiguousarray(x, jnp.dtype(shape.dtype))
         elif form.stores_ids:
             yield name, x.astype(np.int64)
         else:

@@ -272,7 +272,7 @@ class Attention(nn.Module):
         if has_keys and s.head_norms:
             self.key_norm = self.norm(s.kv_heads if by_head else 0)
         if has_keys and s.value_norm:
-            self.value_heads_norm = RMSNorm(self.epsilon, dtype=self.dtype, scaled=False)
+            self.value_heads_norm = Norm(self.epsilon, dtype=self.dtype, scaled=False)
         if s.sinks:
             self.sinks = parameter(self, "sinks", nn.initializers.zeros, (s.heads,))
 
@@ -410,56 +410,36 @@ class XIELU(nn.Module):
         return (curved + beta * wide).astype(x.dtype)
 
 
-def _scale(module: nn.Module, x: Float[Array, "*batch M"], unit_offset: bool, heads: int = 0) -> Array:
-    """Declares a norm's scale and broadcasts it to `x`; with `heads`, a scale of each head of x [B, heads, T, M]."""
-    start = nn.initializers.zeros if unit_offset else nn.initializers.ones
-    scale = parameter(module, "scale", start, (heads, x.shape[-1]) if heads else (x.shape[-1],))
-    return jnp.expand_dims(1.0 + scale if unit_offset else scale, (0, 2) if heads else range(x.ndim - 1))
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation in float32, without mean or bias (T5's layer norm).
+class Norm(nn.Module):
+    """Normalisation in float32 to a mean square of 1 (RMS norm); to mean 0 and variance 1 where it is centred.
 
     Attributes:
-        unit_offset: whether what is stored is the scale minus 1 (Gemma).
-        scaled: whether there is a scale.
+        epsilon: added to the mean square.
+        unit_offset: whether what is stored is the scale minus 1 (Gemma, Nemotron).
+        centred: whether the mean is subtracted first (LayerNorm).
+        scaled, has_bias: whether there is a scale, and whether a bias is added.
         heads: number of heads [B, heads, T, M] with a scale each; 0 for one scale of all.
     """
 
     epsilon: float = 1e-6
     unit_offset: bool = False
     dtype: jnp.dtype = jnp.float32
+    centred: bool = False
     scaled: bool = True
+    has_bias: bool = False
     heads: int = 0
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         wide = x.astype(jnp.float32)
+        if self.centred:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        return (wide * _scale(self, x, self.unit_offset, self.heads) if self.scaled else wide).astype(self.dtype)
-
-
-class LayerNorm(nn.Module):
-    """Normalisation to mean 0 and variance 1 in float32, with a scale.
-
-    Attributes:
-        unit_offset: whether what is stored is the scale minus 1 (Nemotron).
-        has_bias: whether a bias is added.
-        heads: number of heads [B, heads, T, M] with a scale each; 0 for one scale of all.
-    """
-
-    epsilon: float = 1e-5
-    dtype: jnp.dtype = jnp.float32
-    unit_offset: bool = False
-    has_bias: bool = True
-    heads: int = 0
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
-        scale = _scale(self, x, self.unit_offset, self.heads)
-        wide = x.astype(jnp.float32)
-        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon) * scale
+        if self.scaled:
+            start, shape = nn.initializers.zeros if self.unit_offset else nn.initializers.ones, x.shape[-1:]
+            scale = parameter(self, "scale", start, (self.heads, *shape) if self.heads else shape)
+            axes = (0, 2) if self.heads else range(x.ndim - 1)
+            wide = wide * jnp.expand_dims(1.0 + scale if self.unit_offset else scale, axes)
         if self.has_bias:
             bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
             wide = wide + jnp.expand_dims(bias, range(x.ndim - 1))

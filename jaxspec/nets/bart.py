@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core.checks import one_of
 from jaxspec.nets import dense, encoder_decoder
-from jaxspec.nets.attention import MASKED, LayerInputs, LayerNorm, for_queries
+from jaxspec.nets.attention import MASKED, LayerInputs, Norm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
@@ -157,8 +157,8 @@ class Bart(EncoderDecoder):
         return encoder_decoder.side(c, depth, *encoder_decoder.with_biases(c), norm, has_cross=has_cross, **norms)
 
     @nn.nowrap
-    def _norm(self) -> LayerNorm:
-        return LayerNorm(self.config.epsilon, dtype=jnp.dtype(self.config.dtype))
+    def _norm(self) -> Norm:
+        return Norm(self.config.epsilon, dtype=jnp.dtype(self.config.dtype), centred=True, has_bias=True)
 
     @nn.nowrap
     def _table(self, rows: int) -> Embedding:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import kv_cache as kv
-from jaxspec.nets.attention import LayerInputs, RMSNorm
+from jaxspec.nets.attention import LayerInputs, Norm
 from jaxspec.nets.dense import Dense, parameter, precision
 from jaxspec.nets.shapes import DecoderConfig, Mixer
 
@@ -117,7 +117,7 @@ class Delta(nn.Module):
         kernel = parameter(self, "convolution", nn.initializers.normal(0.3), (s.width, 1, s.kernel))
         rule = DeltaRule(s, kernel[:, 0].T.astype(self.dtype))
         record = read(rule.step, entries, rule.many)
-        mixed = RMSNorm(self.epsilon, dtype=self.dtype, name="norm")(record.outputs.astype(self.dtype))
+        mixed = Norm(self.epsilon, dtype=self.dtype, name="norm")(record.outputs.astype(self.dtype))
         gate = dense("gate", values)(x).reshape(mixed.shape).astype(jnp.float32)
         mixed = (mixed.astype(jnp.float32) * jax.nn.silu(gate)).astype(self.dtype)
         return dense("out", self.dim)(mixed.reshape(*x.shape[:2], values)), record

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.nets.attention import FeedForward, RMSNorm
+from jaxspec.nets.attention import FeedForward, Norm
 from jaxspec.nets.dense import parameter
 from jaxspec.nets.experts import Experts, ExpertsShape, Router, choose
 from jaxspec.nets.shapes import Block, DecoderConfig, FeedForwardShape
@@ -62,14 +62,14 @@ class DenseAndExperts(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         def norm(name: str, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-            return RMSNorm(self.epsilon, dtype=self.dtype, name=name)(x)
+            return Norm(self.epsilon, dtype=self.dtype, name=name)(x)
 
         shape = self.shape.experts
         dense = FeedForward(FeedForwardShape(self.shape.dim, shape.activation), self.dim, self.dtype, name="dense")
         of_dense = norm("dense_post_norm", dense(norm("dense_norm", x)))
         # The router reads the stream by a norm without weights, then a scale of its own.
         scale: Array = parameter(self, "router_scale", nn.initializers.ones, (self.dim,))
-        routed = RMSNorm(self.epsilon, dtype=jnp.dtype(jnp.float32), scaled=False)(x)
+        routed = Norm(self.epsilon, dtype=jnp.dtype(jnp.float32), scaled=False)(x)
         routed = routed * (scale * self.dim**-0.5)[None, None, :]
         ids, weights = choose(Router(shape.count, name="router")(routed), shape.top, shape.renormalised)
         by_expert: Array = parameter(self, "expert_scale", nn.initializers.ones, (shape.count,))

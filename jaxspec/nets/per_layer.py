@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.nets.attention import ACTIVATIONS, RMSNorm
+from jaxspec.nets.attention import ACTIVATIONS, Norm
 from jaxspec.nets.dense import Dense, parameter
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.shapes import Block, DecoderConfig
@@ -61,7 +61,7 @@ class PerLayerEmbedding(nn.Module):
         width, normal = self.layers * self.shape.dim, nn.initializers.normal(0.02)
         self.table = Embedding(self.shape.vocab_size, width, dtype=self.dtype, embedding_init=normal)
         self.projection = Dense(width, dtype=self.dtype)
-        self.norm = RMSNorm(self.epsilon, dtype=self.dtype)
+        self.norm = Norm(self.epsilon, dtype=self.dtype)
 
     def __call__(self, tokens: Int[Array, "B T"], x: Float[Array, "B T M"]) -> Float[Array, "B T layers P"]:
         """Embeds tokens for all layers; `x` are their ordinary embeddings."""
@@ -101,7 +101,7 @@ class LayerEnd(nn.Module):
     def setup(self):
         if self.shape.dim:
             self.gate, self.out = Dense(self.shape.dim, dtype=self.dtype), Dense(self.dim, dtype=self.dtype)
-            self.norm = RMSNorm(self.epsilon, dtype=self.dtype)
+            self.norm = Norm(self.epsilon, dtype=self.dtype)
         self.scalar: Array = parameter(self, "scalar", nn.initializers.ones, (1,))
 
     def __call__(self, x: Float[Array, "B T M"], side: Float[Array, "B T P"] | None) -> Float[Array, "B T M"]:

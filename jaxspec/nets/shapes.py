@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxspec.core import kv_cache as kv
 from jaxspec.core.checks import one_of
-from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm, RMSNorm
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, Norm
 from jaxspec.nets.rotary import Rotary
 
 POSITIONS = ("rotary", "relative", "learned")
@@ -281,10 +281,11 @@ class DecoderConfig:
 
     def norm_module(self, heads: int = 0) -> Any:
         """Makes one of the norms, or one with a scale for each of so many heads, which has no bias."""
-        dtype = jnp.dtype(self.dtype)
-        if self.norm.kind == "layer":
-            return LayerNorm(self.norm.epsilon, dtype, self.norm.from_one, self.norm.bias and not heads, heads)
-        return RMSNorm(self.norm.epsilon, self.norm.from_one, dtype, heads=heads)
+        centred = self.norm.kind == "layer"
+        has_bias = centred and self.norm.bias and not heads
+        return Norm(
+            *(self.norm.epsilon, self.norm.from_one, jnp.dtype(self.dtype), centred), has_bias=has_bias, heads=heads
+        )
 
     @property
     def windows(self) -> set[int]:

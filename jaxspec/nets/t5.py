@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.core import kv_cache as kv
 from jaxspec.nets import encoder_decoder
-from jaxspec.nets.attention import Bias, LayerInputs, Mask, RMSNorm, for_queries
+from jaxspec.nets.attention import Bias, LayerInputs, Mask, Norm, for_queries
 from jaxspec.nets.decoder import DecoderLayer
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
@@ -133,7 +133,7 @@ class T5(EncoderDecoder):
             self.encoder_bias, self.decoder_bias = _bias(c, bidirectional=True), _bias(c, bidirectional=False)
         self.encoder = _layers(c, c.encoder_layers, has_cross=False)
         self.decoder = _layers(c, c.decoder_layers, has_cross=True)
-        self.encoder_norm, self.decoder_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
+        self.encoder_norm, self.decoder_norm = Norm(c.epsilon, dtype=dtype), Norm(c.epsilon, dtype=dtype)
         if not c.tied_head:
             self.head = Dense(c.vocab_size, dtype=dtype)
 

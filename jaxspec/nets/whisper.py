@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import LanguageModel, Params, Prompt
 from jaxspec.nets import encoder_decoder
-from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, LayerNorm, for_queries
+from jaxspec.nets.attention import ACTIVATIONS, LayerInputs, Norm, for_queries
 from jaxspec.nets.dense import parameter, precision
 from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.encoder_decoder import EncoderDecoder
@@ -150,7 +150,7 @@ class Whisper(EncoderDecoder):
         blocks = *encoder_decoder.with_biases(c, key_bias=False), NormShape("layer", 1e-5)
         self.encoder = encoder_decoder.side(c, c.encoder_layers, *blocks, has_cross=False)
         self.decoder = encoder_decoder.side(c, c.decoder_layers, *blocks, has_cross=True)
-        self.encoder_norm, self.decoder_norm = LayerNorm(dtype=dtype), LayerNorm(dtype=dtype)
+        self.encoder_norm, self.decoder_norm = (Norm(1e-5, dtype=dtype, centred=True, has_bias=True) for _ in range(2))
 
     @staticmethod
     def example(config: WhisperConfig, rows: int = 1) -> Float[Array, "rows C F"]:

@@ -122,9 +122,9 @@ def _experts(path: Path, header: Header, named: Iterable[str]) -> tuple[dict[str
     """Presents stacks of experts, whose two projections inwards take turns; returns the tensors that they are of."""
     stacks, used = dict[str, Stored](), list[str]()
     for name in named:
-        if not (place := EXPERTS.fullmatch(name)):
+        if not (match := EXPERTS.fullmatch(name)):
             continue
-        layer, side, leaf = place.groups()
+        layer, side, leaf = match.groups()
         names = [f"blk.{layer}.ffn_{x}_exps.{leaf}" for x in (("gate", "up") if side == "inwards" else ("down",))]
         parts = [_stored(x, header.tensors[x]) for x in names if x in header.tensors]
         used += names
@@ -140,8 +140,9 @@ def _in_turn(parts: list[Stored]) -> Stored:
     """Makes one stack of several, whose entries take turns."""
 
     def rows(start: int, stop: int) -> np.ndarray:
-        places = (divmod(i, len(parts)) for i in range(start, stop))
-        return np.concatenate([parts[part][i : i + 1] for i, part in places])
+        # [gate 0, up 0, gate 1, ...]: one matrix is read at a time, however large the stack is.
+        turns = (divmod(i, len(parts)) for i in range(start, stop))
+        return np.concatenate([parts[part][i : i + 1] for i, part in turns])
 
     return Stored((len(parts) * parts[0].shape[0], *parts[0].shape[1:]), parts[0].dtype, rows)
 

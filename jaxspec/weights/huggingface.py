@@ -411,6 +411,7 @@ def _split(
 ) -> Iterator[tuple[str, np.ndarray | Stored]]:
     """Yields the parameters that lie in a tensor."""
     start, (_, tensor) = 0, parts[0]
+    # Of a tensor that several share, each has the rows after those of the ones before it.
     for path, _ in parts:
         stop = start + expected[path][0] if len(parts) > 1 else None
         yield path, np.asarray(x)[0] if tensor.is_row else _rows(x, start, stop, tensor.transposed)

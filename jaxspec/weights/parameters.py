@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,15 +72,15 @@ def place(path: str, x: np.ndarray | Stored, axes: Axes, mesh: Mesh | None, dtyp
         The parameter; of a quantised matrix, a dict with its parts.
     """
     matrix, kind = quantisation.is_matrix(keys(path), x), quantisation.kind_of(keys(path), dtype)
-    if matrix and kind is not None and isinstance(x, Quantised) and (x.floats or f"int{x.bits}" in (kind, "int4")):
-        return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in _parts(path, x, kind).items()}
-    if matrix and kind is not None and len(x.shape) == 3:  # experts, each by itself
-        # One at a time is in float32: all would be twice what a file of bfloat16 has.
-        stack = [_rounded(x[i : i + 1], kind) for i in range(x.shape[0])]
-        parts = {name: np.concatenate([np.asarray(z[name]) for z in stack]) for name in stack[0]}
-        return {name: put(f"{path}/{name}", z, axes, mesh) for name, z in parts.items()}
     if matrix and kind is not None:
-        return {name: put(f"{path}/{name}", z, axes, mesh) for name, z in _rounded(x, kind).items()}
+        if isinstance(x, Quantised) and (x.floats or f"int{x.bits}" in (kind, "int4")):
+            parts: Mapping[str, Any] = _parts(path, x, kind)
+        elif len(x.shape) == 3:  # experts, one at a time: all in float32 would be twice what a file of bfloat16 has
+            stack = [_rounded(x[i : i + 1], kind) for i in range(x.shape[0])]
+            parts = {name: np.concatenate([np.asarray(z[name]) for z in stack]) for name in stack[0]}
+        else:
+            parts = _rounded(x, kind)
+        return {name: put(f"{path}/{name}", part, axes, mesh) for name, part in parts.items()}
     y = _converted(x, jnp.dtype(dtype if matrix else "float32"))
     return put(path, y, axes, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
 

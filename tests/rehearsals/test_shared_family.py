@@ -18,7 +18,7 @@ import pytest
 import jaxspec
 from jaxspec import Model, drafters, nets
 from jaxspec.nets import blocks, decoder
-from jaxspec.nets.attention import RMSNorm
+from jaxspec.nets.attention import Norm
 from jaxspec.nets.rotary import Rotary
 from jaxspec.nets.shapes import AttentionShape, DecoderConfig, FeedForwardShape, LayerShape
 from jaxspec.weights import orbax
@@ -52,7 +52,7 @@ class SideEmbedding(nn.Module):
         table = self.param("table", nn.initializers.normal(1.0), (self.vocab, self.layers * self.dim))
         projection = self.param("projection", nn.initializers.normal(1.0), (self.layers * self.dim, x.shape[-1]))
         shape = (*tokens.shape, self.layers, self.dim)
-        return table[tokens].reshape(shape) + RMSNorm()((x @ projection.T).reshape(shape))
+        return table[tokens].reshape(shape) + Norm()((x @ projection.T).reshape(shape))
 
 
 @dataclasses.dataclass(frozen=True)

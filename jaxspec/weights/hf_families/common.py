@@ -54,6 +54,7 @@ def named(paths: Iterable[str], table: Mapping[str, str], leaves: Mapping[str, s
     for path in paths:
         pattern = _NUMBER.sub("{}", path)
         module, _, leaf = pattern.rpartition("/")
+        # A parameter's own entry goes before its module's: stacks of experts have no ".weight".
         entry = pattern if pattern in table else module
         if entry not in table:
             raise FamilyError(f"{path} has no name in this family: it has none of the kind")

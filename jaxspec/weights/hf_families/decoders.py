@@ -394,6 +394,7 @@ def layer_modules(
         renamed: names that differ, by the path of ours.
         path, name: the beginning of both for a layer.
     """
+    # Which name a norm has depends on whether there is another one after the block.
     gemma = POST_NORMS | PRE_FF if any(layer.post_norms for layer in config.layers) else {}
     return {f"{path}/{x}": f"{name}.{module}" for x, module in {**LLAMA, **gemma, **renamed}.items()}
 

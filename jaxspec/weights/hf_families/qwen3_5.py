@@ -108,6 +108,7 @@ _DELTA = {f"layers_{{}}/attention/{path}": f"model.layers.{{}}.linear_attn.{name
 def _names(config: DecoderConfig) -> dict[str, Tensor]:
     modules, paths = decoders.WHOLE | decoders.layer_modules(config, {}), net_of(config).paths(config)
     recurrent = tuple(f"layers_{i}/" for i, x in enumerate(config.layers) if isinstance(x.attention, DeltaShape))
+    # Either kind of layer has a query, a key and a value: the layer says which table they are of.
     others = common.named((path for path in paths if not path.startswith(recurrent)), modules)
     return others | common.named((path for path in paths if path.startswith(recurrent)), modules | _DELTA)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -122,17 +123,8 @@ def write_2(config: T5GemmaConfig) -> dict[str, Any]:
     return names | sides | {"encoder": encoder}
 
 
-def names(config: T5GemmaConfig) -> dict[str, Tensor]:
-    """Says where each parameter of a T5Gemma lies."""
-    return _names(config, "model.encoder.", "model.decoder.")
-
-
-def names_2(config: T5GemmaConfig) -> dict[str, Tensor]:
-    """Says where each parameter of a T5Gemma 2 lies."""
-    return _names(config, TEXT, TEXT)
-
-
-def _names(config: T5GemmaConfig, encoder: str, embedding: str) -> dict[str, Tensor]:
+def names(encoder: str, embedding: str, config: T5GemmaConfig) -> dict[str, Tensor]:
+    """Says where each parameter lies; the first two are in front of the names of the encoder and of the embedding."""
     modules = {
         "embedding": f"{embedding}embed_tokens",
         "encoder_embedding": f"{encoder}embed_tokens",
@@ -191,10 +183,13 @@ SIZES_2 = {
 
 UNWRITTEN = ("dtype", "end_tokens", "begin_tokens")
 T5GEMMA = Family(
-    *("T5Gemma", ("t5gemma",), read, write, names, decoders.canonical, SIZES, {}, UNWRITTEN), head=HEAD, **BEGINNING
+    *("T5Gemma", ("t5gemma",), read, write, functools.partial(names, "model.encoder.", "model.decoder.")),
+    *(decoders.canonical, SIZES, {}, UNWRITTEN),
+    head=HEAD,
+    **BEGINNING,
 )
 T5GEMMA2 = Family(
-    *("T5Gemma 2, text", ("t5gemma2",), read_2, write_2, names_2, canonical, SIZES_2),
+    *("T5Gemma 2, text", ("t5gemma2",), read_2, write_2, functools.partial(names, TEXT, TEXT), canonical, SIZES_2),
     copies={f"model.decoder.{name}": f"{TEXT}{name}" for name in ("embed_tokens.weight", "embed_tokens.eoi_embedding")},
     unwritten=UNWRITTEN,
     head=HEAD,
