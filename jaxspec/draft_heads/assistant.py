@@ -3,8 +3,8 @@
 Google publishes one beside each size of Gemma 4 (`google/gemma-4-E2B-it-assistant`). It joins the embedding of a token
 with the target's hidden state of the position before, or with its own output in place of that. Its layers project
 queries only. They attend to the keys and values of the target's last local and last global layer that have any. So an
-assistant works without a cache: it never reads the prompt, and never takes anything back. All draft tokens of a round attend to the same entries,
-from the same position.
+assistant works without a cache: it never reads the prompt, and never takes anything back. All draft tokens of a round
+attend to the same entries, from the same position.
 
 Large vocabularies are ordered by centroids. Only the tokens of the nearest centroids get a logit; the others get -inf.
 The distribution of the drafts is then known, and the text exact. (transformers fills in the least logit minus

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs
+from jaxspec.nets.uniform import UniformDecoder
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import THEIRS, only
 
@@ -92,44 +91,34 @@ _KEYS = decoders.LAYERS | {
     "final_logit_softcapping": "logits_cap",
 }
 _KEYS_3 = _KEYS | {"rope_local_base_freq": lambda form: form.local_rope_base or form.rope_base}
-_CAPPED = {"query_scalar": 256.0, "attention_cap": 50.0, "logits_cap": 30.0, "window": 4096, "local": (True, False)}
-_2B = UniformDecoder(256_000, 2304, 9216, 26, 8, 4, 256, "gelu", True, max_positions=8192, **_CAPPED, **_GEMMA)
-
-SIZES_2 = configs(
+SIZES_1 = decoders.sizes(
+    read_gemma,
     {
-        "gemma-2-2b": _2B,
-        "gemma-2-9b": replace(_2B, dim=3584, ff_dim=14_336, layers=42, heads=16, kv_heads=8),
-        "gemma-2-27b": replace(
-            _2B, dim=4608, ff_dim=36_864, layers=46, heads=32, kv_heads=16, head_dim=128, query_scalar=144.0
-        ),
-    }
+        "gemma-2b": (256_000, 2048, 16_384, 18, 8, 1, 8192),
+        "gemma-7b": (256_000, 3072, 24_576, 28, 16, 16, 8192),
+    },
 )
-
-_NORMED = {"head_norms": True, "attention_cap": None, "logits_cap": None}  # in place of the caps
-_ROTARY = {"window": 512, "local": (*[True] * 5, False), "rope_base": 1e6, "local_rope_base": 10_000.0}
-_NARROW = {"dim": 1152, "ff_dim": 6912, "heads": 4, "kv_heads": 1}
-_1B = replace(_2B, vocab_size=262_144, max_positions=32_768, **_NARROW, **_NORMED, **_ROTARY)
-_SCALED = {"window": 1024, "rope_scaling": "linear", "rope_factor": 8.0, "max_positions": 131_072}
-_4B = replace(_1B, vocab_size=262_208, dim=2560, ff_dim=10_240, layers=34, heads=8, kv_heads=4, **_SCALED)
-
-SIZES_3 = configs(
+SIZES_2 = decoders.sizes(
+    read_gemma2,
     {
-        "gemma-3-270m": replace(_1B, dim=640, ff_dim=2048, layers=18),
-        "gemma-3-1b": _1B,
-        "gemma-3-4b": _4B,
-        "gemma-3-12b": replace(_4B, dim=3840, ff_dim=15_360, layers=48, heads=16, kv_heads=8),
-        "gemma-3-27b": replace(
-            _4B, dim=5376, ff_dim=21_504, layers=62, heads=32, kv_heads=16, head_dim=128, query_scalar=168.0
-        ),
-    }
+        "gemma-2-2b": (256_000, 2304, 9216, 26, 8, 4, 8192),
+        "gemma-2-9b": (256_000, 3584, 14_336, 42, 16, 8, 8192),
+        "gemma-2-27b": (256_000, 4608, 36_864, 46, 32, 16, 8192, {"head_dim": 128, "query_pre_attn_scalar": 144}),
+    },
 )
-
-_1_2B = UniformDecoder(
-    *(256_000, 2048, 16_384, 18, 8, 1, 256, "gelu", True),
-    **{"norms_from_one": True, "scale_embedding": True, "max_positions": 8192},
+_SCALED = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+_27B = _SCALED | {"head_dim": 128, "query_pre_attn_scalar": 168}
+SIZES_3 = decoders.sizes(
+    read_gemma3,
+    {
+        "gemma-3-270m": (262_144, 640, 2048, 18, 4, 1, 32_768),
+        "gemma-3-1b": (262_144, 1152, 6912, 26, 4, 1, 32_768),
+        "gemma-3-4b": (262_208, 2560, 10_240, 34, 8, 4, 131_072, _SCALED),
+        "gemma-3-12b": (262_208, 3840, 15_360, 48, 16, 8, 131_072, _SCALED),
+        "gemma-3-27b": (262_208, 5376, 21_504, 62, 32, 16, 131_072, _27B),
+    },
+    sliding_window=512,
 )
-_1_7B = replace(_1_2B, dim=3072, ff_dim=24_576, layers=28, heads=16, kv_heads=16)
-SIZES_1 = configs({"gemma-2b": _1_2B, "gemma-7b": _1_7B})
 
 GEMMA = decoders.family(*("Gemma", ("gemma",), "GemmaForCausalLM", read_gemma, {"attention_bias": "qkv_bias"}, SIZES_1))
 GEMMA2 = decoders.family("Gemma 2", ("gemma2",), "Gemma2ForCausalLM", read_gemma2, _KEYS, SIZES_2)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder, configs, nearest
+from jaxspec.nets.uniform import UniformDecoder, nearest
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import FamilyError, need
 
@@ -59,16 +59,15 @@ def _beta(config: DecoderConfig) -> dict[str, Any]:
     return {"rope_parameters": rope | (original if turn.query_beta else {"llama_4_scaling_beta": None})}
 
 
-_V1 = UniformDecoder(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
-
-SIZES = configs(
+SIZES = decoders.sizes(
+    read,
     {
-        "mistral-7b-v0.1": _V1,
-        "mistral-7b-v0.2": replace(_V1, window=None, local=(), rope_base=1e6),
-        "mistral-7b-v0.3": replace(_V1, window=None, local=(), rope_base=1e6, vocab_size=32_768),
-    }
+        "mistral-7b-v0.1": (32_000, 4096, 14_336, 32, 32, 8, 32_768),
+        "mistral-7b-v0.2": (32_000, 4096, 14_336, 32, 32, 8, 32_768, {"sliding_window": None, "rope_theta": 1e6}),
+        "mistral-7b-v0.3": (32_768, 4096, 14_336, 32, 32, 8, 32_768, {"sliding_window": None, "rope_theta": 1e6}),
+    },
+    rms_norm_eps=1e-5,
 )
-
 _KEYS = {"sliding_window": decoders.window_of_all}
 _KEYS_3 = _KEYS | {"rope_theta": None, "rope_scaling": None, "rope_parameters": _rope}
 MISTRAL = decoders.family("Mistral", ("mistral",), "MistralForCausalLM", read, _KEYS, SIZES)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.shapes import LayerShape
-from jaxspec.nets.uniform import UniformDecoder, configs, nearest
+from jaxspec.nets.uniform import nearest
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import only
 
@@ -62,13 +61,18 @@ def _by_layers(config: DecoderConfig) -> dict[str, Any]:
     return {"rope_parameters": {"full_attention": scaling, "sliding_attention": local}, "rope_scaling": None}
 
 
-_7B = UniformDecoder(100_352, 4096, 11_008, 32, 32, 32, 128, rope_base=500_000.0, max_positions=4096)
-_13B = replace(_7B, dim=5120, ff_dim=13_824, layers=40, heads=40, kv_heads=40)
-_32B = replace(_13B, ff_dim=27_648, layers=64, kv_heads=8)
-_1B = replace(_7B, dim=2048, ff_dim=8192, layers=16, heads=16, kv_heads=16)
-_FORMS = {"olmo-2-1b": _1B, "olmo-2-7b": _7B, "olmo-2-13b": _13B, "olmo-2-32b": _32B}
-SIZES_2 = {name: decoders.with_layers(config, _olmo) for name, config in configs(_FORMS).items()}
-
+_olmo2 = decoders.reader("attention_bias", changed=_olmo, rms_norm_eps=1e-5)
+SIZES_2 = decoders.sizes(
+    _olmo2,
+    {
+        "olmo-2-1b": (100_352, 2048, 8192, 16, 16, 16, 4096),
+        "olmo-2-7b": (100_352, 4096, 11_008, 32, 32, 32, 4096),
+        "olmo-2-13b": (100_352, 5120, 13_824, 40, 40, 40, 4096),
+        "olmo-2-32b": (100_352, 5120, 27_648, 64, 40, 8, 4096),
+    },
+    rms_norm_eps=1e-6,
+    rope_theta=500_000.0,
+)
 _YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32, "beta_slow": 1}
 SIZES_3 = decoders.sizes(
     read_olmo3,
@@ -92,7 +96,6 @@ EXAONE4_SIZES = decoders.sizes(
 )
 
 BIAS = {"attention_bias": "qkv_bias"}
-_olmo2 = decoders.reader("attention_bias", changed=_olmo, rms_norm_eps=1e-5)
 OLMO2 = decoders.family("OLMo 2", ("olmo2",), "Olmo2ForCausalLM", _olmo2, BIAS, SIZES_2, renamed=RENAMED)
 OLMO3 = decoders.family(
     *("OLMo 3", ("olmo3",), "Olmo3ForCausalLM", read_olmo3, BIAS | decoders.LAYERS, SIZES_3),

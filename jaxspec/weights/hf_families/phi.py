@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from dataclasses import replace
 from typing import Any
 
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.uniform import UniformDecoder, configs
 from jaxspec.weights.hf_families import decoders
 from jaxspec.weights.hf_families.common import FamilyError, need
 
@@ -84,21 +82,17 @@ def _longrope_key(config: DecoderConfig) -> dict[str, Any]:
     return decoders.partial_key(config) | {"rope_scaling": scaling, "original_max_position_embeddings": longest}
 
 
-_MINI = UniformDecoder(32_064, 3072, 8192, 32, 32, 32, 96, epsilon=1e-5, window=2047, local=(True,), max_positions=4096)
-_FORMS = {
-    "phi-3-mini-4k": _MINI,
-    "phi-4": replace(
-        _MINI,
-        **{"vocab_size": 100_352, "dim": 5120, "ff_dim": 17_920, "layers": 40, "heads": 40, "kv_heads": 10},
-        **{"head_dim": 128, "window": None, "local": (), "rope_base": 250_000.0, "max_positions": 16_384},
-    ),
-}
-
-# Published for 131,072 tokens; rows end here at 4,096, the context of the short factors.
+# The last was published for 131,072 tokens; rows end here at 4,096, the context of the short factors.
 _MINI_4: dict[str, Any] = {"original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75}
 _MINI_4 |= {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "factor": 32}, "tie_word_embeddings": True}
-SIZES = configs(_FORMS) | decoders.sizes(read, {"phi-4-mini": (200_064, 3072, 8192, 32, 24, 8, 4096)}, **_MINI_4)
-
+SIZES = decoders.sizes(
+    read,
+    {
+        "phi-3-mini-4k": (32_064, 3072, 8192, 32, 32, 32, 4096, {"sliding_window": 2047}),
+        "phi-4": (100_352, 5120, 17_920, 40, 40, 10, 16_384, {"rope_theta": 250_000.0}),
+        "phi-4-mini": (200_064, 3072, 8192, 32, 24, 8, 4096, _MINI_4),
+    },
+)
 PHI3 = decoders.family(
     *("Phi-3, Phi-3.5, Phi-4", ("phi3",), "Phi3ForCausalLM", read),
     *({"sliding_window": decoders.window_of_all}, SIZES),
