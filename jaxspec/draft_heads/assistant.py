@@ -113,7 +113,7 @@ class Assistant(nn.Module):
 
     def setup(self):
         config, c, dtype = self.config, self.config.layer, jnp.dtype(self.config.layer.dtype)
-        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         self.joined, self.fed_on = Dense(c.dim, dtype=dtype), Dense(config.hidden_size, dtype=dtype)
         self.layers = [layer_of(c, i, without_keys=True) for i in range(len(c.layers))]
         self.norm = norm_of(c)()

@@ -55,7 +55,7 @@ class Markov(nn.Module):
     def setup(self):
         c, rank = self.config, self.config.markov_rank
         dtype = jnp.dtype(c.layer.dtype)
-        self.before = Embedding(c.layer.vocab_size, rank, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+        self.before = Embedding(c.layer.vocab_size, rank, dtype=dtype)
         self.after = Dense(c.draft_vocab or c.layer.vocab_size, dtype=dtype)
         if c.markov == "gated":
             self.gate = Dense(rank, True, dtype)

@@ -138,9 +138,8 @@ class DFlash2(BlockDrafter):
     def setup(self):
         super().setup()
         c, dtype = self.config, jnp.dtype(self.config.layer.dtype)
-        normal = nn.initializers.normal(0.02)
-        self.before = Embedding(c.layer.vocab_size, c.rank, dtype=dtype, embedding_init=normal)
-        self.after = Embedding(c.layer.vocab_size, c.rank, dtype=dtype, embedding_init=normal)
+        self.before = Embedding(c.layer.vocab_size, c.rank, dtype=dtype)
+        self.after = Embedding(c.layer.vocab_size, c.rank, dtype=dtype)
         self.here = Dense(c.rank, dtype=dtype)
 
     @nn.nowrap

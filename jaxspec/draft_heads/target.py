@@ -55,8 +55,7 @@ class PartlyShared(nn.Module):
         config, c = self.config, self.config.layer
         dtype = jnp.dtype(c.dtype)
         if config.own_embedding:
-            init = nn.initializers.normal(0.02)
-            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         if config.own_head:
             self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
         if config.draft_vocab is not None:

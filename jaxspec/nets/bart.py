@@ -162,9 +162,9 @@ class Bart(EncoderDecoder):
 
     @nn.nowrap
     def _table(self, rows: int) -> Embedding:
-        normal, c = nn.initializers.normal(0.02), self.config
+        c = self.config
         # Embeddings that are multiplied by the root of dim begin that much smaller.
-        scale = nn.initializers.normal(c.dim**-0.5) if c.scale_embedding else normal
+        scale = nn.initializers.normal(c.dim**-0.5 if c.scale_embedding else 0.02)
         return Embedding(rows, c.dim, scale, jnp.dtype(c.dtype))
 
     def _embedded(

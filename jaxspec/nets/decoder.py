@@ -169,8 +169,7 @@ class DecoderNet(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        normal = nn.initializers.normal(0.02)
-        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=normal)
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
         self.layers = layers_of(c)
         self.norm = norm_of(c)()
         if c.side is not None:
@@ -180,10 +179,10 @@ class DecoderNet(nn.Module):
             self.bias = RelativeBias(heads, c.buckets, c.max_distance, bidirectional=False)
         if c.positions == "learned":
             assert c.max_positions is not None
-            self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=normal)
+            self.position = Embedding(c.max_positions, c.dim, dtype=dtype)
         if not c.tied_head:
             # GPT-2 draws its head as its embedding, with which it is tied as a rule.
-            as_gpt: dict[str, Any] = {"weight_init": normal} if c.positions == "learned" else {}
+            as_gpt: dict[str, Any] = {"weight_init": self.embedding.embedding_init} if c.positions == "learned" else {}
             self.head = Dense(c.vocab_size, dtype=dtype, **as_gpt)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:

@@ -29,7 +29,7 @@ class Embedding(nn.Module):
 
     size: int
     dim: int
-    embedding_init: nn.initializers.Initializer
+    embedding_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):

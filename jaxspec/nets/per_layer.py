@@ -58,8 +58,8 @@ class PerLayerEmbedding(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        width, normal = self.layers * self.shape.dim, nn.initializers.normal(0.02)
-        self.table = Embedding(self.shape.vocab_size, width, dtype=self.dtype, embedding_init=normal)
+        width = self.layers * self.shape.dim
+        self.table = Embedding(self.shape.vocab_size, width, dtype=self.dtype)
         self.projection = Dense(width, dtype=self.dtype)
         self.norm = Norm(self.epsilon, dtype=self.dtype)
 

@@ -125,8 +125,7 @@ class T5Gemma(EncoderDecoder, DecoderNet):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.encoder, self.encoder_norm = layers_of(c.encoder), norm_of(c.encoder)()
         if not c.shares_embedding:
-            sizes = c.encoder.vocab_size, c.encoder.dim
-            self.encoder_embedding = Embedding(*sizes, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+            self.encoder_embedding = Embedding(c.encoder.vocab_size, c.encoder.dim, dtype=dtype)
         if c.end_of_image is not None:
             # Its name says that a drafter with the target's encoder shares it.
             self.encoder_image_end = parameter(self, "encoder_image_end", nn.initializers.zeros, (c.encoder.dim,))

@@ -142,11 +142,11 @@ class Whisper(EncoderDecoder):
     config: WhisperConfig
 
     def setup(self):
-        c, dtype, normal = self.config, jnp.dtype(self.config.dtype), nn.initializers.normal(0.02)
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.encoder_conv1, self.encoder_conv2 = (FrameConvolution(c.dim, stride, dtype) for stride in (1, 2))
-        self.encoder_positions = Embedding(c.source_positions, c.dim, normal, dtype)
-        self.embedding = Embedding(c.vocab_size, c.dim, normal, dtype)
-        self.position = Embedding(c.max_positions, c.dim, normal, dtype)
+        self.encoder_positions = Embedding(c.source_positions, c.dim, dtype=dtype)
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype)
+        self.position = Embedding(c.max_positions, c.dim, dtype=dtype)
         blocks = *encoder_decoder.with_biases(c, key_bias=False), NormShape("layer", 1e-5)
         self.encoder = encoder_decoder.side(c, c.encoder_layers, *blocks, has_cross=False)
         self.decoder = encoder_decoder.side(c, c.decoder_layers, *blocks, has_cross=True)

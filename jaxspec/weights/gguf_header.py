@@ -98,41 +98,47 @@ def _read(path: Path) -> Header:
         raise damaged(path, error) from error
 
 
-def _header(path: Path, content: mmap.mmap) -> Header:
-    at = 0
+class _Cursor:
+    """Takes values from a file, one after the other. Numbers are little-endian."""
 
-    # Numbers are little-endian; a text is its length in 64 bits, and its bytes.
-    def take(form: str) -> Any:
-        nonlocal at
-        values: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
-        at += struct.calcsize(f"<{form}")
+    def __init__(self, content: mmap.mmap, offset: int):
+        self.content, self.offset = content, offset
+
+    def take(self, form: str) -> Any:
+        """Takes one number, or several in a tuple."""
+        values: tuple[Any, ...] = struct.unpack_from(f"<{form}", self.content, self.offset)
+        self.offset += struct.calcsize(f"<{form}")
         return values[0] if len(values) == 1 else values
 
-    def text() -> str:
-        nonlocal at
-        start = at + 8
-        at = start + take("Q")
-        if at > len(content):
-            raise ValueError("it ends within a text")
-        return content[start:at].decode()
+    def block(self, count: int, name: str) -> bytes:
+        """Takes the bytes of something that has a name."""
+        start, self.offset = self.offset, self.offset + count
+        if self.offset > len(self.content):
+            raise ValueError(f"it ends within {name}")
+        return self.content[start : self.offset]
 
-    def value(kind: int) -> Any:
-        nonlocal at
+    def text(self) -> str:
+        """Takes a text: its length in 64 bits, and its bytes."""
+        return self.block(self.take("Q"), "a text").decode()
+
+    def value(self, kind: int) -> Any:
+        """Takes a value of the format's type of that number."""
         if kind == STRING:
-            return text()
+            return self.text()
         if kind != ARRAY:
-            scalar = take(SCALARS[kind])
+            scalar = self.take(SCALARS[kind])
             return float(str(np.float32(scalar))) if SCALARS[kind] == "f" else scalar  # 1e-06, not 9.99999997e-07
-        kind, count = take("IQ")
+        kind, count = self.take("IQ")
         if kind == STRING:
-            return [text() for _ in range(count)]
-        if count > len(content):
-            raise ValueError("it ends within an array")
-        return list(struct.unpack(f"<{count}{SCALARS[kind]}", content[at : (at := at + count * WIDTHS[kind])]))
+            return [self.text() for _ in range(count)]
+        return list(struct.unpack(f"<{count}{SCALARS[kind]}", self.block(count * WIDTHS[kind], "an array")))
 
+
+def _header(path: Path, content: mmap.mmap) -> Header:
     if content[:4] != MAGIC:
         raise ValueError("it is no GGUF file")
-    at = 4
+    cursor = _Cursor(content, 4)
+    take, text = cursor.take, cursor.text
     if (version := take("I")) not in VERSIONS:
         raise ValueError(f"its version is {version}: expected one of {VERSIONS}")
     tensors, keys = take("QQ")
@@ -142,7 +148,7 @@ def _header(path: Path, content: mmap.mmap) -> Header:
         if (kind := take("I")) not in (STRING, ARRAY) and kind not in WIDTHS:
             raise ValueError(f"{key!r} is of an unknown type, {kind}")
         try:
-            metadata[key] = value(kind)
+            metadata[key] = cursor.value(kind)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{key!r} is an array of an unknown type ({error})") from error
     entries: dict[str, TensorEntry] = {}
@@ -159,5 +165,5 @@ def _header(path: Path, content: mmap.mmap) -> Header:
     if not isinstance(step, int) or step < 1:
         raise ValueError(f"its alignment is {step!r}")
     # Offsets count from where the data begin, which is aligned.
-    data = -(-at // step) * step
+    data = -(-cursor.offset // step) * step
     return Header(metadata, {name: x._replace(offset=data + x.offset) for name, x in entries.items()})
